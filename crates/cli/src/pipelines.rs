@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{folders, output};
 
@@ -40,14 +40,14 @@ fn make(folder: &Path) -> Result<()> {
 
         let found = fs::metadata(folder).context("cannot look at the folder")?;
         if found.uid() != rustix::process::geteuid().as_raw() {
-            bail!(
+            anyhow::bail!(
                 "expected a folder of this user's own, found one of user {}",
                 found.uid()
             );
         }
         if found.mode() & 0o022 != 0 {
             let mode = found.mode() & 0o777;
-            bail!("expected a folder that only its owner writes to, found mode {mode:o}");
+            anyhow::bail!("expected a folder that only its owner writes to, found mode {mode:o}");
         }
     }
     Ok(())

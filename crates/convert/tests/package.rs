@@ -351,14 +351,22 @@ fn manifest(path: &Path) -> Value {
 #[test]
 fn experts_are_groups_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
-    for (model, mixture, expert) in [
+    for (model, kind, mixture, expert) in [
+        (
+            "reference-mixtures/hf/deepseek-v3",
+            "deepseek",
+            json!({"numExperts": 8, "numExpertsPerToken": 2, "sharedExperts": 1}),
+            "layer.1.expert.7",
+        ),
         (
             "reference-mixtures/hf/mixtral",
+            "mixtral",
             json!({"numExperts": 4, "numExpertsPerToken": 2}),
             "layer.2.expert.3",
         ),
         (
             "reference-states/hf/qwen3.5-moe",
+            "mixtral",
             json!({"numExperts": 8, "numExpertsPerToken": 2, "sharedExperts": 1}),
             "layer.3.expert.7",
         ),
@@ -366,7 +374,7 @@ fn experts_are_groups_of_their_own() {
         let out = dir.path().join(expert);
         convert(&testdata(model), &out).unwrap();
         let manifest = manifest(&out);
-        assert_eq!(manifest["modelType"], "mixtral");
+        assert_eq!(manifest["modelType"], kind);
         assert_eq!(manifest["moeConfig"], mixture, "{model}");
         let group = &manifest["groups"][expert];
         assert_eq!(group["type"], "expert");

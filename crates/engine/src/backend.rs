@@ -24,6 +24,7 @@ use sterna_kernels::quant::QuantError;
 use sterna_kernels::ssm::SsmShape;
 use sterna_kernels::{Exec, ShapeError};
 
+use crate::config::LatentConfig;
 use crate::rope::Angles;
 use crate::sampling::Sampling;
 use crate::stage::{Operation, Stage};
@@ -204,6 +205,33 @@ pub trait Backend: Sized {
         sequences: &mut [Sequence<'_, Self::Cache>],
         out: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
+
+    /// Queries, keys and values of latent attention: `q` becomes `[n_tokens, n_heads, rope_dim + kv_rank]`, of every head
+    /// the rotated part and, of the other, the product with the head's matrix; `k` and `v` become `[n_tokens, rope_dim +
+    /// kv_rank]`, the rotated part (zeros in `v`) and the latent vector.
+    fn latent_queries(
+        &self,
+        _stage: Stage,
+        _inputs: LatentInputs<'_, Self>,
+        _q: &mut Self::Buffer,
+        _k: &mut Self::Buffer,
+        _v: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(LATENT_ATTENTION))
+    }
+
+    /// The values of latent attention: of every head of `x`, `[n_tokens, n_heads, rope_dim + kv_rank]`, the product of
+    /// the latent part with the head's matrix `[value_dim, kv_rank]`. `out` becomes `[n_tokens, n_heads · value_dim]`.
+    fn latent_values(
+        &self,
+        _stage: Stage,
+        _shape: &LatentConfig,
+        _x: &Self::Buffer,
+        _w: &[&Self::Linear],
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(LATENT_ATTENTION))
+    }
 
     /// `gate ← activation(gate) · up`.
     fn gate(
@@ -414,6 +442,10 @@ pub(crate) const STATE_SPACES: &str = "state spaces";
 pub(crate) const SCALES: &str = "factors on the residual stream";
 /// What it calls matrices that are stored rotated.
 pub(crate) const ROTATIONS: &str = "rotated matrices";
+/// What it calls attention whose keys and values follow from a latent vector.
+pub(crate) const LATENT_ATTENTION: &str = "latent attention";
+/// What it calls mixtures whose experts are in groups, or whose weights have a factor.
+pub(crate) const EXPERT_GROUPS: &str = "groups of experts";
 /// What it calls layers with another state.
 pub(crate) const DELTA_NETS: &str = "gated delta nets";
 /// What it calls attention whose output is gated.
@@ -543,6 +575,20 @@ pub struct Attention<'a, B: Backend> {
     pub eps: f32,
     /// Rotates the heads of queries and keys, after the norms.
     pub rope: Option<Rotation<'a>>,
+}
+
+/// The inputs of [`Backend::latent_queries`], as the projections computed them.
+pub struct LatentInputs<'a, B: Backend> {
+    /// The parts of heads.
+    pub shape: &'a LatentConfig,
+    /// `[n_tokens, n_heads, nope_dim + rope_dim]`.
+    pub q: &'a B::Buffer,
+    /// The rotated part of keys, `[n_tokens, rope_dim]`.
+    pub k_rope: &'a B::Buffer,
+    /// `[n_tokens, kv_rank]`.
+    pub latent: &'a B::Buffer,
+    /// Of each head, `[kv_rank, nope_dim]`.
+    pub w: &'a [&'a B::Linear],
 }
 
 /// The inputs of [`Backend::delta_net`], as the projections computed them, and its parameters.

@@ -25,8 +25,8 @@ use crate::plan::{
     VectorId, is_float,
 };
 use crate::weights::{
-    Attention, Convolution, DeltaNet, Experts, FeedForward, Mamba, Mixer, Projection, SharedExpert,
-    Ssm,
+    Attention, Convolution, DeltaNet, Experts, FeedForward, LatentAttention, Mamba, Mixer,
+    Projection, SharedExpert, Ssm,
 };
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
@@ -636,6 +636,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
                 naming.ssm(ssm, i, config);
             }
             Mixer::Mamba(mamba) => naming.mamba(mamba, i, config),
+            Mixer::Latent(latent) => naming.latent_attention(latent, i),
             Mixer::Convolution(convolution) => naming.convolution(convolution, i, config),
             Mixer::DeltaNet(net) => naming.delta_net(net, i, config),
             Mixer::Ssm(ssm) => naming.ssm(ssm, i, config),
@@ -686,6 +687,28 @@ impl Naming {
             stacked: false,
             shape: None,
         })
+    }
+
+    /// The latent attention of block `i`: the matrices of all heads are one tensor.
+    fn latent_attention(&mut self, latent: &LatentAttention<LinearId, VectorId>, i: usize) {
+        let name = |part: &str| format!("blk.{i}.{part}");
+        match &latent.q_down {
+            Some((down, norm)) => {
+                self.projection(down, &name("attn_q_a"), Order::Same);
+                self.norm(*norm, &name("attn_q_a_norm.weight"));
+                self.projection(&latent.q, &name("attn_q_b"), Order::Same);
+            }
+            None => self.projection(&latent.q, &name("attn_q"), Order::Same),
+        }
+        self.projection(&latent.latent, &name("attn_kv_a_mqa"), Order::Same);
+        self.projection(&latent.k_rope, &name("attn_kv_a_mqa"), Order::Same);
+        self.norm(latent.latent_norm, &name("attn_kv_a_norm.weight"));
+        for (part, ids) in [("attn_k_b", &latent.k_up), ("attn_v_b", &latent.v_up)] {
+            for id in ids {
+                self.set(id.0, &name(&format!("{part}.weight"))).stacked = true;
+            }
+        }
+        self.projection(&latent.o, &name("attn_output"), Order::Same);
     }
 
     /// The short convolution of block `i`.

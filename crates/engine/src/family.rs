@@ -59,6 +59,8 @@ pub struct Family {
     pub(crate) delta: Option<HeadOrder>,
     /// Blocks have a selective state space, all or some.
     pub(crate) ssm: Option<SsmFamily>,
+    /// Attention is latent.
+    pub(crate) latent: bool,
 }
 
 /// What families with selective state spaces differ in.
@@ -210,6 +212,7 @@ const LLAMA: Family = Family {
     mixture: None,
     delta: None,
     ssm: None,
+    latent: false,
 };
 
 /// Short convolutions in most layers.
@@ -341,7 +344,25 @@ const MAMBA: Family = Family {
     ..LLAMA
 };
 
-static FAMILIES: [Family; 23] = [
+/// Latent attention, and experts in all but the first layers.
+const DEEPSEEK_V2: Family = Family {
+    name: "deepseek-v2",
+    gguf: &["deepseek2"],
+    hf: &["deepseek_v2"],
+    latent: true,
+    hf_defaults: HfDefaults {
+        n_heads: Some(32),
+        ..HF_DEFAULTS
+    },
+    mixture: Some(Mixture {
+        gguf_renormalised: false,
+        hf_renormalised: Some(false),
+        gating: Gating::Softmax,
+    }),
+    ..LLAMA
+};
+
+static FAMILIES: [Family; 25] = [
     LLAMA,
     BITNET,
     // The community's first BitNet models (0.7B, 3B) have the same graph with another activation.
@@ -467,6 +488,24 @@ static FAMILIES: [Family; 23] = [
             gating: Gating::Softmax,
         }),
         ..LLAMA
+    },
+    DEEPSEEK_V2,
+    Family {
+        name: "deepseek-v3",
+        // Called as the second there.
+        gguf: &[],
+        hf: &["deepseek_v3"],
+        hf_defaults: HfDefaults {
+            n_heads: Some(128),
+            max_ctx: 4096,
+            ..HF_DEFAULTS
+        },
+        mixture: Some(Mixture {
+            gguf_renormalised: true,
+            hf_renormalised: Some(true),
+            gating: Gating::Sigmoid,
+        }),
+        ..DEEPSEEK_V2
     },
     MAMBA,
     Family {
@@ -611,12 +650,20 @@ impl Family {
     /// The GGUF architecture in files of its models.
     pub(crate) fn gguf_name(&self) -> &'static str {
         // Mistral's models are Llama's there.
+        if self.latent {
+            return DEEPSEEK_V2.gguf[0];
+        }
         self.gguf.first().copied().unwrap_or("llama")
     }
 
     /// The family of Llama-like GGUF files with experts.
     pub(crate) fn mixtral() -> &'static Family {
         Family::of_hf("mixtral").expect("it is in the table")
+    }
+
+    /// The family of DeepSeek's GGUF files whose experts are chosen by sigmoids.
+    pub(crate) fn deepseek_v3() -> &'static Family {
+        Family::of_hf("deepseek_v3").expect("it is in the table")
     }
 
     /// The community's first BitNet models.

@@ -17,8 +17,8 @@ use crate::screening::{ScreenBudget, Screening};
 use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
 use crate::weights::{
-    self, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock, Layer, Mamba,
-    Mixer, Projection, SharedExpert, Ssm,
+    self, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock, LatentAttention,
+    Layer, Mamba, Mixer, Projection, SharedExpert, Ssm,
 };
 
 /// Buffers of a forward pass, reused by the next.
@@ -220,6 +220,7 @@ impl<B: Backend> Model<B> {
         )?;
         match &layer.mixer {
             Mixer::Attention(attention) => self.attention(s, batch, i, attention, settings)?,
+            Mixer::Latent(latent) => self.latent_attention(s, batch, i, latent, settings)?,
             Mixer::Convolution(convolution) => self.convolution(s, batch, i, convolution)?,
             Mixer::DeltaNet(net) => self.delta_net(s, batch, i, net)?,
             Mixer::Ssm(ssm) => {
@@ -471,6 +472,79 @@ impl<B: Backend> Model<B> {
             &mut [(LinearLayer::O, &weights.o, &mut s.h)],
         )?;
         self.adapt(adapters, i, &s.a, &mut [(LinearLayer::O, &mut s.h)])
+    }
+
+    /// `h ← W_o · latent_attention(h)`.
+    fn latent_attention(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        weights: &LatentAttention<B::Linear, B::Vector>,
+        settings: &LayerConfig,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        let shape = c.latent.as_ref();
+        let shape = shape.expect("a configuration with such layers has their parts");
+        let separate = OutputLayout::Separate;
+        let stage = |operation| of_layer(i, operation);
+        let norm = |linear| stage(Operation::WholeNorm(linear));
+        let mut inputs = vec![
+            (LinearLayer::K, &weights.k_rope, &mut s.up),
+            (LinearLayer::Latent, &weights.latent, &mut s.v),
+        ];
+        inputs.push(match &weights.q_down {
+            Some((down, _)) => (LinearLayer::QDown, down, &mut s.k),
+            None => (LinearLayer::Q, &weights.q, &mut s.q),
+        });
+        self.project(Some(i), separate, &s.h, &mut s.normed, &mut inputs)?;
+        if let Some((_, weight)) = &weights.q_down {
+            be.rms_norm_in_place(norm(LinearLayer::QDown), &mut s.k, weight, c.norm_eps)?;
+            let q = (LinearLayer::Q, &weights.q, &mut s.q);
+            self.project(Some(i), separate, &s.k, &mut s.normed, &mut [q])?;
+        }
+        be.rms_norm_in_place(
+            norm(LinearLayer::Latent),
+            &mut s.v,
+            &weights.latent_norm,
+            c.norm_eps,
+        )?;
+        let inputs = backend::LatentInputs {
+            shape,
+            q: &s.q,
+            k_rope: &s.up,
+            latent: &s.v,
+            w: &weights.k_up.iter().collect::<Vec<_>>(),
+        };
+        let (q, k, v) = (&mut s.gate, &mut s.k, &mut s.scores);
+        be.latent_queries(stage(Operation::LatentQueries), inputs, q, k, v)?;
+        let attention = Attention {
+            layer: i,
+            shape: AttentionShape {
+                n_heads: c.n_heads,
+                n_kv_heads: 1,
+                head_dim: c.head_dim,
+                scale: c.attn_scale,
+                softcap: None,
+                window: None,
+            },
+            q: &mut s.gate,
+            gated: false,
+            k: &mut s.k,
+            v: &s.scores,
+            q_norm: None,
+            k_norm: None,
+            eps: c.norm_eps,
+            rope: settings.rope.map(|index| Rotation {
+                index,
+                angles: &batch.angles[index],
+            }),
+        };
+        be.attention(attention, batch.sequences, &mut s.a)?;
+        let w: Vec<_> = weights.v_up.iter().collect();
+        be.latent_values(stage(Operation::LatentValues), shape, &s.a, &w, &mut s.q)?;
+        let output = (LinearLayer::O, &weights.o, &mut s.h);
+        self.project(Some(i), separate, &s.q, &mut s.normed, &mut [output])
     }
 
     /// `x ← x + ffn(norm(x))`.

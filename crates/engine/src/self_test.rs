@@ -323,6 +323,8 @@ async fn routed<B: Backend>(
         n_experts,
         n_used: routing.n_used.min(n_experts),
         renormalised: routing.renormalised,
+        groups: None,
+        scale: 1.0,
     };
     let of_all = |turn: usize| {
         let sources = (turn..turn + n_experts).map(|i| [first, second][i % 2].clone());
@@ -503,6 +505,8 @@ mod tests {
                 n_experts: 5,
                 n_used: 2,
                 renormalised: true,
+                groups: None,
+                scale: 1.0,
             };
             let tested = cpu
                 .wait(self_test(&cpu, &forms(), Some(routing), CacheType::F16))

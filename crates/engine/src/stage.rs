@@ -35,6 +35,10 @@ pub enum Operation {
     WholeNorm(LinearLayer),
     /// Attention, with the norms and rotations of its heads.
     Attention,
+    /// Queries and keys of latent attention.
+    LatentQueries,
+    /// The values that heads of latent attention give.
+    LatentValues,
     /// A short convolution, with its gates.
     Convolution,
     /// A gated delta net, with its convolution, norms and gates.
@@ -85,6 +89,10 @@ pub enum LinearLayer {
     Gate,
     Up,
     Down,
+    /// What queries of latent attention follow from.
+    QDown,
+    /// The latent vector that keys and values follow from.
+    Latent,
     /// The input of a convolution and its gates.
     ConvIn,
     /// The output projection of a convolution.
@@ -135,6 +143,8 @@ impl LinearLayer {
             LinearLayer::Gate => "gate",
             LinearLayer::Up => "up",
             LinearLayer::Down => "down",
+            LinearLayer::QDown => "q_down",
+            LinearLayer::Latent => "latent",
             LinearLayer::ConvIn => "conv_in",
             LinearLayer::ConvOut => "conv_out",
             LinearLayer::DeltaQkv => "delta_qkv",
@@ -186,6 +196,8 @@ impl fmt::Display for Operation {
             Operation::Scale(linear) => (linear.name(), "_scale"),
             Operation::WholeNorm(linear) => (linear.name(), "_norm"),
             Operation::Attention => ("attention", ""),
+            Operation::LatentQueries => ("latent_queries", ""),
+            Operation::LatentValues => ("latent_values", ""),
             Operation::Convolution => ("convolution", ""),
             Operation::DeltaNet => ("delta_net", ""),
             Operation::Ssm => ("ssm", ""),

@@ -49,6 +49,8 @@ pub(crate) struct FeedForwardBlock<L, V> {
 pub(crate) enum Mixer<L, V> {
     /// Attention to all positions before, or to a window.
     Attention(Attention<L, V>),
+    /// Attention whose keys and values follow from a latent vector.
+    Latent(LatentAttention<L, V>),
     /// A short convolution over the latest positions.
     Convolution(Convolution<L, V>),
     /// Linear attention with a state.
@@ -74,6 +76,27 @@ pub(crate) struct Attention<L, V> {
     pub(crate) k_norm: Option<V>,
     /// Before the output projection.
     pub(crate) sub_norm: Option<V>,
+    pub(crate) o: Projection<L, V>,
+}
+
+/// Latent attention.
+#[derive(Debug, Clone)]
+pub(crate) struct LatentAttention<L, V> {
+    /// `[q_rank, model_dim]`, and the norm of what it gives.
+    pub(crate) q_down: Option<(Projection<L, V>, V)>,
+    /// `[n_heads · (nope_dim + rope_dim), q_rank or model_dim]`.
+    pub(crate) q: Projection<L, V>,
+    /// `[rope_dim, model_dim]`: the rotated part of the keys of all heads.
+    pub(crate) k_rope: Projection<L, V>,
+    /// `[kv_rank, model_dim]`.
+    pub(crate) latent: Projection<L, V>,
+    /// `[kv_rank]`.
+    pub(crate) latent_norm: V,
+    /// Of each head, `[kv_rank, nope_dim]`: what queries are multiplied with instead of expanding keys.
+    pub(crate) k_up: Vec<L>,
+    /// Of each head, `[value_dim, kv_rank]`.
+    pub(crate) v_up: Vec<L>,
+    /// `[model_dim, n_heads · value_dim]`.
     pub(crate) o: Projection<L, V>,
 }
 
@@ -227,6 +250,18 @@ impl<L, V> Layer<L, V> {
     pub(crate) fn projections(&self) -> impl Iterator<Item = &Projection<L, V>> {
         let mut all = match &self.mixer {
             Mixer::Attention(attention) => attention.projections().to_vec(),
+            Mixer::Latent(latent) => {
+                let LatentAttention {
+                    q_down,
+                    q,
+                    k_rope,
+                    latent,
+                    o,
+                    ..
+                } = latent;
+                let down = q_down.iter().map(|(down, _)| down);
+                down.chain([q, k_rope, latent, o]).collect()
+            }
             Mixer::Convolution(Convolution { input, output, .. }) => vec![input, output],
             Mixer::DeltaNet(DeltaNet {
                 qkv,
@@ -267,7 +302,11 @@ impl<L, V> Layer<L, V> {
     pub(crate) fn attention(&self) -> Option<&Attention<L, V>> {
         match &self.mixer {
             Mixer::Attention(attention) | Mixer::Both(attention, _) => Some(attention),
-            Mixer::Convolution(_) | Mixer::DeltaNet(_) | Mixer::Ssm(_) | Mixer::Mamba(_) => None,
+            Mixer::Latent(_)
+            | Mixer::Convolution(_)
+            | Mixer::DeltaNet(_)
+            | Mixer::Ssm(_)
+            | Mixer::Mamba(_) => None,
         }
     }
 
@@ -289,6 +328,18 @@ impl<L, V> Layer<L, V> {
             attn_norm: c.vector(self.attn_norm),
             mixer: match self.mixer {
                 Mixer::Attention(attention) => Mixer::Attention(attention.convert(c)),
+                Mixer::Latent(latent) => Mixer::Latent(LatentAttention {
+                    q_down: latent
+                        .q_down
+                        .map(|(down, norm)| (down.convert(c), c.vector(norm))),
+                    q: latent.q.convert(c),
+                    k_rope: latent.k_rope.convert(c),
+                    latent: latent.latent.convert(c),
+                    latent_norm: c.vector(latent.latent_norm),
+                    k_up: latent.k_up.into_iter().map(|l| c.linear(l)).collect(),
+                    v_up: latent.v_up.into_iter().map(|l| c.linear(l)).collect(),
+                    o: latent.o.convert(c),
+                }),
                 Mixer::Convolution(convolution) => Mixer::Convolution(Convolution {
                     input: convolution.input.convert(c),
                     taps: c.vector(convolution.taps),

@@ -65,6 +65,7 @@ fn damaged_gguf_files() {
         "reference-gguf/phi3-longrope-long",
         "reference-mixtures/gguf/mixtral",
         "reference-mixtures/gguf/qwen3-moe",
+        "reference-mixtures/gguf/deepseek-v3",
         "reference-states/gguf/lfm2",
         "reference-states/gguf/qwen3-next",
         "reference-states/gguf/bonsai2-ptq1_0",
@@ -236,6 +237,26 @@ fn configurations_that_contradict_their_files() {
             "reference-states/hf/granite-hybrid",
             json!({"num_local_experts": 9}),
             "block_sparse_moe.router.layer.weight`: expected shape [9, 128], found [8, 128]",
+        ),
+        (
+            "reference-mixtures/hf/deepseek-v3",
+            json!({"n_group": 3}),
+            "groups of experts: expected groups of 8 experts with 2 in those chosen, found 1 of 3",
+        ),
+        (
+            "reference-mixtures/hf/deepseek-v3",
+            json!({"kv_lora_rank": 1_000_000}),
+            "rank of keys and values: expected 1 to 65536, found 1000000",
+        ),
+        (
+            "reference-mixtures/hf/deepseek-v2",
+            json!({"v_head_dim": 25}),
+            "self_attn.kv_b_proj.weight`: expected shape [228, 32], found [224, 32]",
+        ),
+        (
+            "reference-mixtures/hf/deepseek-v2",
+            json!({"topk_method": "noaux_tc"}),
+            "topk_method: expected greedy or gready or group_limited_greedy, found `noaux_tc`",
         ),
         (
             "reference-states/hf/mamba",

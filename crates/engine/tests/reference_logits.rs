@@ -132,7 +132,13 @@ models! { check_ternary:
 /// Mixtures of experts.
 #[test]
 fn mixtures() {
-    for name in ["mixtral", "qwen3-moe", "olmoe"] {
+    for name in [
+        "mixtral",
+        "qwen3-moe",
+        "olmoe",
+        "deepseek-v2",
+        "deepseek-v3",
+    ] {
         check_float(&testdata().join("reference-mixtures/hf").join(name));
     }
 }

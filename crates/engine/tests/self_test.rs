@@ -15,6 +15,8 @@ const ROUTING: Routing = Routing {
     n_experts: 60,
     n_used: 4,
     renormalised: false,
+    groups: None,
+    scale: 1.0,
 };
 
 #[test]

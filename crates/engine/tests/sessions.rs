@@ -402,7 +402,11 @@ fn saved(session: &mut Session<Cpu>) -> Vec<u8> {
 
 #[test]
 fn a_restored_sequence_goes_on_with_the_bits_of_the_saved_one() {
-    let attending = [bitllama(), load_hf(&testdata().join("stories260K/hf"))];
+    let attending = [
+        bitllama(),
+        load_hf(&testdata().join("stories260K/hf")),
+        load_hf(&testdata().join("reference-mixtures/hf/deepseek-v3")),
+    ];
     for model in attending.iter().chain(&stateful()) {
         for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
             let options = SessionOptions {

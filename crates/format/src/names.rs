@@ -247,6 +247,10 @@ fn is_lfm2(model_type: &str) -> bool {
 /// The norm before the output head of LFM2's checkpoints.
 const LFM2_OUTPUT_NORM: &str = "model.embedding_norm.weight";
 
+fn is_deepseek(model_type: &str) -> bool {
+    matches!(model_type, "deepseek_v2" | "deepseek_v3")
+}
+
 /// The first and the second Mamba, which have nothing but state spaces.
 fn is_mamba(model_type: &str) -> bool {
     matches!(model_type, "mamba" | "mamba2")
@@ -277,6 +281,8 @@ fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
         &DELTA_NET
     } else if model_type == GRANITE {
         &GRANITE_OWN
+    } else if is_deepseek(model_type) {
+        &DEEPSEEK
     } else if is_mamba(model_type) {
         &MAMBA
     } else if is_hybrid(model_type) {
@@ -285,6 +291,22 @@ fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
         &[]
     }
 }
+
+/// Latent attention, and the expert of every row.
+const DEEPSEEK: [(&str, &str); 11] = [
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    // The two parts of it head by head, the first transposed: as GGUF files have them, and packages.
+    ("self_attn.k_b_proj", "attn_k_b"),
+    ("self_attn.v_b_proj", "attn_v_b"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+];
 
 const MAMBA: [(&str, &str); 7] = [
     ("mixer.in_proj", "ssm_in"),
@@ -366,7 +388,9 @@ const DELTA_NET: [(&str, &str); 14] = [
 
 /// Tensors whose names in checkpoints of this family end with no kind.
 fn bare(model_type: &str) -> &'static [(&'static str, &'static str)] {
-    if is_lfm2(model_type) {
+    if is_deepseek(model_type) {
+        &[("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")]
+    } else if is_lfm2(model_type) {
         &[("feed_forward.expert_bias", "exp_probs_b.bias")]
     } else if is_delta_net(model_type) {
         &[

@@ -105,6 +105,8 @@ fn the_experts_are_those_of_the_cpu() {
                     n_experts,
                     n_used,
                     renormalised,
+                    groups: None,
+                    scale: 1.0,
                 };
                 let mut scores = floats(m * n_experts, 3);
                 check_route(device, &routing, &scores);
@@ -126,6 +128,8 @@ fn odd_scores_choose_the_same() {
             n_experts: 4,
             n_used: 2,
             renormalised: true,
+            groups: None,
+            scale: 1.0,
         };
         let (nan, infinite) = (f32::NAN, f32::INFINITY);
         let scores = [
@@ -149,6 +153,8 @@ fn outputs_are_weighted_sums() {
                 n_experts,
                 n_used,
                 renormalised: true,
+                groups: None,
+                scale: 1.0,
             };
             let scores = floats(m * n_experts, 4);
             let y = floats(m * n_used * width, 5);

@@ -10,7 +10,7 @@ use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
 
 /// How a row's experts are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
     /// Experts.
     pub n_experts: usize,
@@ -20,6 +20,19 @@ pub struct Routing {
     pub gating: Gating,
     /// Whether the probabilities of the chosen experts are divided by their sum.
     pub renormalised: bool,
+    /// Groups of experts, of which a row is sent to few.
+    pub groups: Option<ExpertGroups>,
+    /// Factor on the weights of all.
+    pub scale: f32,
+}
+
+/// Groups of adjacent experts of one size. Only experts of the best groups are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups; divides the number of experts.
+    pub n_groups: usize,
+    /// Groups that a row is sent to; at most `n_groups`.
+    pub n_used: usize,
 }
 
 /// What makes probabilities of the scores of experts.
@@ -72,6 +85,8 @@ impl Routes {
             n_used,
             gating,
             renormalised,
+            groups,
+            scale,
         } = *routing;
         if let Some(bias) = bias {
             expect_len("routes: bias", n_experts, bias.len())?;
@@ -94,13 +109,21 @@ impl Routes {
                 });
             self.scores.clear();
             self.scores.extend(ranked);
+            if let Some(groups) = groups {
+                self.keep_groups(&groups, gating);
+            }
             self.scores
                 .sort_unstable_by(|(a, i), (b, j)| rank(*b).total_cmp(&rank(*a)).then(i.cmp(j)));
             let ordered = self.scores.iter().map(|(_, expert)| row[*expert as usize]);
             let first = self.weights.len();
             match gating {
                 Gating::Softmax => {
-                    let max = ordered.clone().next().unwrap_or(0.0);
+                    let first = ordered.clone().next().unwrap_or(0.0);
+                    // The best of all may be in a group that isn't chosen.
+                    let max = match groups {
+                        Some(_) => ordered.clone().fold(first, f32::max),
+                        None => first,
+                    };
                     let exps = ordered.map(|score| math::exp(score - max));
                     let among = if renormalised { n_used } else { n_experts };
                     let total: f32 = exps.clone().take(among).sum();
@@ -115,11 +138,40 @@ impl Routes {
                     }
                 }
             }
+            if scale != 1.0 {
+                let chosen = &mut self.weights[first..];
+                chosen.iter_mut().for_each(|weight| *weight *= scale);
+            }
             let best = &self.scores[..n_used];
             self.chosen.extend(best.iter().map(|(_, expert)| *expert));
         }
         self.sort(m, n_experts);
         Ok(())
+    }
+
+    /// Makes the scores of experts outside of the best groups the least. A group is as good as its best expert, or, by
+    /// sigmoids, its best two.
+    fn keep_groups(&mut self, groups: &ExpertGroups, gating: Gating) {
+        let size = (self.scores.len() / groups.n_groups.max(1)).max(1);
+        let of_group = |scores: &[(f32, u32)]| {
+            let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+            for score in scores.iter().map(|(score, _)| rank(*score)) {
+                second = second.max(score.min(first));
+                first = first.max(score);
+            }
+            match gating {
+                Gating::Sigmoid if size > 1 => first + second,
+                _ => first,
+            }
+        };
+        let mut ranked: Vec<(f32, usize)> =
+            self.scores.chunks(size).map(of_group).zip(0..).collect();
+        ranked.sort_unstable_by(|(a, i), (b, j)| b.total_cmp(a).then(i.cmp(j)));
+        for (_, group) in ranked.iter().skip(groups.n_used) {
+            for (score, _) in self.scores.iter_mut().skip(group * size).take(size) {
+                *score = f32::NEG_INFINITY;
+            }
+        }
     }
 
     /// Orders the routes of `chosen`.
@@ -241,6 +293,8 @@ mod tests {
         n_used: 2,
         gating: Gating::Softmax,
         renormalised: true,
+        groups: None,
+        scale: 1.0,
     };
 
     fn routes(routing: &Routing, scores: &[f32]) -> Routes {
@@ -304,6 +358,43 @@ mod tests {
         let want = sigmoid(-1.0) / (sigmoid(-1.0) + sigmoid(2.0) + 1e-6);
         assert!((f64::from(routes.weights[0]) - want).abs() < 1e-6);
         assert!(routes.choose(&routing, &[0.0; 4], Some(&[0.0; 3])).is_err());
+    }
+
+    #[test]
+    fn experts_of_other_groups_are_left_out() {
+        let grouped = |gating, n_used| Routing {
+            n_experts: 6,
+            gating,
+            groups: Some(ExpertGroups {
+                n_groups: 3,
+                n_used,
+            }),
+            scale: 2.5,
+            ..ROUTING
+        };
+        let scores = [3.0, -9.0, 2.0, 2.0, 1.0, 2.5];
+        // Groups are as good as their best expert.
+        let first = routes(&grouped(Gating::Softmax, 1), &scores);
+        assert_eq!(first.chosen, [0, 1]);
+        let two = routes(&grouped(Gating::Softmax, 2), &scores);
+        assert_eq!(two.chosen, [0, 5]);
+        let e = |x: f64| x.exp();
+        let want = 2.5 * e(3.0) / (e(3.0) + e(2.5));
+        assert!((f64::from(two.weights[0]) - want).abs() < 1e-5);
+        // By sigmoids, as their best two.
+        let sigmoids = routes(&grouped(Gating::Sigmoid, 1), &scores);
+        assert_eq!(sigmoids.chosen, [2, 3]);
+        // Probabilities among all count experts of other groups.
+        let routing = Routing {
+            renormalised: false,
+            scale: 1.0,
+            ..grouped(Gating::Softmax, 1)
+        };
+        let bias = routes(&routing, &[0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        assert!((bias.weights[0] - 1.0 / 6.0).abs() < 1e-6);
+        let last = routes(&routing, &[-1.0, f32::NEG_INFINITY, 9.0, 9.0, 10.0, 0.0]);
+        assert_eq!(last.chosen, [4, 5]);
+        assert!(last.weights.iter().all(|weight| *weight <= 1.0));
     }
 
     #[test]

@@ -94,6 +94,9 @@ struct ModelReport {
     n_vocab: usize,
     max_ctx: usize,
     memory: MemoryReport,
+    /// Whether any layer has attention, and with it heads.
+    #[serde(skip)]
+    attends: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -334,6 +337,7 @@ impl ModelReport {
         ModelReport {
             family: config.family.name.to_owned(),
             n_layers: config.n_layers,
+            attends: config.n_attention_layers() > 0,
             model_dim: config.model_dim,
             ffn_dim: config.ffn_dim,
             n_heads: config.n_heads,
@@ -350,17 +354,16 @@ impl ModelReport {
     }
 
     fn shape(&self) -> String {
+        let heads = match self.attends {
+            true => format!(
+                "feed-forward {}, {} heads of {} ({} key-value)",
+                self.ffn_dim, self.n_heads, self.head_dim, self.n_kv_heads
+            ),
+            false => "no attention".to_owned(),
+        };
         format!(
-            "{}: {} layers, width {}, feed-forward {}, {} heads of {} ({} key-value), vocabulary {}, context {}",
-            self.family,
-            self.n_layers,
-            self.model_dim,
-            self.ffn_dim,
-            self.n_heads,
-            self.head_dim,
-            self.n_kv_heads,
-            self.n_vocab,
-            self.max_ctx
+            "{}: {} layers, width {}, {heads}, vocabulary {}, context {}",
+            self.family, self.n_layers, self.model_dim, self.n_vocab, self.max_ctx
         )
     }
 }

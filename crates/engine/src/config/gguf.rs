@@ -6,15 +6,15 @@ use sterna_format::gguf::{GgufError, Metadata, Value};
 use sterna_format::hadamard::{Hadamard, HadamardError, ReadHadamardError};
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::DeltaShape;
-use sterna_kernels::experts::Routing;
+use sterna_kernels::experts::{ExpertGroups, Gating, Routing};
 use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::rope::RopeLayout;
 use sterna_kernels::ssm::SsmShape;
 
 use super::hf::FULL_ATTENTION_INTERVAL;
 use super::{
-    ExpertsConfig, HEADLESS, LayerConfig, MAX_COUNT, MAX_LAYERS, MixerKind, ModelConfig,
-    Multipliers, yarn_magnitude,
+    ExpertsConfig, HEADLESS, LatentConfig, LayerConfig, MAX_COUNT, MAX_LAYERS, MixerKind,
+    ModelConfig, Multipliers, yarn_magnitude,
 };
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
@@ -22,6 +22,9 @@ use crate::rope::{RopeConfig, RopeScaling};
 
 /// Epsilon of norms that belong to a single projection; no key specifies it.
 pub(crate) const INPUT_NORM_EPS: f32 = 1e-6;
+
+/// What `expert_gating_func` is where experts are chosen by sigmoids.
+const SIGMOID: usize = 2;
 
 /// The scaling type of models with divisors for short and long contexts.
 pub(super) const LONG_ROPE: &str = "longrope";
@@ -56,7 +59,10 @@ impl ModelConfig {
                 (n_heads, keys.count("attention.key_length")?.unwrap_or(each))
             }
         };
-        if let Some(value_dim) = keys.count("attention.value_length")?
+        let latent = keys.latent(family, head_dim)?;
+        let value_dim = keys.count("attention.value_length")?;
+        let head_dim = latent.map_or(head_dim, |latent| latent.head_dim());
+        if let Some(value_dim) = value_dim.filter(|_| latent.is_none())
             && value_dim != head_dim
         {
             return Err(PlanError::config(
@@ -66,8 +72,8 @@ impl ModelConfig {
             ));
         }
         let max_ctx = keys.required("context_length")?;
-        let mut kv_heads = match is_alone {
-            true => vec![HEADLESS.1; n_blocks],
+        let mut kv_heads = match is_alone || latent.is_some() {
+            true => vec![1; n_blocks],
             false => keys.kv_heads(n_blocks, n_heads)?,
         };
         kv_heads.truncate(n_layers);
@@ -110,10 +116,14 @@ impl ModelConfig {
             ssm,
             mamba,
             multipliers: Multipliers::default(),
+            latent,
             activation: keys.activation()?.unwrap_or(family.activation),
             attn_scale: match keys.float("attention.scale")? {
                 Some(scale) if scale != 0.0 => scale,
-                _ => family.attn_scale(n_layers, model_dim, n_heads, head_dim),
+                _ => match &latent {
+                    Some(latent) => keys.latent_scale(latent)?,
+                    None => family.attn_scale(n_layers, model_dim, n_heads, head_dim),
+                },
             },
             attn_softcap: keys.float("attn_logit_softcapping")?.or(attn_cap),
             logit_softcap: keys.float("final_logit_softcapping")?.or(logit_cap),
@@ -175,6 +185,9 @@ pub(crate) fn family(metadata: &Metadata) -> Result<(&str, &'static Family), Pla
     // Mixtral's models are Llama's with experts there.
     let family = match (keys.count("expert_count")?, family.name) {
         (Some(1..), "llama") => Family::mixtral(),
+        (_, "deepseek-v2") if keys.count("expert_gating_func")? == Some(SIGMOID) => {
+            Family::deepseek_v3()
+        }
         _ => family,
     };
     Ok((architecture, family))
@@ -287,11 +300,79 @@ impl<'a> Keys<'a> {
                 n_used: self.required("expert_used_count")?,
                 gating: mixture.gating,
                 renormalised: renormalised.unwrap_or(mixture.gguf_renormalised),
+                groups: self.expert_groups(family, mixture.gating)?,
+                scale: match self.float("expert_weights_scale")? {
+                    Some(scale) if family.latent && scale != 0.0 => scale,
+                    _ => 1.0,
+                },
             },
             ffn_dim,
-            shared_ffn_dim: (self.count("expert_shared_feed_forward_length")?)
-                .filter(|&dim| dim > 0),
+            shared_ffn_dim: match self.count("expert_shared_feed_forward_length")? {
+                None => (self.count("expert_shared_count")?).map(|n| n.saturating_mul(ffn_dim)),
+                dim => dim,
+            }
+            .filter(|&dim| dim > 0),
         }))
+    }
+
+    /// Groups of experts.
+    fn expert_groups(
+        &self,
+        family: &Family,
+        gating: Gating,
+    ) -> Result<Option<ExpertGroups>, PlanError> {
+        if !family.latent {
+            return Ok(None);
+        }
+        let expected = if gating == Gating::Sigmoid {
+            SIGMOID
+        } else {
+            1
+        };
+        if let Some(found) = self.count("expert_gating_func")?.filter(|n| *n != expected) {
+            let key = self.key("expert_gating_func");
+            return Err(PlanError::config(key, "1 (softmax) or 2 (sigmoid)", found));
+        }
+        let n_groups = self.count("expert_group_count")?.filter(|&n| n > 1);
+        let n_used = self.count("expert_group_used_count")?;
+        Ok((n_groups.zip(n_used)).map(|(n_groups, n_used)| ExpertGroups { n_groups, n_used }))
+    }
+
+    /// The parts of latent attention, whose heads the file says to have `key_dim` elements.
+    fn latent(&self, family: &Family, key_dim: usize) -> Result<Option<LatentConfig>, PlanError> {
+        if !family.latent {
+            return Ok(None);
+        }
+        let rope_dim = self.required("rope.dimension_count")?;
+        // Older files have only the heads that keys and values are expanded to.
+        let query_dim = self.count("attention.key_length_mla")?.unwrap_or(key_dim);
+        let value_dim = match self.count("attention.value_length_mla")? {
+            Some(dim) => dim,
+            None => self.required("attention.value_length")?,
+        };
+        Ok(Some(LatentConfig {
+            q_rank: self
+                .count("attention.q_lora_rank")?
+                .filter(|&rank| rank > 0),
+            kv_rank: self.required("attention.kv_lora_rank")?,
+            nope_dim: query_dim.saturating_sub(rope_dim),
+            rope_dim,
+            value_dim,
+        }))
+    }
+
+    /// The scale of its query-key products, which depends on how far the context is stretched.
+    fn latent_scale(&self, latent: &LatentConfig) -> Result<f32, PlanError> {
+        let plain = 1.0 / (latent.query_dim() as f64).sqrt();
+        let stretch = match self.float("rope.scaling.yarn_log_multiplier")? {
+            // A tenth of what configurations call `mscale_all_dim`.
+            Some(strength) => {
+                let factor = self.float("rope.scaling.factor")?.unwrap_or(1.0);
+                yarn_magnitude(f64::from(factor), 10.0 * f64::from(strength))
+            }
+            None => 1.0,
+        };
+        Ok((plain * stretch * stretch) as f32)
     }
 
     /// The heads of gated delta nets.
@@ -371,6 +452,9 @@ impl<'a> Keys<'a> {
         };
         if family.delta.is_none() {
             let of_ssm = family.ssm.map(SsmFamily::mixer);
+            if family.latent {
+                return Ok(vec![MixerKind::LatentAttention; n_layers]);
+            }
             let kind = of_ssm.unwrap_or(MixerKind::Convolution);
             let everywhere =
                 kind == MixerKind::AttentionAndSsm || family.ssm.is_some_and(SsmFamily::is_alone);
@@ -528,7 +612,11 @@ impl<'a> Keys<'a> {
                     original_ctx,
                     beta_fast: beta("rope.scaling.yarn_beta_fast", 32.0)?,
                     beta_slow: beta("rope.scaling.yarn_beta_slow", 1.0)?,
-                    attention_factor: f64::from(extra) * yarn_magnitude(factor, 1.0) / damping,
+                    attention_factor: match self.architecture {
+                        // Its scale of query-key products has it all.
+                        "deepseek2" => f64::from(extra),
+                        _ => f64::from(extra) * yarn_magnitude(factor, 1.0) / damping,
+                    },
                     truncate: true,
                 }
             }

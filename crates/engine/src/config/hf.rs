@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use sterna_format::hf::{Config, RopeParameters, RopeSet};
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
-use sterna_kernels::experts::Routing;
+use sterna_kernels::experts::{ExpertGroups, Gating, Routing};
 use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::rope::RopeLayout;
 use sterna_kernels::ssm::SsmShape;
 
 use super::{
-    ExpertsConfig, HEADLESS, LayerConfig, MAX_LAYERS, MixerKind, ModelConfig, Multipliers,
-    long_rope_magnitude, yarn_magnitude,
+    ExpertsConfig, HEADLESS, LatentConfig, LayerConfig, MAX_LAYERS, MixerKind, ModelConfig,
+    Multipliers, long_rope_magnitude, yarn_magnitude,
 };
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
@@ -57,9 +57,11 @@ impl ModelConfig {
         let is_alone = family.ssm.is_some_and(SsmFamily::is_alone);
         let is_granite = family.ssm == Some(SsmFamily::Granite);
         let is_falcon = family.ssm == Some(SsmFamily::FalconH1);
-        let (n_heads, n_kv_heads, head_dim) = match is_alone {
-            true => HEADLESS,
-            false => heads(hf, family, model_dim)?,
+        let latent = latent(hf, family)?;
+        let (n_heads, n_kv_heads, head_dim) = match (is_alone, &latent) {
+            (true, _) => HEADLESS,
+            (false, Some(latent)) => (heads(hf, family, model_dim)?.0, 1, latent.head_dim()),
+            (false, None) => heads(hf, family, model_dim)?,
         };
         let mamba = mamba(hf, family, model_dim)?;
         let ssm = ssm(hf, family)?;
@@ -77,18 +79,35 @@ impl ModelConfig {
             }
             None => family.activation,
         };
-        let attn_scale = if let Some(scale) = hf.attention_multiplier.filter(|_| is_granite) {
+        let attn_scale = if let Some(scale) = hf
+            .attention_multiplier
+            .filter(|_| is_granite || family.latent)
+        {
             scale as f32
         } else if family.gemma {
             let scalar = hf.query_pre_attn_scalar.unwrap_or(GEMMA_ATTN_SCALAR);
             (1.0 / scalar.sqrt()) as f32
+        } else if let Some(latent) = &latent {
+            let plain = 1.0 / (latent.query_dim() as f64).sqrt();
+            let rope = hf.rope("full_attention");
+            let stretch = match (rope.rope_type.as_deref(), rope.mscale_all_dim) {
+                (Some("yarn"), Some(strength)) => {
+                    yarn_magnitude(rope.factor.unwrap_or(1.0), strength)
+                }
+                _ => 1.0,
+            };
+            (plain * stretch * stretch) as f32
         } else {
             (1.0 / (head_dim as f64).sqrt()) as f32
         };
         let softcap = |value: Option<f64>| value.map(|v| v as f32);
         let rotated = rotated_layers(hf, family, n_layers)?;
         let windows = windows(hf, family, &rotated)?;
-        let ropes = ropes(hf, family, head_dim, max_ctx)?;
+        let mut ropes = ropes(hf, family, head_dim, max_ctx)?;
+        if let Some(latent) = &latent {
+            ropes[0].dim = latent.rope_dim;
+            ropes[0].layout = RopeLayout::Pairs;
+        }
         let experts = experts(hf, family)?;
         let mixers = mixers(hf, family, n_layers)?;
         let layers = rotated
@@ -136,6 +155,7 @@ impl ModelConfig {
                 (_, Some(factor)) if is_falcon => factor as f32,
                 _ => 1.0,
             },
+            latent,
             multipliers: match is_falcon {
                 true => multipliers(hf)?,
                 false => Multipliers::default(),
@@ -164,12 +184,12 @@ impl ModelConfig {
 
 /// What mixes positions in each layer.
 fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind>, PlanError> {
-    let of_ssm = family.ssm.map(SsmFamily::mixer);
-    let (name, kind) = match (family.delta, hf.conv_l_cache) {
-        _ if let Some(kind) = of_ssm => ("mamba", kind),
-        (Some(_), _) => ("linear_attention", MixerKind::DeltaNet),
-        (None, Some(_)) => ("conv", MixerKind::Convolution),
-        (None, None) => return Ok(vec![MixerKind::Attention; n_layers]),
+    let (name, kind) = match (family.ssm, family.delta, hf.conv_l_cache) {
+        (Some(ssm), _, _) => ("mamba", ssm.mixer()),
+        (None, Some(_), _) => ("linear_attention", MixerKind::DeltaNet),
+        (None, None, Some(_)) => ("conv", MixerKind::Convolution),
+        _ if family.latent => return Ok(vec![MixerKind::LatentAttention; n_layers]),
+        (None, None, None) => return Ok(vec![MixerKind::Attention; n_layers]),
     };
     for (key, value, expected) in [
         ("conv_bias", hf.conv_bias, false),
@@ -381,7 +401,9 @@ fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanEr
         _ => hf.num_experts,
     };
     let ffn_dim = hf.moe_intermediate_size.or(hf.intermediate_size);
-    if let Some(factor) = hf.routed_scaling_factor.filter(|&factor| factor != 1.0) {
+    let scale = hf.routed_scaling_factor.unwrap_or(1.0);
+    if scale != 1.0 && !family.latent {
+        let factor = scale;
         return Err(PlanError::config("routed_scaling_factor", "1", factor));
     }
     Ok(Some(ExpertsConfig {
@@ -392,18 +414,75 @@ fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanEr
             renormalised: mixture
                 .hf_renormalised
                 .is_none_or(|default| hf.norm_topk_prob.unwrap_or(default)),
+            groups: expert_groups(hf, family)?,
+            scale: scale as f32,
         },
         ffn_dim: required("moe_intermediate_size", ffn_dim)?,
         shared_ffn_dim: (hf.shared_expert_intermediate_size)
             .or(hf.shared_intermediate_size)
+            .or_else(|| Some(hf.n_shared_experts?.saturating_mul(ffn_dim?)))
             .filter(|&dim| dim > 0),
+    }))
+}
+
+/// Groups of experts.
+fn expert_groups(hf: &Config, family: &Family) -> Result<Option<ExpertGroups>, PlanError> {
+    if !family.latent {
+        return Ok(None);
+    }
+    let is_sigmoid = family.mixture.is_some_and(|m| m.gating == Gating::Sigmoid);
+    let (gating, methods) = match is_sigmoid {
+        true => ("sigmoid", &["noaux_tc"][..]),
+        false => ("softmax", &["greedy", "gready", "group_limited_greedy"][..]),
+    };
+    if let Some(found) = hf.scoring_func.as_deref().filter(|found| *found != gating) {
+        return Err(PlanError::config(
+            "scoring_func",
+            gating,
+            format!("`{found}`"),
+        ));
+    }
+    let method = hf.topk_method.as_deref();
+    if let Some(found) = method.filter(|found| !methods.contains(found)) {
+        let found = format!("`{found}`");
+        return Err(PlanError::config(
+            "topk_method",
+            methods.join(" or "),
+            found,
+        ));
+    }
+    if let Some(found) = hf.moe_layer_freq.filter(|&n| n != 1) {
+        return Err(PlanError::config("moe_layer_freq", "1", found));
+    }
+    let is_grouped = is_sigmoid || method == Some("group_limited_greedy");
+    let groups = match (hf.n_group, hf.topk_group) {
+        (Some(n_groups), Some(n_used)) if is_grouped && n_groups > 1 => {
+            Some(ExpertGroups { n_groups, n_used })
+        }
+        _ => None,
+    };
+    Ok(groups)
+}
+
+/// The parts of latent attention.
+fn latent(hf: &Config, family: &Family) -> Result<Option<LatentConfig>, PlanError> {
+    if !family.latent {
+        return Ok(None);
+    }
+    Ok(Some(LatentConfig {
+        q_rank: hf.q_lora_rank,
+        kv_rank: required("kv_lora_rank", hf.kv_lora_rank)?,
+        nope_dim: required("qk_nope_head_dim", hf.qk_nope_head_dim)?,
+        rope_dim: required("qk_rope_head_dim", hf.qk_rope_head_dim)?,
+        value_dim: required("v_head_dim", hf.v_head_dim)?,
     }))
 }
 
 /// Whether layer `i` of a model with experts has some: all that aren't listed, or every n-th of those.
 fn has_experts(hf: &Config, family: &Family, i: usize) -> bool {
     let listed = hf.mlp_only_layers.as_ref();
-    if hf.num_dense_layers.is_some_and(|n_dense| i < n_dense) {
+    let n_dense = hf.num_dense_layers.or(hf.first_k_dense_replace);
+    if n_dense.is_some_and(|n_dense| i < n_dense) {
         return false;
     }
     if family.ssm == Some(SsmFamily::Jamba) && listed.is_none() {

@@ -69,6 +69,9 @@ pub struct ModelConfig {
     pub mamba: Option<MambaShape>,
     /// Factors that aren't in the weights.
     pub multipliers: Multipliers,
+    /// Parts of queries, keys and values where attention is latent. A head of `head_dim` then has the rotated part of a
+    /// key and the latent vector, which is what the cache holds: one such head for all heads of queries.
+    pub latent: Option<LatentConfig>,
     /// Factor on what attention and networks add to the residual stream.
     pub residual_scale: f32,
     /// Factor on logits.
@@ -153,6 +156,57 @@ impl Multipliers {
     }
 }
 
+/// Latent attention: keys and values of all heads follow from one short vector a position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentConfig {
+    /// Elements of what queries follow from; `None` if they follow from the input itself.
+    pub q_rank: Option<usize>,
+    /// Elements of the latent vector.
+    pub kv_rank: usize,
+    /// Elements of a head's queries and keys that aren't rotated.
+    pub nope_dim: usize,
+    /// Elements that are; those of keys are the same for all heads.
+    pub rope_dim: usize,
+    /// Elements of a head's values.
+    pub value_dim: usize,
+}
+
+impl LatentConfig {
+    /// Elements of a head in the cache: the rotated part, then the latent vector.
+    pub fn head_dim(&self) -> usize {
+        self.rope_dim.saturating_add(self.kv_rank)
+    }
+
+    /// Elements of a head's queries.
+    pub fn query_dim(&self) -> usize {
+        self.nope_dim.saturating_add(self.rope_dim)
+    }
+
+    fn check(&self, n_heads: usize) -> Result<(), PlanError> {
+        for (what, value) in [
+            ("rank of queries", self.q_rank.unwrap_or(1)),
+            ("rank of keys and values", self.kv_rank),
+            ("elements of queries that aren't rotated", self.nope_dim),
+            ("elements of queries that are rotated", self.rope_dim),
+            ("elements of values", self.value_dim),
+        ] {
+            if value == 0 || value > MAX_LATENT {
+                return Err(PlanError::config(what, format!("1 to {MAX_LATENT}"), value));
+            }
+        }
+        let widest = self.query_dim().max(self.value_dim).max(self.head_dim());
+        if n_heads as u64 * widest as u64 > MAX_COUNT {
+            let found = n_heads as u64 * widest as u64;
+            return Err(PlanError::config(
+                "elements of all heads",
+                format!("at most {MAX_COUNT}"),
+                found,
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// What may differ from layer to layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerConfig {
@@ -172,6 +226,8 @@ pub struct LayerConfig {
 pub enum MixerKind {
     /// Attention.
     Attention,
+    /// Attention whose keys and values follow from a latent vector.
+    LatentAttention,
     /// A short convolution.
     Convolution,
     /// A gated delta net.
@@ -187,17 +243,18 @@ pub enum MixerKind {
 impl MixerKind {
     /// Whether it remembers a state.
     pub fn has_state(self) -> bool {
-        self != MixerKind::Attention
+        !matches!(self, MixerKind::Attention | MixerKind::LatentAttention)
     }
 
     /// Whether it remembers keys and values.
     pub fn attends(self) -> bool {
-        matches!(self, MixerKind::Attention | MixerKind::AttentionAndSsm)
+        use MixerKind::{Attention, AttentionAndSsm, LatentAttention};
+        matches!(self, Attention | LatentAttention | AttentionAndSsm)
     }
 }
 
 /// A mixture of experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct ExpertsConfig {
     /// How rows are sent to experts.
@@ -219,6 +276,8 @@ const MAX_TAPS: usize = 64;
 /// Maximum heads of a delta net, and elements of one: products of three fit 64 bits, and on machines of 32 bits what
 /// is checked before them does.
 const MAX_DELTA: usize = 1 << 10;
+/// Maximum elements of a part of latent attention.
+const MAX_LATENT: usize = 1 << 16;
 /// Maximum channels of a state space of the first Mamba, for the same reason.
 const MAX_CHANNELS: usize = 1 << 20;
 /// Maximum number of experts: the largest models have 512 in a layer.
@@ -275,7 +334,7 @@ impl ModelConfig {
                 Some(mamba) => window(mamba.inner) + mamba.state(),
                 None => 0,
             },
-            (MixerKind::Attention | MixerKind::DeltaNet, _) => 0,
+            (MixerKind::Attention | MixerKind::LatentAttention | MixerKind::DeltaNet, _) => 0,
         }
     }
 
@@ -379,6 +438,15 @@ impl ModelConfig {
             experts.check()?;
         }
         self.multipliers.check()?;
+        if let Some(latent) = &self.latent {
+            latent.check(self.n_heads)?;
+        } else if self.family.latent {
+            return Err(PlanError::config(
+                "latent attention",
+                "its ranks",
+                "nothing",
+            ));
+        }
         let has_ssm = |layer: &LayerConfig| {
             matches!(layer.mixer, MixerKind::Ssm | MixerKind::AttentionAndSsm)
         };
@@ -512,8 +580,31 @@ impl ModelConfig {
 impl ExpertsConfig {
     fn check(&self) -> Result<(), PlanError> {
         let Routing {
-            n_experts, n_used, ..
+            n_experts,
+            n_used,
+            groups,
+            scale,
+            ..
         } = self.routing;
+        if !scale.is_finite() || scale <= 0.0 {
+            return Err(PlanError::config(
+                "factor on experts",
+                "a positive number",
+                scale,
+            ));
+        }
+        if let Some(groups) = groups {
+            let divides = n_experts.checked_rem(groups.n_groups) == Some(0);
+            let fit = |size| {
+                (1..=groups.n_groups).contains(&groups.n_used) && groups.n_used * size >= n_used
+            };
+            if !divides || !fit(n_experts / groups.n_groups) {
+                let expected =
+                    format!("groups of {n_experts} experts with {n_used} in those chosen");
+                let found = format!("{} of {}", groups.n_used, groups.n_groups);
+                return Err(PlanError::config("groups of experts", expected, found));
+            }
+        }
         for (what, most, value) in [
             ("experts", MAX_EXPERTS, n_experts),
             ("experts of a token", n_experts, n_used),

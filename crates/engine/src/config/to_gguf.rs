@@ -88,12 +88,25 @@ impl ModelConfig {
         }
         self.put_kv_heads(&mut out)?;
         if !is_alone {
+            let value_dim = self.latent.map_or(self.head_dim, |latent| latent.kv_rank);
             for (key, count) in [
                 ("attention.key_length", self.head_dim),
-                ("attention.value_length", self.head_dim),
+                ("attention.value_length", value_dim),
                 ("rope.dimension_count", self.ropes[0].dim),
             ] {
                 out.count(key, count)?;
+            }
+        }
+        if let Some(latent) = &self.latent {
+            for (key, count) in [
+                ("attention.kv_lora_rank", latent.kv_rank),
+                ("attention.key_length_mla", latent.query_dim()),
+                ("attention.value_length_mla", latent.value_dim),
+            ] {
+                out.count(key, count)?;
+            }
+            if let Some(rank) = latent.q_rank {
+                out.count("attention.q_lora_rank", rank)?;
             }
         }
         out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
@@ -222,8 +235,19 @@ impl ModelConfig {
             ffn_dim,
             shared_ffn_dim,
         } = experts;
-        if let Some(dim) = shared_ffn_dim {
-            out.count("expert_shared_feed_forward_length", dim)?;
+        match shared_ffn_dim {
+            Some(dim) if self.family.latent && dim.is_multiple_of(ffn_dim) => {
+                out.count("expert_shared_count", dim / ffn_dim)?;
+            }
+            Some(dim) => out.count("expert_shared_feed_forward_length", dim)?,
+            None => {}
+        }
+        if let Some(groups) = routing.groups {
+            out.count("expert_group_count", groups.n_groups)?;
+            out.count("expert_group_used_count", groups.n_used)?;
+        }
+        if self.family.latent {
+            out.float("expert_weights_scale", routing.scale)?;
         }
         out.count("expert_count", routing.n_experts)?;
         out.count("expert_used_count", routing.n_used)?;
@@ -238,7 +262,9 @@ impl ModelConfig {
         if ffn_dim != self.ffn_dim {
             out.count("expert_feed_forward_length", ffn_dim)?;
         }
-        if routing.renormalised != mixture.gguf_renormalised {
+        if self.family.latent {
+            out.put("expert_weights_norm", Value::Bool(routing.renormalised))?;
+        } else if routing.renormalised != mixture.gguf_renormalised {
             out.put("expert_weights_norm", Value::Bool(routing.renormalised))?;
             out.remark("expert_weights_norm", "uses the family's default");
         }
@@ -265,9 +291,10 @@ impl ModelConfig {
 
     fn put_what_others_do_not_read(&self, out: &mut Keys, named: &Family) -> Result<(), PlanError> {
         let (n_layers, model_dim) = (self.n_layers, self.model_dim);
-        let scale = self
-            .family
-            .attn_scale(n_layers, model_dim, self.n_heads, self.head_dim);
+        let scale = match &self.latent {
+            Some(latent) => (1.0 / (latent.query_dim() as f64).sqrt()) as f32,
+            None => (self.family).attn_scale(n_layers, model_dim, self.n_heads, self.head_dim),
+        };
         if self.attn_scale != scale {
             out.float("attention.scale", self.attn_scale)?;
             out.remark("attention.scale", "uses the family's default scale");
@@ -379,7 +406,9 @@ impl ModelConfig {
                     out.remark("rope.scaling.yarn_beta_fast", "may use 32 and 1");
                 }
                 let usual = yarn_magnitude(f64::from(*factor as f32), 1.0);
-                if attention_factor != &usual {
+                if self.latent.is_some() {
+                    out.float("rope.scaling.attn_factor", *attention_factor as f32)?;
+                } else if attention_factor != &usual {
                     let extra = attention_factor / usual;
                     out.float("rope.scaling.attn_factor", extra as f32)?;
                 }

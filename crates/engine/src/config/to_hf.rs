@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use sterna_format::hf::Config;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::HeadOrder;
+use sterna_kernels::experts::Gating;
 
 use super::{ExpertsConfig, MixerKind, ModelConfig, Multipliers};
 use crate::error::PlanError;
@@ -44,7 +45,16 @@ impl ModelConfig {
         set("hidden_size", json!(self.model_dim));
         set("intermediate_size", json!(self.ffn_dim));
         set("num_hidden_layers", json!(self.n_layers));
-        if !self.family.ssm.is_some_and(SsmFamily::is_alone) {
+        if let Some(latent) = &self.latent {
+            set("num_attention_heads", json!(self.n_heads));
+            set("num_key_value_heads", json!(self.n_heads));
+            set("q_lora_rank", json!(latent.q_rank));
+            set("kv_lora_rank", json!(latent.kv_rank));
+            set("qk_nope_head_dim", json!(latent.nope_dim));
+            set("qk_rope_head_dim", json!(latent.rope_dim));
+            set("v_head_dim", json!(latent.value_dim));
+            set("attention_multiplier", json!(shortest(self.attn_scale)));
+        } else if !self.family.ssm.is_some_and(SsmFamily::is_alone) {
             set("num_attention_heads", json!(self.n_heads));
             set("num_key_value_heads", json!(self.n_kv_heads));
             set("head_dim", json!(self.head_dim));
@@ -58,12 +68,32 @@ impl ModelConfig {
         {
             let count = match self.family.hf_name() {
                 "mixtral" => "num_local_experts",
+                _ if self.family.latent => "n_routed_experts",
                 _ => "num_experts",
             };
             set(count, json!(routing.n_experts));
             set("num_experts_per_tok", json!(routing.n_used));
             set("moe_intermediate_size", json!(ffn_dim));
             set("norm_topk_prob", json!(routing.renormalised));
+            if self.family.latent {
+                set("routed_scaling_factor", json!(shortest(routing.scale)));
+                let groups = routing
+                    .groups
+                    .map(|groups| (groups.n_groups, groups.n_used));
+                let (n_groups, n_used) = groups.unwrap_or((1, 1));
+                set("n_group", json!(n_groups));
+                set("topk_group", json!(n_used));
+                if routing.gating == Gating::Softmax {
+                    let method = match groups {
+                        Some(_) => "group_limited_greedy",
+                        None => "greedy",
+                    };
+                    set("topk_method", json!(method));
+                }
+                if let Some(dim) = shared_ffn_dim.filter(|dim| dim.is_multiple_of(ffn_dim)) {
+                    set("n_shared_experts", json!(dim / ffn_dim));
+                }
+            }
             if let Some(dim) = shared_ffn_dim {
                 let key = match self.family.ssm {
                     Some(_) => "shared_intermediate_size",
@@ -74,12 +104,11 @@ impl ModelConfig {
             let dense = (0..self.n_layers).filter(|&i| !self.layers[i].has_experts);
             let dense: Vec<_> = dense.collect();
             // Configurations say which are dense in one way or the other.
-            match self
-                .layers
-                .iter()
-                .any(|layer| layer.mixer == MixerKind::Convolution)
-            {
+            let has_convolutions =
+                (self.layers.iter()).any(|layer| layer.mixer == MixerKind::Convolution);
+            match has_convolutions {
                 true => set("num_dense_layers", json!(dense.len())),
+                false if self.family.latent => set("first_k_dense_replace", json!(dense.len())),
                 false => set("mlp_only_layers", json!(dense)),
             }
         }
@@ -124,7 +153,7 @@ impl ModelConfig {
         );
         if self.has_states() && says_kinds {
             let kinds = self.layers.iter().map(|layer| match layer.mixer {
-                MixerKind::Attention => "full_attention",
+                MixerKind::Attention | MixerKind::LatentAttention => "full_attention",
                 MixerKind::Convolution => "conv",
                 MixerKind::DeltaNet => "linear_attention",
                 MixerKind::Ssm | MixerKind::Mamba | MixerKind::AttentionAndSsm => "mamba",

@@ -6,6 +6,7 @@ mod states;
 use std::future::{Ready, ready};
 use std::io::{Read, Write};
 use std::ops::Range;
+use std::slice::ChunksExact;
 use std::sync::{Mutex, PoisonError};
 
 use sterna_format::DType;
@@ -27,6 +28,7 @@ use crate::backend::{
     KvCache, LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, ScreenedRows,
     Sequence, SnapshotError, Ssm, WeightData,
 };
+use crate::config::LatentConfig;
 use crate::rope::Angles;
 use crate::stage::Stage;
 
@@ -159,6 +161,40 @@ impl Cpu {
             conv::silu(&self.exec, channels, weights, input, window, &mut convolved)?;
             scan(&rows, &mut convolved, (before, after))?;
         }
+        Ok(())
+    }
+}
+
+impl Cpu {
+    /// Multiplies `part` of every head of each row with the matrix of the head, and calls `then` with the products of each
+    /// head, row after row.
+    fn multiply_heads(
+        &self,
+        w: &[&CpuLinear],
+        (heads, part): (ChunksExact<'_, f32>, Range<usize>),
+        then: impl FnOnce(&[Vec<f32>]),
+    ) -> Result<(), BackendError> {
+        let k = part.len();
+        let mut inputs = vec![Vec::with_capacity(heads.len() / w.len().max(1) * k); w.len()];
+        for (i, head) in heads.enumerate() {
+            inputs[i % w.len()].extend_from_slice(&head[part.clone()]);
+        }
+        let mut products: Vec<Vec<f32>> = Vec::with_capacity(w.len());
+        for (w, x) in w.iter().zip(&inputs) {
+            products.push(vec![0.0; x.len() / k.max(1) * w.source.n]);
+        }
+        let batches = w.iter().zip(&inputs).zip(&mut products);
+        let batches = batches.map(|((w, x), out)| {
+            Ok(gemm::Batch {
+                x,
+                outputs: vec![(w.matrix()?, &mut out[..])],
+            })
+        });
+        let mut batches = batches.collect::<Result<Vec<_>, BackendError>>()?;
+        let mut scratch = self.experts.lock().unwrap_or_else(PoisonError::into_inner);
+        gemm::linear_batches(&self.exec, k, &mut scratch.forms, &mut batches)?;
+        drop(batches);
+        then(&products);
         Ok(())
     }
 }
@@ -511,6 +547,66 @@ impl Backend for Cpu {
             vector::gate(&self.exec, &mut out.values, &gates)?;
         }
         Ok(())
+    }
+
+    fn latent_queries(
+        &self,
+        _: Stage,
+        inputs: backend::LatentInputs<'_, Cpu>,
+        q: &mut CpuBuffer,
+        k: &mut CpuBuffer,
+        v: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let LatentConfig {
+            kv_rank,
+            nope_dim,
+            rope_dim,
+            ..
+        } = *inputs.shape;
+        let (m, n_heads) = (inputs.q.n_rows(), inputs.w.len());
+        let own = nope_dim..nope_dim + rope_dim;
+        let heads = (inputs.q.values.chunks_exact(own.end), 0..nope_dim);
+        self.multiply_heads(inputs.w, heads, |products| {
+            q.shape(m, n_heads * (rope_dim + kv_rank));
+            let out = q.values.chunks_exact_mut(rope_dim + kv_rank);
+            for (i, (out, head)) in out.zip(inputs.q.values.chunks_exact(own.end)).enumerate() {
+                out[..rope_dim].copy_from_slice(&head[own.clone()]);
+                out[rope_dim..]
+                    .copy_from_slice(&products[i % n_heads][i / n_heads * kv_rank..][..kv_rank]);
+            }
+        })?;
+        for (out, is_key) in [(k, true), (v, false)] {
+            let out = out.shape(m, rope_dim + kv_rank);
+            let rows = (inputs.k_rope.values.chunks_exact(rope_dim))
+                .zip(inputs.latent.values.chunks_exact(kv_rank));
+            for (out, (rope, latent)) in out.chunks_exact_mut(rope_dim + kv_rank).zip(rows) {
+                match is_key {
+                    true => out[..rope_dim].copy_from_slice(rope),
+                    false => out[..rope_dim].fill(0.0),
+                }
+                out[rope_dim..].copy_from_slice(latent);
+            }
+        }
+        Ok(())
+    }
+
+    fn latent_values(
+        &self,
+        _: Stage,
+        shape: &LatentConfig,
+        x: &CpuBuffer,
+        w: &[&CpuLinear],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let (m, n_heads) = (x.n_rows(), w.len());
+        let (head_dim, value_dim) = (shape.head_dim(), shape.value_dim);
+        let heads = (x.values.chunks_exact(head_dim), shape.rope_dim..head_dim);
+        self.multiply_heads(w, heads, |products| {
+            out.shape(m, n_heads * value_dim);
+            for (i, out) in out.values.chunks_exact_mut(value_dim).enumerate() {
+                out.copy_from_slice(&products[i % n_heads][i / n_heads * value_dim..][..value_dim]);
+            }
+        })
     }
 
     fn gate(

@@ -33,9 +33,9 @@ use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeviceError,
-    DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct, KvCache, LayerContents,
-    LinearSource, LowRank, OUTPUT_GATES, OutputLayout, Product, SIGMOIDS, ScreenedRows, Sequence,
-    SnapshotError,
+    DeviceErrorKind, EXPERT_GROUPS, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
+    LayerContents, LinearSource, LowRank, OUTPUT_GATES, OutputLayout, Product, SIGMOIDS,
+    ScreenedRows, Sequence, SnapshotError,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -506,6 +506,9 @@ impl Backend for Gpu {
         routing: &Routing,
         routes: &mut GpuRoutes,
     ) -> Result<(), BackendError> {
+        if routing.groups.is_some() || routing.scale != 1.0 {
+            return Err(BackendError::Unsupported(EXPERT_GROUPS));
+        }
         if bias.is_some() || routing.gating != Gating::Softmax {
             return Err(BackendError::Unsupported(SIGMOIDS));
         }

@@ -22,9 +22,10 @@ use sterna_kernels::mamba::MambaShape;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeltaNet, ExpertInput,
-    ExpertMatrices, ExpertProduct, LayerContents, LinearSource, LowRank, OutputLayout, Product,
-    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm,
+    ExpertMatrices, ExpertProduct, LatentInputs, LayerContents, LinearSource, LowRank,
+    OutputLayout, Product, ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm,
 };
+use crate::config::LatentConfig;
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
 use crate::sampling::Sampling;
@@ -192,6 +193,16 @@ type OfScreen = <Cpu as Backend>::Screen;
 /// The vector on the CPU, where layers with states are.
 fn on_host(vector: &OfVector) -> Result<&Vec<f32>, BackendError> {
     vector.cpu().ok_or(BackendError::WrongDevice)
+}
+
+/// The matrices on the CPU, likewise.
+fn matrices_on_host<'a>(
+    matrices: &[&'a OfLinear],
+) -> Result<Vec<&'a <Cpu as Backend>::Linear>, BackendError> {
+    let own = matrices
+        .iter()
+        .map(|matrix| matrix.cpu().ok_or(BackendError::WrongDevice));
+    own.collect()
 }
 
 /// The sequences with their caches on the CPU.
@@ -581,6 +592,38 @@ impl Backend for Hybrid {
                 self.gpu()?.attention(attention, own, out.fill_on_gpu())
             }
         }
+    }
+
+    fn latent_queries(
+        &self,
+        stage: Stage,
+        inputs: LatentInputs<'_, Hybrid>,
+        q: &mut HybridBuffer,
+        k: &mut HybridBuffer,
+        v: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let inputs = LatentInputs {
+            shape: inputs.shape,
+            q: &*self.on_cpu(inputs.q)?,
+            k_rope: &*self.on_cpu(inputs.k_rope)?,
+            latent: &*self.on_cpu(inputs.latent)?,
+            w: &matrices_on_host(inputs.w)?,
+        };
+        let (q, k, v) = (q.fill_on_cpu(), k.fill_on_cpu(), v.fill_on_cpu());
+        self.cpu.latent_queries(stage, inputs, q, k, v)
+    }
+
+    fn latent_values(
+        &self,
+        stage: Stage,
+        shape: &LatentConfig,
+        x: &HybridBuffer,
+        w: &[&OfLinear],
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let (x, w) = (&*self.on_cpu(x)?, matrices_on_host(w)?);
+        self.cpu
+            .latent_values(stage, shape, x, &w, out.fill_on_cpu())
     }
 
     fn gate(

@@ -67,6 +67,19 @@ pub(crate) fn vector(
     Ok(values)
 }
 
+/// The matrix `[n, k]` whose columns are the rows of `bytes`, elements of any size.
+fn transposed(bytes: &[u8], n: usize, k: usize) -> Vec<u8> {
+    let size = bytes.len().checked_div(n * k).unwrap_or(0);
+    let mut out = Vec::with_capacity(bytes.len());
+    for row in 0..n {
+        for column in 0..k {
+            let at = (column * n + row) * size;
+            out.extend_from_slice(&bytes[at..at + size]);
+        }
+    }
+    out
+}
+
 /// The weights of a linear layer in the backend's form, repacked on `host` if need be.
 pub(crate) fn linear(
     host: &Exec,
@@ -85,6 +98,14 @@ pub(crate) fn linear(
         n_runs => {
             joined = Bytes::from(parts[..n_runs].concat());
             &joined
+        }
+    };
+    let turned;
+    let bytes = match recipe.transposed {
+        false => bytes,
+        true => {
+            turned = Bytes::from(transposed(bytes, n, k));
+            &turned
         }
     };
     let given_scale = match &recipe.scale {

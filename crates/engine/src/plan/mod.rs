@@ -15,18 +15,21 @@ use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
 use crate::backend::{
-    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, OUTPUT_GATES, ROTATIONS, SCALES,
-    SHARED_EXPERTS, SIGMOIDS, STATE_SPACES,
+    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, EXPERT_GROUPS, LATENT_ATTENTION,
+    OUTPUT_GATES, ROTATIONS, SCALES, SHARED_EXPERTS, SIGMOIDS, STATE_SPACES,
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
 use crate::family::SsmFamily;
 use crate::rope::RopeScaling;
 use crate::self_test::WeightForm;
-use crate::weights::{Layer, Weights};
+use crate::weights::{Layer, Mixer, Weights};
 pub(crate) use head::Head;
 pub use head::{HeadOptions, HeadScreen};
 use planner::{BitLinears, Planner};
+
+/// Blocks that predict several tokens at once, at most.
+const MAX_PREDICTING: usize = 64;
 
 /// Options that files don't determine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -214,6 +217,8 @@ pub(crate) struct LinearRecipe {
     pub(crate) precise: bool,
     /// Index in [`ModelPlan::rotations`] of what its rows were rotated by.
     pub(crate) rotation: Option<usize>,
+    /// Floats whose rows are the columns of the weight.
+    pub(crate) transposed: bool,
 }
 
 /// How a matrix is stored, and what it becomes.
@@ -298,6 +303,8 @@ impl ModelPlan {
         let bit_linears = BitLinears::of(hf, family)?;
         let mut planner = Planner::new(&config, catalog, bit_linears, *options, Some(model_type))?;
         let may_be_tied = hf.tie_word_embeddings.unwrap_or(family.hf_defaults.tied);
+        let n_predicting = hf.num_nextn_predict_layers.unwrap_or(0).min(MAX_PREDICTING);
+        planner.skip_blocks_after(config.n_layers + n_predicting);
         let weights = planner.weights(may_be_tied)?;
         if hf.attention_bias == Some(true) {
             planner.check_biases(&weights)?;
@@ -369,6 +376,12 @@ impl ModelPlan {
             (c.residual_scale != 1.0 || c.logit_scale != 1.0, SCALES),
             (c.family.parts.output_gates, OUTPUT_GATES),
             (c.hadamard.is_some(), ROTATIONS),
+            (c.latent.is_some(), LATENT_ATTENTION),
+            (
+                c.experts
+                    .is_some_and(|e| e.routing.groups.is_some() || e.routing.scale != 1.0),
+                EXPERT_GROUPS,
+            ),
             (
                 c.experts
                     .is_some_and(|e| e.routing.gating == Gating::Sigmoid),
@@ -453,6 +466,12 @@ impl ModelPlan {
             for experts in self.weights.layers.iter().filter_map(Layer::experts) {
                 let one = [&experts.gate, &experts.up, &experts.down].map(|ids| size(ids[0]));
                 per_token += routing.n_used as u64 * one.iter().sum::<u64>();
+            }
+        }
+        for layer in &self.weights.layers {
+            if let Mixer::Latent(latent) = &layer.mixer {
+                let up = latent.k_up.iter().chain(&latent.v_up);
+                per_token += up.map(|id| size(*id)).sum::<u64>();
             }
         }
         per_token * n_tokens as u64 + size(head.unwrap_or(self.weights.token_embd))

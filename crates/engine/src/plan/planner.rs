@@ -18,13 +18,13 @@ use super::{
     LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
     TensorRequest, Transform, VectorId, VectorRecipe, is_float, spelled,
 };
-use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
+use crate::config::{self, ExpertsConfig, LatentConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
 use crate::family::{Family, QkNorms, SsmFamily};
 use crate::rope::RopeScaling;
 use crate::weights::{
-    Attention, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock, Layer, Mamba,
-    Mixer, Projection, SharedExpert, Ssm, Weights,
+    Attention, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock,
+    LatentAttention, Layer, Mamba, Mixer, Projection, SharedExpert, Ssm, Weights,
 };
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
@@ -224,9 +224,11 @@ impl<'a> Planner<'a> {
     /// Leaves out blocks after those of the model, of `n_blocks` in all.
     pub(super) fn skip_blocks_after(&mut self, n_blocks: usize) {
         for i in self.config.n_layers..n_blocks {
-            let prefix = format!("blk.{i}.");
-            let of_block = self.catalog.iter().map(|entry| entry.name.as_str());
-            (self.used).extend(of_block.filter(|name| name.starts_with(&prefix)));
+            // Names of checkpoints that aren't known stay as they are.
+            let prefixes = [format!("blk.{i}."), format!("model.layers.{i}.")];
+            let is_of_block = |name: &&str| prefixes.iter().any(|prefix| name.starts_with(prefix));
+            let names = self.catalog.iter().map(|entry| entry.name.as_str());
+            self.used.extend(names.filter(is_of_block));
         }
     }
 
@@ -345,6 +347,10 @@ impl<'a> Planner<'a> {
         const CHECKED: &str = "a checked configuration has the heads of such layers";
         let mixer = match self.config.layers[i].mixer {
             MixerKind::Attention => Mixer::Attention(self.attention(i)?),
+            MixerKind::LatentAttention => {
+                let latent = self.config.latent.expect(CHECKED);
+                Mixer::Latent(self.latent_attention(i, &latent)?)
+            }
             MixerKind::Convolution => Mixer::Convolution(self.convolution(i)?),
             MixerKind::DeltaNet => {
                 let shape = self.config.delta.expect(CHECKED);
@@ -451,6 +457,111 @@ impl<'a> Planner<'a> {
             sub_norm,
             o,
         })
+    }
+
+    /// The latent attention of block `i`.
+    fn latent_attention(
+        &mut self,
+        i: usize,
+        shape: &LatentConfig,
+    ) -> Result<LatentAttention<LinearId, VectorId>, PlanError> {
+        let ModelConfig {
+            model_dim, n_heads, ..
+        } = *self.config;
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let LatentConfig {
+            kv_rank,
+            nope_dim,
+            rope_dim,
+            value_dim,
+            ..
+        } = *shape;
+        let queries = Rows::all(n_heads * shape.query_dim());
+        let (q_down, q) = match shape.q_rank {
+            Some(rank) => {
+                let down = self.projection(&name("attn_q_a"), Rows::all(rank), model_dim)?;
+                let norm = self.norm(&name("attn_q_a_norm"), rank)?;
+                let q = self.projection(&name("attn_q_b"), queries, rank)?;
+                (Some((down, norm)), q)
+            }
+            None => (None, self.projection(&name("attn_q"), queries, model_dim)?),
+        };
+        let mut part = |first, n| {
+            let stored = kv_rank + rope_dim;
+            self.projection(&name("attn_kv_a_mqa"), Rows { first, n, stored }, model_dim)
+        };
+        let (latent, k_rope) = (part(0, kv_rank)?, part(kv_rank, rope_dim)?);
+        let latent_norm = self.norm(&name("attn_kv_a_norm"), kv_rank)?;
+        let (mut k_up, mut v_up) = (Vec::new(), Vec::new());
+        let stored = n_heads * (nope_dim + value_dim);
+        let both = name("attn_kv_b");
+        let is_joined = self.find(&format!("{both}.weight")).is_some();
+        for head in 0..n_heads {
+            if !is_joined {
+                k_up.push(self.of_head(&name("attn_k_b"), head, [kv_rank, nope_dim])?);
+                v_up.push(self.of_head(&name("attn_v_b"), head, [value_dim, kv_rank])?);
+                continue;
+            }
+            let first = head * (nope_dim + value_dim);
+            let rows = |first, n| Rows { first, n, stored };
+            k_up.push(self.turned(&both, rows(first, nope_dim), kv_rank)?);
+            v_up.push(self.matrix(&both, rows(first + nope_dim, value_dim), kv_rank)?);
+        }
+        let o = self.projection(
+            &name("attn_output"),
+            Rows::all(model_dim),
+            n_heads * value_dim,
+        )?;
+        Ok(LatentAttention {
+            q_down,
+            q,
+            k_rope,
+            latent,
+            latent_norm,
+            k_up,
+            v_up,
+            o,
+        })
+    }
+
+    /// The matrix `[n, k]` of one head, of a tensor that has those of all.
+    fn of_head(
+        &mut self,
+        name: &str,
+        head: usize,
+        [n, k]: [usize; 2],
+    ) -> Result<LinearId, PlanError> {
+        let n_heads = self.config.n_heads;
+        let entry = self.require(&format!("{name}.weight"), &[n_heads, n, k])?;
+        expect_whole_blocks(entry, k)?;
+        let rows = Rows {
+            first: head * n,
+            n,
+            stored: n_heads * n,
+        };
+        let (part, recipe) = self.rows_of(name, entry, rows, k)?;
+        Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
+    }
+
+    /// Rows of a matrix of `k` columns as the columns of one.
+    fn turned(&mut self, name: &str, rows: Rows, k: usize) -> Result<LinearId, PlanError> {
+        let entry = self.require(&format!("{name}.weight"), &[rows.stored, k])?;
+        if !is_float(entry.dtype) {
+            return Err(PlanError::TensorType {
+                name: entry.name_in_file().to_owned(),
+                expected: "floats are needed where keys of heads aren't in a tensor of their own",
+                found: entry.dtype,
+            });
+        }
+        let (part, recipe) = self.rows_of(name, entry, rows, k)?;
+        let recipe = LinearRecipe {
+            n: k,
+            k: rows.n,
+            n_stored: k,
+            transposed: true,
+            ..recipe
+        };
+        Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
     }
 
     /// The short convolution of block `i`.
@@ -1049,6 +1160,7 @@ impl<'a> Planner<'a> {
             n_runs: 1,
             precise: self.config.has_heads_of_states(),
             rotation,
+            transposed: false,
         };
         if entry.dtype == DType::U8 {
             check_shape(entry, &[rows.stored.div_ceil(4), k])?;
@@ -1170,6 +1282,7 @@ impl<'a> Planner<'a> {
             n_runs: 1,
             precise: self.config.has_heads_of_states(),
             rotation,
+            transposed: false,
         };
         Ok((part, recipe))
     }

@@ -126,6 +126,21 @@ pub struct Config {
     pub attn_layer_offset: Option<usize>,
     pub expert_layer_period: Option<usize>,
     pub expert_layer_offset: Option<usize>,
+    /// Latent attention.
+    pub q_lora_rank: Option<usize>,
+    pub kv_lora_rank: Option<usize>,
+    pub qk_nope_head_dim: Option<usize>,
+    pub qk_rope_head_dim: Option<usize>,
+    pub v_head_dim: Option<usize>,
+    /// Experts of DeepSeek.
+    pub n_shared_experts: Option<usize>,
+    pub n_group: Option<usize>,
+    pub topk_group: Option<usize>,
+    pub topk_method: Option<String>,
+    pub scoring_func: Option<String>,
+    pub first_k_dense_replace: Option<usize>,
+    pub moe_layer_freq: Option<usize>,
+    pub num_nextn_predict_layers: Option<usize>,
     /// Factors of Falcon-H1.
     pub attention_in_multiplier: Option<f64>,
     pub attention_out_multiplier: Option<f64>,
@@ -279,6 +294,7 @@ impl Config {
             query_pre_attn_scalar: f64("query_pre_attn_scalar")?,
             num_experts: get("num_experts")
                 .or_else(|| get("num_local_experts"))
+                .or_else(|| get("n_routed_experts"))
                 .map(|n| n.count())
                 .transpose()?,
             num_experts_per_tok: count("num_experts_per_tok")?,
@@ -323,6 +339,19 @@ impl Config {
             attn_layer_offset: count("attn_layer_offset")?,
             expert_layer_period: count("expert_layer_period")?,
             expert_layer_offset: count("expert_layer_offset")?,
+            q_lora_rank: count("q_lora_rank")?,
+            kv_lora_rank: count("kv_lora_rank")?,
+            qk_nope_head_dim: count("qk_nope_head_dim")?,
+            qk_rope_head_dim: count("qk_rope_head_dim")?,
+            v_head_dim: count("v_head_dim")?,
+            n_shared_experts: count("n_shared_experts")?,
+            n_group: count("n_group")?,
+            topk_group: count("topk_group")?,
+            topk_method: string("topk_method")?,
+            scoring_func: string("scoring_func")?,
+            first_k_dense_replace: count("first_k_dense_replace")?,
+            moe_layer_freq: count("moe_layer_freq")?,
+            num_nextn_predict_layers: count("num_nextn_predict_layers")?,
             attention_in_multiplier: f64("attention_in_multiplier")?,
             attention_out_multiplier: f64("attention_out_multiplier")?,
             key_multiplier: f64("key_multiplier")?,
