@@ -296,14 +296,11 @@ pub trait Backend: Sized {
     /// ([`sterna_kernels::conv::silu`]): the first part of a layer whose state [`Backend::selective_scan`] has the rest
     /// of. The state in the cache becomes that after the batch once the cache advances.
     ///
-    /// Shapes: `input` and `out` are `[n_tokens, inner]`, `taps` is `[inner, n_taps]`, `bias` `[inner]`.
+    /// `out` becomes `[n_tokens, inner]`.
     fn causal_convolution(
         &self,
         _stage: Stage,
-        _shape: &MambaShape,
-        _taps: &Self::Vector,
-        _bias: Option<&Self::Vector>,
-        _input: &Self::Buffer,
+        _convolution: CausalConvolution<'_, Self>,
         _sequences: &mut [Sequence<'_, Self::Cache>],
         _out: &mut Self::Buffer,
     ) -> Result<(), BackendError> {
@@ -639,6 +636,18 @@ pub struct Ssm<'a, B: Backend> {
     pub xbc: &'a mut B::Buffer,
     /// `[n_tokens, n_heads]`.
     pub dt: &'a mut B::Buffer,
+}
+
+/// The inputs of [`Backend::causal_convolution`].
+pub struct CausalConvolution<'a, B: Backend> {
+    /// The channels, and the state that is behind the convolution's.
+    pub shape: MambaShape,
+    /// `[inner, n_taps]`.
+    pub taps: &'a B::Vector,
+    /// `[inner]`.
+    pub bias: Option<&'a B::Vector>,
+    /// `[n_tokens, inner]`.
+    pub input: &'a B::Buffer,
 }
 
 /// The inputs of [`Backend::selective_scan`], and its parameters.

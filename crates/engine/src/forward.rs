@@ -351,9 +351,14 @@ impl<B: Backend> Model<B> {
             (LinearLayer::SsmGate, &mamba.gate, &mut s.gate),
         ];
         self.project(Some(i), separate, &s.h, &mut s.normed, inputs)?;
-        let bias = mamba.conv_bias.as_ref();
         let sequences = &mut *batch.sequences;
-        be.causal_convolution(stage, &shape, &mamba.taps, bias, &s.q, sequences, &mut s.a)?;
+        let convolution = backend::CausalConvolution {
+            shape,
+            taps: &mamba.taps,
+            bias: mamba.conv_bias.as_ref(),
+            input: &s.q,
+        };
+        be.causal_convolution(stage, convolution, sequences, &mut s.a)?;
         let inputs = &mut [
             (LinearLayer::SsmDt, &mamba.dt_in, &mut s.k),
             (LinearLayer::SsmB, &mamba.b, &mut s.v),

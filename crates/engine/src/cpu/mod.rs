@@ -16,7 +16,7 @@ use sterna_kernels::delta::{DeltaInputs, delta_rule};
 use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
 use sterna_kernels::hadamard::Rotation;
-use sterna_kernels::mamba::{self, MambaInputs, MambaShape};
+use sterna_kernels::mamba::{self, MambaInputs};
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::ssm::{self, SsmInputs};
 use sterna_kernels::{Exec, Isa, ShapeError, conv, norm, rope, vector};
@@ -745,10 +745,12 @@ impl Backend for Cpu {
     fn causal_convolution(
         &self,
         stage: Stage,
-        shape: &MambaShape,
-        taps: &Vec<f32>,
-        bias: Option<&Vec<f32>>,
-        input: &CpuBuffer,
+        backend::CausalConvolution {
+            shape,
+            taps,
+            bias,
+            input,
+        }: backend::CausalConvolution<'_, Cpu>,
         sequences: &mut [Sequence<'_, CpuCache>],
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {

@@ -18,11 +18,10 @@ use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::experts::Routing;
-use sterna_kernels::mamba::MambaShape;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeltaNet, ExpertInput,
-    ExpertMatrices, ExpertProduct, LatentInputs, LayerContents, LinearSource, LowRank,
+    Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
+    ExpertInput, ExpertMatrices, ExpertProduct, LatentInputs, LayerContents, LinearSource, LowRank,
     OutputLayout, Product, ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm,
 };
 use crate::config::LatentConfig;
@@ -712,17 +711,18 @@ impl Backend for Hybrid {
     fn causal_convolution(
         &self,
         stage: Stage,
-        shape: &MambaShape,
-        taps: &OfVector,
-        bias: Option<&OfVector>,
-        input: &HybridBuffer,
+        convolution: CausalConvolution<'_, Hybrid>,
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let (taps, bias) = (on_host(taps)?, bias.map(on_host).transpose()?);
         let own = &mut caches_on_host(sequences)[..];
-        let input = &*self.on_cpu(input)?;
-        (self.cpu).causal_convolution(stage, shape, taps, bias, input, own, out.fill_on_cpu())
+        let convolution = CausalConvolution {
+            shape: convolution.shape,
+            taps: on_host(convolution.taps)?,
+            bias: convolution.bias.map(on_host).transpose()?,
+            input: &*self.on_cpu(convolution.input)?,
+        };
+        (self.cpu).causal_convolution(stage, convolution, own, out.fill_on_cpu())
     }
 
     fn selective_scan(
