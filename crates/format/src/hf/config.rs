@@ -444,7 +444,7 @@ impl QuantizationConfig {
 
 /// A lower and an upper bound, each of which may be infinite, which Transformers writes as an object.
 fn limits(node: &Node<'_>) -> Result<[Option<f64>; 2], ConfigError> {
-    let bounds = node.list(|n| Ok(n.f64().ok()))?;
+    let bounds = node.list(|n| Ok(n.f64().ok().filter(|bound| bound.is_finite())))?;
     match bounds.try_into() {
         Ok(bounds) => Ok(bounds),
         Err(bounds) => node.refuse("two bounds", format!("{} of them", bounds.len())),
@@ -509,6 +509,23 @@ mod tests {
             assert_eq!(config.eos_token_id, eos, "{json}");
             assert_eq!(config.pad_token_id, pad, "{json}");
         }
+    }
+
+    #[test]
+    fn infinite_bounds_come_in_several_forms() {
+        for text in [
+            "[0.0, Infinity]",
+            r#"[0, {"__float__": "Infinity"}]"#,
+            "[0.0, null]",
+        ] {
+            let config = parse(&format!(r#"{{"time_step_limit": {text}}}"#));
+            assert_eq!(config.time_step_limit, Some([Some(0.0), None]), "{text}");
+        }
+        let config = parse(r#"{"time_step_limit": [0.001, 0.1], "time_step_rank": "auto"}"#);
+        assert_eq!(config.time_step_limit, Some([Some(0.001), Some(0.1)]));
+        assert_eq!(config.time_step_rank, None);
+        let error = Config::parse(br#"{"time_step_limit": [1]}"#).unwrap_err();
+        assert!(error.to_string().contains("two bounds"), "{error}");
     }
 
     #[test]
