@@ -81,6 +81,11 @@ pub fn scan(
         ("scan: C", m * state_dim, c.len()),
         ("scan: a", shape.state(), a.len()),
         ("scan: d", inner, d.len()),
+        (
+            "scan: elements of a channel's state",
+            state_dim.max(1),
+            state_dim,
+        ),
         ("scan: state", shape.state(), before.len()),
         ("scan: next state", shape.state(), after.len()),
     ] {

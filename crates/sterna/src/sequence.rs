@@ -111,6 +111,16 @@ impl<B: Backend> Sequence<B> {
     /// is empty then.
     pub fn restore(&mut self, from: &mut dyn Read) -> Result<()> {
         self.reset();
+        let restored = self.read(from);
+        if restored.is_err() {
+            self.session.truncate(0);
+        }
+        self.ids = restored?;
+        Ok(())
+    }
+
+    /// Reads what was saved into the session; the ids of its tokens.
+    fn read(&mut self, from: &mut dyn Read) -> Result<Vec<u32>> {
         let mut hashed = Hashed::new(from);
         let (mut magic, mut n) = ([0; 16], [0; 8]);
         hashed.read_exact(&mut magic)?;
@@ -132,12 +142,10 @@ impl<B: Backend> Sequence<B> {
         let mut expected = [0; DIGEST_BYTES];
         from.read_exact(&mut expected)?;
         if digest != expected || self.session.len() as u64 != n {
-            self.session.truncate(0);
             bail!(HashMismatch, "saved sequence: it is damaged");
         }
         let (ids, _) = ids.as_chunks();
-        self.ids = ids.iter().copied().map(u32::from_ne_bytes).collect();
-        Ok(())
+        Ok(ids.iter().copied().map(u32::from_ne_bytes).collect())
     }
 
     /// Applies these adapters from the next step on ([`Session::set_adapters`]). Tokens that were computed

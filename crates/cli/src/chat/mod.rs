@@ -385,7 +385,7 @@ impl Chat {
         let sequence = self.scheduler.sequence_mut(self.sequence);
         let sequence = sequence.expect("the sequence is never taken out");
         if !self.options.saves_cache || sequence.is_empty() {
-            return Ok(());
+            return saved::remove_cache(file);
         }
         let n = sequence.len();
         match saved::save_cache(file, sequence) {
@@ -394,9 +394,12 @@ impl Chat {
                 saved::cache_of(file).display(),
                 output::Bytes(bytes)
             )),
-            Err(error) => output::note(format_args!(
-                "note: what was computed for them isn't saved: {error:#}"
-            )),
+            Err(error) => {
+                output::note(format_args!(
+                    "note: what was computed for them isn't saved: {error:#}"
+                ));
+                return saved::remove_cache(file);
+            }
         }
         Ok(())
     }
@@ -753,9 +756,22 @@ mod tests {
         bytes[middle] ^= 1;
         std::fs::write(&cache, &bytes).unwrap();
         assert!(saved::load_cache(Path::new(file), sequence).is_err());
-        assert!(sequence.is_empty());
+        assert!(sequence.is_empty() && sequence.session().is_empty());
+        // Cut off within its digest.
+        bytes[middle] ^= 1;
+        std::fs::write(&cache, &bytes[..bytes.len() - 3]).unwrap();
+        assert!(saved::load_cache(Path::new(file), sequence).is_err());
+        assert!(sequence.is_empty() && sequence.session().is_empty());
         say(&mut third, &[&format!("/load {file}")]);
         assert_eq!(third.sequence().len(), n_held);
+        // One of another conversation doesn't stay.
+        std::fs::write(&cache, &bytes).unwrap();
+        say(
+            &mut third,
+            &["/set save-cache off", &format!("/save {file}")],
+        );
+        assert!(!cache.exists());
+        say(&mut third, &["/set save-cache on"]);
         std::fs::write(&cache, "mine").unwrap();
         say(&mut third, &[&format!("/save {file}")]);
         assert_eq!(std::fs::read_to_string(&cache).unwrap(), "mine");

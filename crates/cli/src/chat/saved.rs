@@ -121,6 +121,20 @@ pub(super) fn save_cache(file: &Path, sequence: &mut Sequence<Device>) -> Result
     Ok(path.metadata().with_context(name)?.len())
 }
 
+/// Removes what was computed for an earlier conversation in `file`, if there is something.
+pub(super) fn remove_cache(file: &Path) -> Result<()> {
+    let path = cache_of(file);
+    let mut start = Vec::new();
+    let is_ours = match File::open(&path) {
+        Ok(old) => old.take(64).read_to_end(&mut start).is_ok() && is_saved(&start),
+        Err(_) => false,
+    };
+    match is_ours {
+        true => std::fs::remove_file(&path).with_context(|| path.display().to_string()),
+        false => Ok(()),
+    }
+}
+
 /// Reads it into `sequence`; whether there is a file.
 pub(super) fn load_cache(file: &Path, sequence: &mut Sequence<Device>) -> Result<bool> {
     let path = cache_of(file);

@@ -401,7 +401,17 @@ fn experts(hf: &Config, family: &Family) -> Result<Option<ExpertsConfig>, PlanEr
         _ => hf.num_experts,
     };
     let ffn_dim = hf.moe_intermediate_size.or(hf.intermediate_size);
-    let scale = hf.routed_scaling_factor.unwrap_or(1.0);
+    // What depends on defaults would be wrong without a sign.
+    let scale = match hf.routed_scaling_factor {
+        None if family.latent => {
+            return Err(PlanError::config(
+                "routed_scaling_factor",
+                "a number",
+                "nothing",
+            ));
+        }
+        factor => factor.unwrap_or(1.0),
+    };
     if scale != 1.0 && !family.latent {
         let factor = scale;
         return Err(PlanError::config("routed_scaling_factor", "1", factor));
@@ -455,6 +465,10 @@ fn expert_groups(hf: &Config, family: &Family) -> Result<Option<ExpertGroups>, P
         return Err(PlanError::config("moe_layer_freq", "1", found));
     }
     let is_grouped = is_sigmoid || method == Some("group_limited_greedy");
+    if is_sigmoid {
+        required("n_group", hf.n_group)?;
+        required("topk_group", hf.topk_group)?;
+    }
     let groups = match (hf.n_group, hf.topk_group) {
         (Some(n_groups), Some(n_used)) if is_grouped && n_groups > 1 => {
             Some(ExpertGroups { n_groups, n_used })
@@ -468,6 +482,9 @@ fn expert_groups(hf: &Config, family: &Family) -> Result<Option<ExpertGroups>, P
 fn latent(hf: &Config, family: &Family) -> Result<Option<LatentConfig>, PlanError> {
     if !family.latent {
         return Ok(None);
+    }
+    if hf.rope_interleave == Some(false) {
+        return Err(PlanError::config("rope_interleave", "true", "false"));
     }
     Ok(Some(LatentConfig {
         q_rank: hf.q_lora_rank,

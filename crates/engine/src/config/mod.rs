@@ -183,6 +183,11 @@ impl LatentConfig {
     }
 
     fn check(&self, n_heads: usize) -> Result<(), PlanError> {
+        // Each has matrices of its own.
+        if n_heads > MAX_DELTA {
+            let expected = format!("at most {MAX_DELTA} with latent attention");
+            return Err(PlanError::config("heads", expected, n_heads));
+        }
         for (what, value) in [
             ("rank of queries", self.q_rank.unwrap_or(1)),
             ("rank of keys and values", self.kv_rank),

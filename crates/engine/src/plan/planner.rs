@@ -745,18 +745,25 @@ impl<'a> Planner<'a> {
             let stored = dt_rank + 2 * state_dim;
             self.projection(&name("ssm_x"), Rows { first, n, stored }, inner)
         };
+        let (dt_in, b) = (part(0, dt_rank)?, part(dt_rank, state_dim)?);
+        let c = part(dt_rank + state_dim, state_dim)?;
+        let has_norms = self.config.family.ssm == Some(SsmFamily::Jamba);
+        let dt = self.projection(&name("ssm_dt"), Rows::all(inner), dt_rank)?;
+        if dt.bias.is_none() {
+            return Err(self.missing(&name("ssm_dt.bias"), &[inner]));
+        }
         Ok(Mamba {
             input,
             gate,
-            dt_in: part(0, dt_rank)?,
-            b: part(dt_rank, state_dim)?,
-            c: part(dt_rank + state_dim, state_dim)?,
+            dt_in,
+            b,
+            c,
             taps: self.taps(&name("ssm_conv1d.weight"), inner)?,
             conv_bias: self.conv_bias(i, inner)?,
-            dt_norm: self.optional_norm(&name("ssm_dt_norm"), dt_rank, false)?,
-            b_norm: self.optional_norm(&name("ssm_b_norm"), state_dim, false)?,
-            c_norm: self.optional_norm(&name("ssm_c_norm"), state_dim, false)?,
-            dt: self.projection(&name("ssm_dt"), Rows::all(inner), dt_rank)?,
+            dt_norm: self.optional_norm(&name("ssm_dt_norm"), dt_rank, has_norms)?,
+            b_norm: self.optional_norm(&name("ssm_b_norm"), state_dim, has_norms)?,
+            c_norm: self.optional_norm(&name("ssm_c_norm"), state_dim, has_norms)?,
+            dt,
             a: self.decay(&name("ssm_a"), shape.state())?,
             d: self.vector(&name("ssm_d"), inner, Transform::None)?,
             output: self.projection(&name("ssm_out"), Rows::all(dim), inner)?,

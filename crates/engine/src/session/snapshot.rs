@@ -23,6 +23,7 @@ impl<B: Backend> Session<B> {
     pub fn save(&mut self, to: &mut dyn Write) -> Result<(), SaveError> {
         self.discard_lookahead();
         let len = self.len();
+        let proof = self.probe()?;
         to.write_all(&MAGIC.to_ne_bytes())?;
         for (_, count) in self.counts(len) {
             to.write_all(&count.to_ne_bytes())?;
@@ -30,7 +31,7 @@ impl<B: Backend> Session<B> {
         for layer in 0..self.model.config.n_layers {
             self.model.backend.save_layer(&mut self.cache, layer, to)?;
         }
-        for value in self.probe()? {
+        for value in proof {
             to.write_all(&value.to_ne_bytes())?;
         }
         Ok(())

@@ -141,6 +141,8 @@ pub struct Config {
     pub first_k_dense_replace: Option<usize>,
     pub moe_layer_freq: Option<usize>,
     pub num_nextn_predict_layers: Option<usize>,
+    /// Whether elements that rotate together are adjacent.
+    pub rope_interleave: Option<bool>,
     /// Factors of Falcon-H1.
     pub attention_in_multiplier: Option<f64>,
     pub attention_out_multiplier: Option<f64>,
@@ -351,6 +353,7 @@ impl Config {
             scoring_func: string("scoring_func")?,
             first_k_dense_replace: count("first_k_dense_replace")?,
             moe_layer_freq: count("moe_layer_freq")?,
+            rope_interleave: bool("rope_interleave")?,
             num_nextn_predict_layers: count("num_nextn_predict_layers")?,
             attention_in_multiplier: f64("attention_in_multiplier")?,
             attention_out_multiplier: f64("attention_out_multiplier")?,
