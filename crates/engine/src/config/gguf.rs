@@ -363,7 +363,6 @@ impl<'a> Keys<'a> {
 
     /// The scale of its query-key products, which depends on how far the context is stretched.
     fn latent_scale(&self, latent: &LatentConfig) -> Result<f32, PlanError> {
-        let plain = 1.0 / (latent.query_dim() as f64).sqrt();
         let stretch = match self.float("rope.scaling.yarn_log_multiplier")? {
             // A tenth of what configurations call `mscale_all_dim`.
             Some(strength) => {
@@ -372,7 +371,7 @@ impl<'a> Keys<'a> {
             }
             None => 1.0,
         };
-        Ok((plain * stretch * stretch) as f32)
+        Ok(latent.attn_scale(stretch))
     }
 
     /// The heads of gated delta nets.

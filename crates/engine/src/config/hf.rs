@@ -88,7 +88,6 @@ impl ModelConfig {
             let scalar = hf.query_pre_attn_scalar.unwrap_or(GEMMA_ATTN_SCALAR);
             (1.0 / scalar.sqrt()) as f32
         } else if let Some(latent) = &latent {
-            let plain = 1.0 / (latent.query_dim() as f64).sqrt();
             let rope = hf.rope("full_attention");
             let stretch = match (rope.rope_type.as_deref(), rope.mscale_all_dim) {
                 (Some("yarn"), Some(strength)) => {
@@ -96,7 +95,7 @@ impl ModelConfig {
                 }
                 _ => 1.0,
             };
-            (plain * stretch * stretch) as f32
+            latent.attn_scale(stretch)
         } else {
             (1.0 / (head_dim as f64).sqrt()) as f32
         };

@@ -177,6 +177,12 @@ impl LatentConfig {
         self.rope_dim.saturating_add(self.kv_rank)
     }
 
+    /// Scale of query-key products where YaRN scales queries and keys by `stretch`.
+    pub(crate) fn attn_scale(&self, stretch: f64) -> f32 {
+        let plain = 1.0 / (self.query_dim() as f64).sqrt();
+        (plain * stretch * stretch) as f32
+    }
+
     /// Elements of a head's queries.
     pub fn query_dim(&self) -> usize {
         self.nope_dim.saturating_add(self.rope_dim)

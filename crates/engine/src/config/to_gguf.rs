@@ -292,7 +292,7 @@ impl ModelConfig {
     fn put_what_others_do_not_read(&self, out: &mut Keys, named: &Family) -> Result<(), PlanError> {
         let (n_layers, model_dim) = (self.n_layers, self.model_dim);
         let scale = match &self.latent {
-            Some(latent) => (1.0 / (latent.query_dim() as f64).sqrt()) as f32,
+            Some(latent) => latent.attn_scale(1.0),
             None => (self.family).attn_scale(n_layers, model_dim, self.n_heads, self.head_dim),
         };
         if self.attn_scale != scale {

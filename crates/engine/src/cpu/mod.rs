@@ -149,20 +149,36 @@ impl Cpu {
             .convolved
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut first = 0;
-        for Sequence { cache, n_rows } in sequences {
-            let rows = first..first + *n_rows;
-            first = rows.end;
-            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_window + n_state);
-            let (window, before) = before.split_at(n_window);
-            let (next_window, after) = after.split_at_mut(n_window);
-            let (input, window) = (input.rows(&rows), (window, next_window));
-            convolved.resize(input.len(), 0.0);
-            conv::silu(&self.exec, channels, weights, input, window, &mut convolved)?;
-            scan(&rows, &mut convolved, (before, after))?;
-        }
-        Ok(())
+        for_states(
+            stage,
+            n_window + n_state,
+            sequences,
+            |rows, (before, after)| {
+                let (window, before) = before.split_at(n_window);
+                let (next_window, after) = after.split_at_mut(n_window);
+                let (input, window) = (input.rows(rows), (window, next_window));
+                convolved.resize(input.len(), 0.0);
+                conv::silu(&self.exec, channels, weights, input, window, &mut convolved)?;
+                scan(rows, &mut convolved, (before, after))
+            },
+        )
     }
+}
+
+/// Calls `compute` with the range of rows of each sequence, and the state of the layer, `n` values, before them and after.
+fn for_states(
+    stage: Stage,
+    n: usize,
+    sequences: &mut [Sequence<'_, CpuCache>],
+    mut compute: impl FnMut(&Range<usize>, (&[f32], &mut [f32])) -> Result<(), ShapeError>,
+) -> Result<(), BackendError> {
+    let mut first = 0;
+    for Sequence { cache, n_rows } in sequences {
+        let rows = first..first + *n_rows;
+        first = rows.end;
+        compute(&rows, cache.state(stage.layer.unwrap_or(0), n))?;
+    }
+    Ok(())
 }
 
 impl Cpu {
@@ -639,15 +655,10 @@ impl Backend for Cpu {
         let dim = input.width / 3;
         let n_state = taps.len().saturating_sub(dim);
         out.shape(input.n_rows(), dim);
-        let mut first = 0;
-        for Sequence { cache, n_rows } in sequences {
-            let rows = first..first + *n_rows;
-            first = rows.end;
-            let state = cache.state(stage.layer.unwrap_or(0), n_state);
-            let (input, out) = (input.rows(&rows), out.rows_mut(&rows));
-            conv::gated(&self.exec, dim, taps, input, state, out)?;
-        }
-        Ok(())
+        for_states(stage, n_state, sequences, |rows, state| {
+            let (input, out) = (input.rows(rows), out.rows_mut(rows));
+            conv::gated(&self.exec, dim, taps, input, state, out)
+        })
     }
 
     fn delta_net(
@@ -758,18 +769,17 @@ impl Backend for Cpu {
         let inner = input.width;
         let n_window = taps.len().saturating_sub(inner);
         out.shape(input.n_rows(), inner);
-        let mut first = 0;
-        for Sequence { cache, n_rows } in sequences {
-            let rows = first..first + *n_rows;
-            first = rows.end;
-            // The scan fills in the rest.
-            let n_state = n_window + shape.state();
-            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_state);
-            let window = (&before[..n_window], &mut after[..n_window]);
-            let (input, out) = (input.rows(&rows), out.rows_mut(&rows));
-            conv::silu(&self.exec, inner, weights, input, window, out)?;
-        }
-        Ok(())
+        // The scan fills in the rest.
+        for_states(
+            stage,
+            n_window + shape.state(),
+            sequences,
+            |rows, (before, after)| {
+                let window = (&before[..n_window], &mut after[..n_window]);
+                let (input, out) = (input.rows(rows), out.rows_mut(rows));
+                conv::silu(&self.exec, inner, weights, input, window, out)
+            },
+        )
     }
 
     fn selective_scan(
@@ -782,23 +792,23 @@ impl Backend for Cpu {
         let shape = scan.shape;
         let n_window = scan.n_taps.saturating_sub(1) * shape.inner;
         out.shape(scan.x.n_rows(), shape.inner);
-        let mut first = 0;
-        for Sequence { cache, n_rows } in sequences {
-            let rows = first..first + *n_rows;
-            first = rows.end;
-            let n_state = n_window + shape.state();
-            let (before, after) = cache.state(stage.layer.unwrap_or(0), n_state);
-            let inputs = MambaInputs {
-                x: scan.x.rows(&rows),
-                dt: scan.dt.rows(&rows),
-                b: scan.b.rows(&rows),
-                c: scan.c.rows(&rows),
-                a: scan.a,
-                d: scan.d,
-            };
-            let state = (&before[n_window..], &mut after[n_window..]);
-            mamba::scan(&self.exec, &shape, &inputs, state, out.rows_mut(&rows))?;
-        }
+        for_states(
+            stage,
+            n_window + shape.state(),
+            sequences,
+            |rows, (before, after)| {
+                let inputs = MambaInputs {
+                    x: scan.x.rows(rows),
+                    dt: scan.dt.rows(rows),
+                    b: scan.b.rows(rows),
+                    c: scan.c.rows(rows),
+                    a: scan.a,
+                    d: scan.d,
+                };
+                let state = (&before[n_window..], &mut after[n_window..]);
+                mamba::scan(&self.exec, &shape, &inputs, state, out.rows_mut(rows))
+            },
+        )?;
         let gate = scan.gate;
         activation::gate(&self.exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
