@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What .ci/run leaves out for its time: the release build, GPUs that fail in all ways, the oldest Rust, macOS, Miri, and
-# Windows under Wine.
+# What .ci/run leaves out for its time: the release build, the npm package as it is published with all of its tests in
+# browsers, the oldest Rust, macOS, Miri, and Windows under Wine.
 #
 # Needs what .ci/run needs; besides, from rustup: x86_64-pc-windows-gnu and aarch64-apple-darwin, the oldest
 # toolchain that Cargo.toml promises, nightly with miri and rust-src; from Debian's packages MinGW and Wine.
@@ -71,12 +71,21 @@ tale() {
 step "release build" cargo build --release -p sterna-cli
 step "a tale of the release" tale "$target/release/sterna"
 
-# GPUs that compute each kernel of a model wrongly, which take long to be found on a software adapter.
-if command -v node >/dev/null && [ -f packages/sterna/dist/wasm/sterna_web_bg.wasm ]; then
-  step "GPUs that fail in a browser" env STERNA="$target/release/sterna" \
-    node packages/sterna/test/browser/run.mjs --all GPU
+# The npm package as it is published. Then models of every family on a browser's GPU, and GPUs that compute each kernel of
+# a model wrongly: on a software adapter they take long.
+npm_package() (
+  cd packages/sterna
+  npm ci --no-audit --no-fund
+  npm run build
+  npm run gates
+)
+if command -v node >/dev/null; then
+  step "the engine of the npm package" scripts/build-web.sh
+  step "the npm package" npm_package
+  step "the npm package in browsers, all of it" env STERNA="$target/release/sterna" \
+    node packages/sterna/test/browser/run.mjs --all
 else
-  skip "GPUs that fail in a browser" "no npm package (scripts/build-web.sh; npm run build in packages/sterna)"
+  skip "the npm package" "no Node.js"
 fi
 
 oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)

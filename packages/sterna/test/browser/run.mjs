@@ -1,15 +1,18 @@
-// The package in real browsers: node test/browser/run.mjs [--fake] [--all] [NAME…]
+// The package in real browsers: node test/browser/run.mjs [--fake] [--all] [--except NAME] [NAME…]
 //
 // With the engine in dist/wasm, models of ../../testdata; with --fake the engine of test/fake-engine.mjs and
-// files made here, which tries the storage, the locks and the Worker. With --all GPUs fail in more ways. Names
-// choose tests that contain one.
+// files made here, which tries the storage, the locks and the Worker. With --all more models run on the GPU, which
+// fails in more ways. Names choose tests that contain one; --except leaves out those that contain its.
 // The native program, for what is compared with it, is STERNA or in target.
 import { existsSync } from 'node:fs'
+import { parseArgs } from 'node:util'
 import { executable } from './browser.mjs'
 
 const has = file => existsSync(new URL(`../../${file}`, import.meta.url))
-const fake = process.argv.includes('--fake')
-const only = process.argv.slice(2).filter(arg => !arg.startsWith('--'))
+const { values: { fake, except }, positionals: only } = parseArgs({
+  options: { fake: { type: 'boolean' }, all: { type: 'boolean' }, except: { type: 'string' } },
+  allowPositionals: true,
+})
 const skipAll = why => { console.log(`SKIPPED: ${why}`); process.exit(0) }
 if (!executable) skipAll('no Chromium (apt-get install chromium, or set CHROMIUM)')
 if (!has('dist/index.js')) skipAll('no dist (npm run build)')
@@ -21,7 +24,7 @@ let failed = 0
 for (const suite of suites) {
   const { tests } = await import(`./${suite}.mjs`)
   for (const [name, test] of Object.entries(tests)) {
-    if (only.length && !only.some(part => name.includes(part))) continue
+    if (only.length && !only.some(part => name.includes(part)) || except && name.includes(except)) continue
     const started = performance.now()
     let timer
     try {

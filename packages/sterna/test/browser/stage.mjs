@@ -11,6 +11,8 @@ export const root = fileURLToPath(new URL('../..', import.meta.url))
 export const repository = path.join(root, '../..')
 export const testdata = path.join(repository, 'testdata')
 export const fake = process.argv.includes('--fake')
+/** Whether what takes long runs, too. */
+export const all = process.argv.includes('--all')
 export const MIB = 1 << 20
 
 /** Thrown by a test that can't run here. */
