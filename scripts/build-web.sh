@@ -24,20 +24,20 @@ if [ "$("$tools/bin/wasm-bindgen" --version 2>/dev/null)" != "wasm-bindgen $vers
   # Into a target of its own: its dependencies are no others'. Five modules take less time to bind than it takes to
   # optimise what binds them.
   quick=()
-  [ "$profile" = wasm ] || quick=(env CARGO_PROFILE_RELEASE_OPT_LEVEL=1)
+  [ "$profile" = wasm ] || quick=(env CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off)
   "${quick[@]}" cargo install wasm-bindgen-cli --version "$version" --no-default-features --bin wasm-bindgen \
     --root "$tools" --target-dir "$tools/target" --quiet
 fi
 
-# module NAME TARGET [CRATE]: binds what was compiled, and says how large it is.
+# module NAME [CRATE]: binds what was compiled, and says how large it is.
 #
 # wasm-opt is for the module of constraints alone, which has what another interface exports. It makes the engine no
 # smaller in brotli, and with -O3 slower: a token of an answer took 1.3 to 1.8 times as long.
 module() {
-  local out=$dist/$1 compiled=$2 crate=${3:-sterna_web}
+  local out=$dist/$1 crate=${2:-sterna_web}
   mkdir -p "$out"
   "$tools/bin/wasm-bindgen" --target web --no-typescript --remove-name-section --remove-producers-section \
-    --out-dir "$out" "$compiled/wasm32-unknown-unknown/$profile/$crate.wasm"
+    --out-dir "$out" "$target/web/wasm32-unknown-unknown/$profile/$crate.wasm"
   local wasm=$out/${crate}_bg.wasm wasm_opt=packages/sterna/node_modules/.bin/wasm-opt file brotli
   if [ "$crate" = sterna_constraint_web ]; then
     node packages/sterna/scripts/without-exports.mjs "$wasm" llg_
@@ -85,25 +85,26 @@ if ! rustup target add wasm32-unknown-unknown || ! rustup component add rust-src
   plain=(cargo +wasm) threads=(cargo +wasm-threads)
   small=
 fi
-build=(build --target wasm32-unknown-unknown --profile "$profile")
+# Into one folder, which keeps what the builds have in common, such as macros.
+build=(build --target wasm32-unknown-unknown --profile "$profile" --target-dir "$target/web")
 flags="${RUSTFLAGS:-} $small"
 for i in "${kinds[@]}"; do
   RUSTFLAGS="$flags -Ctarget-feature=${simd[i]}" \
-    "${plain[@]}" "${build[@]}" --target-dir "$target/wasm-plain" -p sterna-web
-  module "wasm${suffix[i]}" "$target/wasm-plain"
+    "${plain[@]}" "${build[@]}" -p sterna-web
+  module "wasm${suffix[i]}"
 done
 both wasm
 # By itself: together with the engine, its dependencies would have the features that either needs. Grammars are read
 # recursively: its stack should not end before the browser's.
 RUSTFLAGS="$flags -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=4194304" \
-  "${plain[@]}" "${build[@]}" --target-dir "$target/wasm-plain" -p sterna-constraint-web
-module wasm-constraint "$target/wasm-plain" sterna_constraint_web
+  "${plain[@]}" "${build[@]}" -p sterna-constraint-web
+module wasm-constraint sterna_constraint_web
 
 links=(--shared-memory --import-memory --max-memory=4294967296
   --export=__wasm_init_tls --export=__tls_size --export=__tls_align --export=__tls_base)
 for i in "${kinds[@]}"; do
   RUSTFLAGS="$flags -Ctarget-feature=${simd[i]},+atomics,+bulk-memory,+mutable-globals ${links[*]/#/-Clink-arg=}" \
-    "${threads[@]}" "${build[@]}" --target-dir "$target/wasm-threads" -p sterna-web
-  module "wasm-threads${suffix[i]}" "$target/wasm-threads"
+    "${threads[@]}" "${build[@]}" -p sterna-web
+  module "wasm-threads${suffix[i]}"
 done
 both wasm-threads

@@ -14,7 +14,7 @@ mod model;
 mod options;
 mod remote;
 #[cfg(target_feature = "atomics")]
-mod threads;
+pub mod threads;
 
 use sterna_delivery::hash::{Algorithm, digest_of};
 use wasm_bindgen::prelude::wasm_bindgen;
