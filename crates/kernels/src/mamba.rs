@@ -164,7 +164,7 @@ multiversion! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{exec_matrix, floats};
+    use crate::test_data::{expect_scan, floats};
 
     struct Case {
         shape: MambaShape,
@@ -260,22 +260,12 @@ mod tests {
         for (inner, state_dim, m) in [(64, 16, 12), (70, 5, 7), (33, 24, 9), (1, 1, 3)] {
             let case = case(inner, state_dim, m);
             let want = expected(&case);
-            let mut first = None;
-            for exec in exec_matrix() {
-                for chunk in [1, 4, m] {
-                    let got = computed(&exec, &case, chunk);
-                    assert_eq!(got.0.len(), want.len());
-                    for (i, (got, want)) in got.0.iter().zip(&want).enumerate() {
-                        let error = (f64::from(*got) - want).abs();
-                        assert!(
-                            error < 1e-5 * want.abs().max(1.0),
-                            "{inner} {state_dim} {i}: {got}, not {want}"
-                        );
-                    }
-                    let first = first.get_or_insert_with(|| got.clone());
-                    assert_eq!(*first, got, "{inner} {state_dim} {chunk} {exec:?}");
-                }
-            }
+            expect_scan(
+                format_args!("{inner} {state_dim}"),
+                m,
+                &want,
+                |exec, chunk| computed(exec, &case, chunk),
+            );
         }
     }
 

@@ -173,7 +173,7 @@ multiversion! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_data::{exec_matrix, floats};
+    use crate::test_data::{expect_scan, floats};
 
     struct Case {
         shape: SsmShape,
@@ -268,22 +268,9 @@ mod tests {
         ] {
             let case = case(shape, m);
             let want = expected(&case);
-            let mut first = None;
-            for exec in exec_matrix() {
-                for chunk in [1, 4, m] {
-                    let got = computed(&exec, &case, chunk);
-                    assert_eq!(got.0.len(), want.len());
-                    for (i, (got, want)) in got.0.iter().zip(&want).enumerate() {
-                        let error = (f64::from(*got) - want).abs();
-                        assert!(
-                            error < 1e-5 * want.abs().max(1.0),
-                            "{shape:?} {i}: {got}, not {want}"
-                        );
-                    }
-                    let first = first.get_or_insert_with(|| got.clone());
-                    assert_eq!(*first, got, "{shape:?} {chunk} {exec:?}");
-                }
-            }
+            expect_scan(format_args!("{shape:?}"), m, &want, |exec, chunk| {
+                computed(exec, &case, chunk)
+            });
         }
     }
 

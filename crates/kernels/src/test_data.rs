@@ -1,5 +1,7 @@
 //! Shared by the tests of several kernels.
 
+use std::fmt::Display;
+
 use crate::{Exec, Isa};
 
 /// A small generator, the same numbers everywhere.
@@ -40,4 +42,30 @@ pub(crate) fn exec_matrix() -> Vec<Exec> {
     Isa::available()
         .flat_map(|isa| (1..=most_threads).map(move |n| Exec::new(n, isa)))
         .collect()
+}
+
+/// Expects `computed`, the answers and the last state of a scan of `m` positions in chunks, to be the answers `want` within
+/// a relative 1e-5, and the same bits on every machine and in chunks of every length.
+pub(crate) fn expect_scan(
+    what: impl Display,
+    m: usize,
+    want: &[f64],
+    computed: impl Fn(&Exec, usize) -> (Vec<f32>, Vec<f32>),
+) {
+    let mut first = None;
+    for exec in exec_matrix() {
+        for chunk in [1, 4, m] {
+            let got = computed(&exec, chunk);
+            assert_eq!(got.0.len(), want.len());
+            for (i, (got, want)) in got.0.iter().zip(want).enumerate() {
+                let error = (f64::from(*got) - want).abs();
+                assert!(
+                    error < 1e-5 * want.abs().max(1.0),
+                    "{what} {i}: {got}, not {want}"
+                );
+            }
+            let first = first.get_or_insert_with(|| got.clone());
+            assert_eq!(*first, got, "{what} {chunk} {exec:?}");
+        }
+    }
 }
