@@ -75,11 +75,12 @@ step "a tale of the release" tale "$target/release/sterna"
 # a model wrongly: on a software adapter they take long.
 npm_package() (
   cd packages/sterna
-  npm ci --no-audit --no-fund
   npm run build
   npm run gates
 )
 if command -v node >/dev/null; then
+  # With wasm-opt, which it takes for the module of constraints.
+  step "what the npm package is built with" npm --prefix packages/sterna ci --no-audit --no-fund
   step "the engine of the npm package" scripts/build-web.sh
   step "the npm package" npm_package
   step "the npm package in browsers, all of it" env STERNA="$target/release/sterna" \

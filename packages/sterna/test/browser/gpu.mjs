@@ -82,7 +82,7 @@ const alter = (from, to) => {
     return createShaderModule.call(this, { ...descriptor, code: descriptor.code.replaceAll(from, to) })
   }
 }
-/** What is altered, into what, and what the refusal names; those that take long to be tried only where all is. */
+/** What is altered, into what, and what the refusal names. */
 const KERNELS = {
   'a matrix product': ['(value.x, old.x + value.x', '(1.5 * value.x, old.x + value.x', 'product'],
   'quantization': ['bitcast<u32>(scale)', 'bitcast<u32>(1.5 * scale)', 'product'],
@@ -96,6 +96,7 @@ const KERNELS = {
   'attention of a token': ['all.x / all.y', 'all.x', 'attention of a token'],
 }
 
+/** The others take longer to be found. */
 const QUICK = ['a matrix product', 'quantization', 'a norm', 'an activation', 'a residual within a product']
 const planted = Object.entries(KERNELS).filter(([name]) => all || QUICK.includes(name))
 
