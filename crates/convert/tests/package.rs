@@ -365,6 +365,12 @@ fn experts_are_groups_of_their_own() {
             "layer.2.expert.3",
         ),
         (
+            "reference-mixtures/hf/gpt-oss-mxfp4",
+            "mixtral",
+            json!({"numExperts": 4, "numExpertsPerToken": 2}),
+            "layer.1.expert.2",
+        ),
+        (
             "reference-states/hf/qwen3.5-moe",
             "mixtral",
             json!({"numExperts": 8, "numExpertsPerToken": 2, "sharedExperts": 1}),

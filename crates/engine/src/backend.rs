@@ -352,7 +352,7 @@ pub trait Backend: Sized {
         routes: &mut Self::Routes,
     ) -> Result<(), BackendError>;
 
-    /// `out[r] ← x[r] · wᵀ` for each of `products` and every route `r`, with the matrix of its expert; all
+    /// `out[r] ← x[r] · wᵀ + bias` for each of `products` and every route `r`, with those of its expert; all
     /// read the same `x`, which has a row as `input` says. The order of routes is the backend's own.
     fn linear_experts(
         &self,
@@ -517,6 +517,8 @@ pub struct ExpertProduct<'a, B: Backend> {
     pub stage: Stage,
     /// `[n, k]` for each expert.
     pub w: Vec<&'a B::Linear>,
+    /// Added to the outputs, `[n_experts, n]`.
+    pub bias: Option<&'a B::Vector>,
     /// `[n_routes, n]`.
     pub out: &'a mut B::Buffer,
 }
@@ -572,6 +574,8 @@ pub struct Attention<'a, B: Backend> {
     pub eps: f32,
     /// Rotates the heads of queries and keys, after the norms.
     pub rope: Option<Rotation<'a>>,
+    /// Of each query head, the score of a position whose value is zero, `[n_heads]`.
+    pub sinks: Option<&'a B::Vector>,
 }
 
 /// The inputs of [`Backend::latent_queries`], as the projections computed them.

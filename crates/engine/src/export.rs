@@ -25,8 +25,8 @@ use crate::plan::{
     VectorId, is_float,
 };
 use crate::weights::{
-    Attention, Convolution, DeltaNet, Experts, FeedForward, LatentAttention, Mamba, Mixer,
-    Projection, SharedExpert, Ssm,
+    Attention, Convolution, DeltaNet, ExpertBiases, Experts, FeedForward, LatentAttention, Mamba,
+    Mixer, Projection, SharedExpert, Ssm,
 };
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
@@ -328,7 +328,7 @@ impl Exporter {
                 } else {
                     let stored = ExportedData::Blocks {
                         dtype: recipe.dtype,
-                        bytes: parts[0].clone(),
+                        bytes: recipe.every.of(&parts[0], recipe.dtype.block_bytes()),
                     };
                     self.in_order(target, stored, n_rows)?
                 };
@@ -599,7 +599,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
         let dense = match layer.network() {
             Some(FeedForward::Dense(dense)) => Some(dense),
             Some(FeedForward::Experts(experts)) => {
-                naming.experts(experts, i);
+                naming.experts(experts, i, config);
                 None
             }
             None => None,
@@ -609,6 +609,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
             ("attn_norm", Some(layer.attn_norm)),
             ("attn_q_norm", attention.and_then(|a| a.q_norm)),
             ("attn_k_norm", attention.and_then(|a| a.k_norm)),
+            ("attn_sinks", attention.and_then(|a| a.sinks)),
             ("attn_sub_norm", attention.and_then(|a| a.sub_norm)),
             ("post_attention_norm", layer.post_attn_norm),
             (config.family.ffn_norm, block.map(|block| block.norm)),
@@ -845,11 +846,24 @@ impl Naming {
     }
 
     /// The mixture of block `i`: in GGUF files the matrices of all experts are one tensor.
-    fn experts(&mut self, experts: &Experts<LinearId, VectorId>, i: usize) {
+    fn experts(&mut self, experts: &Experts<LinearId, VectorId>, i: usize, config: &ModelConfig) {
         let name = |part: &str| format!("blk.{i}.{part}");
+        let ffn_dim = config
+            .experts
+            .map_or(config.ffn_dim, |experts| experts.ffn_dim);
         self.projection(&experts.router, &name("ffn_gate_inp"), Order::Same);
         if let Some(bias) = experts.bias {
             self.set(bias.0, &name("exp_probs_b.bias"));
+        }
+        if let Some(ExpertBiases { gate, up, down }) = &experts.biases {
+            let n_experts = experts.gate.len();
+            for (part, id, width) in [
+                ("ffn_gate_exps.bias", gate, ffn_dim),
+                ("ffn_up_exps.bias", up, ffn_dim),
+                ("ffn_down_exps.bias", down, config.model_dim),
+            ] {
+                self.set(id.0, &name(part)).shape = Some(vec![n_experts, width]);
+            }
         }
         if let Some(SharedExpert { network, gate }) = &experts.shared {
             for (part, projection) in [

@@ -38,6 +38,8 @@ pub struct Family {
     pub(crate) windows: WindowPattern,
     /// Defaults of a Hugging Face configuration.
     pub(crate) hf_defaults: HfDefaults,
+    /// Whether the ends of YaRN's ramp are rounded to whole dimensions, which GGUF files don't say.
+    pub(crate) gguf_yarn_truncates: bool,
     /// Default soft caps on attention scores and logits for GGUF files.
     pub(crate) gguf_softcaps: Option<(f32, f32)>,
     /// Default window for GGUF files.
@@ -112,6 +114,8 @@ pub(crate) struct Parts {
     pub(crate) qkv_biases: bool,
     /// Every query is followed by a gate of what attention gives for it.
     pub(crate) output_gates: bool,
+    /// Each head has the score of what gives nothing.
+    pub(crate) sinks: bool,
 }
 
 /// Norms of queries and keys.
@@ -134,6 +138,8 @@ pub(crate) struct Mixture {
     pub(crate) hf_renormalised: Option<bool>,
     /// What makes probabilities of scores.
     pub(crate) gating: Gating,
+    /// Checkpoints have matrices of all experts in tensors whose rows are inputs, with gates and ups in turn, or MXFP4.
+    pub(crate) hf_input_rows: bool,
 }
 
 /// Which layers are windowed.
@@ -175,6 +181,7 @@ const PLAIN: Parts = Parts {
     post_norms: false,
     qkv_biases: false,
     output_gates: false,
+    sinks: false,
 };
 
 const HF_DEFAULTS: HfDefaults = HfDefaults {
@@ -202,6 +209,7 @@ const LLAMA: Family = Family {
     bit_linear: false,
     windows: WindowPattern::None,
     hf_defaults: HF_DEFAULTS,
+    gguf_yarn_truncates: true,
     gguf_softcaps: None,
     gguf_window: None,
     local_rope_base: None,
@@ -358,12 +366,48 @@ const DEEPSEEK_V2: Family = Family {
         gguf_renormalised: false,
         hf_renormalised: Some(false),
         gating: Gating::Softmax,
+        hf_input_rows: false,
     }),
     ..LLAMA
 };
 
-static FAMILIES: [Family; 25] = [
+/// Experts with biases, heads with sinks, a window in every other layer.
+const GPT_OSS: Family = Family {
+    name: "gpt-oss",
+    gguf: &["gpt-oss"],
+    hf: &["gpt_oss"],
+    activation: Activation::ClampedSwiglu,
+    gguf_rope: RopeLayout::Halves,
+    parts: Parts {
+        qkv_biases: true,
+        sinks: true,
+        ..PLAIN
+    },
+    windows: WindowPattern::AllButEvery(2),
+    ffn_norm: "post_attention_norm",
+    gguf_yarn_truncates: false,
+    hf_defaults: HfDefaults {
+        norm_eps: 1e-5,
+        rope_base: 150_000.0,
+        n_heads: Some(64),
+        n_kv_heads: Some(8),
+        window: Some(128),
+        head_dim: Some(64),
+        max_ctx: 131_072,
+        ..HF_DEFAULTS
+    },
+    mixture: Some(Mixture {
+        gguf_renormalised: true,
+        hf_renormalised: None,
+        gating: Gating::Softmax,
+        hf_input_rows: true,
+    }),
+    ..LLAMA
+};
+
+static FAMILIES: [Family; 26] = [
     LLAMA,
+    GPT_OSS,
     BITNET,
     // The community's first BitNet models (0.7B, 3B) have the same graph with another activation.
     Family {
@@ -410,6 +454,7 @@ static FAMILIES: [Family; 25] = [
             gguf_renormalised: true,
             hf_renormalised: Some(true),
             gating: Gating::Sigmoid,
+            hf_input_rows: false,
         }),
         ..LFM2
     },
@@ -427,6 +472,7 @@ static FAMILIES: [Family; 25] = [
             gguf_renormalised: true,
             hf_renormalised: Some(false),
             gating: Gating::Softmax,
+            hf_input_rows: false,
         }),
         ..QWEN3
     },
@@ -447,6 +493,7 @@ static FAMILIES: [Family; 25] = [
             gguf_renormalised: true,
             hf_renormalised: None,
             gating: Gating::Softmax,
+            hf_input_rows: false,
         }),
         ..LLAMA
     },
@@ -468,6 +515,7 @@ static FAMILIES: [Family; 25] = [
             gguf_renormalised: false,
             hf_renormalised: Some(false),
             gating: Gating::Softmax,
+            hf_input_rows: false,
         }),
         ..LLAMA
     },
@@ -486,6 +534,7 @@ static FAMILIES: [Family; 25] = [
             gguf_renormalised: true,
             hf_renormalised: None,
             gating: Gating::Softmax,
+            hf_input_rows: false,
         }),
         ..LLAMA
     },
@@ -504,6 +553,7 @@ static FAMILIES: [Family; 25] = [
             gguf_renormalised: true,
             hf_renormalised: Some(true),
             gating: Gating::Sigmoid,
+            hf_input_rows: false,
         }),
         ..DEEPSEEK_V2
     },
@@ -535,6 +585,7 @@ static FAMILIES: [Family; 25] = [
             gguf_renormalised: false,
             hf_renormalised: Some(false),
             gating: Gating::Softmax,
+            hf_input_rows: false,
         }),
         ..LLAMA
     },
@@ -563,6 +614,7 @@ static FAMILIES: [Family; 25] = [
             gguf_renormalised: true,
             hf_renormalised: None,
             gating: Gating::Softmax,
+            hf_input_rows: false,
         }),
         ..QWEN35
     },
@@ -574,6 +626,7 @@ static FAMILIES: [Family; 25] = [
             gguf_renormalised: true,
             hf_renormalised: Some(true),
             gating: Gating::Softmax,
+            hf_input_rows: false,
         }),
         delta: Some(HeadOrder::Grouped),
         ..QWEN35

@@ -464,6 +464,7 @@ impl<B: Backend> Model<B> {
                 index,
                 angles: &batch.angles[index],
             }),
+            sinks: weights.sinks.as_ref(),
         };
         be.attention(attention, batch.sequences, &mut s.a)?;
         if let Some(norm) = &weights.sub_norm {
@@ -544,6 +545,7 @@ impl<B: Backend> Model<B> {
                 index,
                 angles: &batch.angles[index],
             }),
+            sinks: None,
         };
         be.attention(attention, batch.sequences, &mut s.a)?;
         let w: Vec<_> = weights.v_up.iter().collect();
@@ -646,9 +648,15 @@ impl<B: Backend> Model<B> {
         let mixture = (c.experts.as_ref()).expect("a configuration with such layers has a mixture");
         let bias = experts.bias.as_ref();
         be.choose_experts(&s.scores, bias, &mixture.routing, &mut s.routes)?;
+        let biases = experts.biases.as_ref();
+        let (of_gate, of_up, of_down) = (
+            (&experts.gate[..], biases.map(|biases| &biases.gate)),
+            (&experts.up[..], biases.map(|biases| &biases.up)),
+            (&experts.down[..], biases.map(|biases| &biases.down)),
+        );
         let products = &mut [
-            of_experts(i, LinearLayer::Gate, &experts.gate, &mut s.gate),
-            of_experts(i, LinearLayer::Up, &experts.up, &mut s.up),
+            of_experts(i, LinearLayer::Gate, of_gate, &mut s.gate),
+            of_experts(i, LinearLayer::Up, of_up, &mut s.up),
         ];
         be.linear_experts(&s.routes, &s.h, ExpertInput::Tokens, products)?;
         be.gate(
@@ -657,12 +665,7 @@ impl<B: Backend> Model<B> {
             &mut s.gate,
             &s.up,
         )?;
-        let down = &mut [of_experts(
-            i,
-            LinearLayer::Down,
-            &experts.down,
-            &mut s.given,
-        )];
+        let down = &mut [of_experts(i, LinearLayer::Down, of_down, &mut s.given)];
         be.linear_experts(&s.routes, &s.gate, ExpertInput::Routes, down)?;
         let Some(shared) = &experts.shared else {
             return be.combine_experts(&s.routes, &s.given, &mut s.h);
@@ -747,16 +750,17 @@ impl<B: Backend> Model<B> {
     }
 }
 
-/// A product with the matrices `w` of the experts of block `layer`.
+/// A product with the matrices of the experts of block `layer`, and their biases.
 fn of_experts<'a, B: Backend>(
     layer: usize,
     linear: LinearLayer,
-    w: &'a [B::Linear],
+    (w, bias): (&'a [B::Linear], Option<&'a B::Vector>),
     out: &'a mut B::Buffer,
 ) -> ExpertProduct<'a, B> {
     ExpertProduct {
         stage: of_layer(layer, Operation::Product(linear)),
         w: w.iter().collect(),
+        bias,
         out,
     }
 }

@@ -381,6 +381,7 @@ fn of_experts<'a, B: Backend>(
     ExpertProduct {
         stage: stage(Operation::Product(layer)),
         w: w.iter().collect(),
+        bias: None,
         out,
     }
 }
@@ -465,6 +466,7 @@ async fn attention<B: Backend>(
                 index: 0,
                 angles: &angles,
             }),
+            sinks: None,
         };
         let sequence = Sequence {
             cache: &mut cache,

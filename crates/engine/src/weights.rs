@@ -74,6 +74,8 @@ pub(crate) struct Attention<L, V> {
     pub(crate) q_norm: Option<V>,
     /// The same.
     pub(crate) k_norm: Option<V>,
+    /// Of each head, the score of what gives nothing, `[n_heads]`.
+    pub(crate) sinks: Option<V>,
     /// Before the output projection.
     pub(crate) sub_norm: Option<V>,
     pub(crate) o: Projection<L, V>,
@@ -215,8 +217,20 @@ pub(crate) struct Experts<L, V> {
     pub(crate) gate: Vec<L>,
     pub(crate) up: Vec<L>,
     pub(crate) down: Vec<L>,
+    pub(crate) biases: Option<ExpertBiases<V>>,
     /// What every row is sent to as well.
     pub(crate) shared: Option<SharedExpert<L, V>>,
+}
+
+/// Biases of the matrices of all experts.
+#[derive(Debug, Clone)]
+pub(crate) struct ExpertBiases<V> {
+    /// `[n_experts, ffn_dim]`.
+    pub(crate) gate: V,
+    /// `[n_experts, ffn_dim]`.
+    pub(crate) up: V,
+    /// `[n_experts, model_dim]`.
+    pub(crate) down: V,
 }
 
 /// The expert of every row.
@@ -400,6 +414,7 @@ impl<L, V> Attention<L, V> {
             v: self.v.convert(c),
             q_norm: self.q_norm.map(|v| c.vector(v)),
             k_norm: self.k_norm.map(|v| c.vector(v)),
+            sinks: self.sinks.map(|v| c.vector(v)),
             sub_norm: self.sub_norm.map(|v| c.vector(v)),
             o: self.o.convert(c),
         }
@@ -448,6 +463,11 @@ impl<L, V> Experts<L, V> {
             gate,
             up,
             down,
+            biases: self.biases.map(|biases| ExpertBiases {
+                gate: c.vector(biases.gate),
+                up: c.vector(biases.up),
+                down: c.vector(biases.down),
+            }),
             shared: self.shared.map(|shared| SharedExpert {
                 network: shared.network.convert(c),
                 gate: shared.gate.map(|gate| gate.convert(c)),

@@ -217,6 +217,7 @@ impl<B: Backend> Backend for Faulty<B> {
             k_norm,
             eps,
             rope,
+            sinks,
         }: Attention<'_, Faulty<B>>,
         sequences: &mut [Sequence<'_, B::Cache>],
         out: &mut B::Buffer,
@@ -232,6 +233,7 @@ impl<B: Backend> Backend for Faulty<B> {
             k_norm,
             eps,
             rope,
+            sinks,
         };
         (self.inner).attention(attention, sequences, out)?;
         if self.layer == Some(layer) {
@@ -272,10 +274,17 @@ impl<B: Backend> Backend for Faulty<B> {
         products: &mut [ExpertProduct<'_, Faulty<B>>],
     ) -> Result<(), BackendError> {
         let mut own = Vec::new();
-        for ExpertProduct { stage, w, out } in products {
+        for ExpertProduct {
+            stage,
+            w,
+            bias,
+            out,
+        } in products
+        {
             own.push(ExpertProduct {
                 stage: *stage,
                 w: w.clone(),
+                bias: *bias,
                 out: &mut **out,
             });
         }

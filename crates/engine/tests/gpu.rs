@@ -106,7 +106,7 @@ fn variants_of_reference_models() {
 #[test]
 fn mixtures_of_experts() {
     let Some(gpu) = gpu() else { return };
-    for name in ["mixtral", "qwen3-moe", "olmoe"] {
+    for name in ["mixtral", "qwen3-moe", "olmoe", "gpt-oss"] {
         let dirs = testdata().join("reference-mixtures");
         let hf = dirs.join("hf").join(name);
         let gguf = dirs.join("gguf").join(name).join("model.gguf");

@@ -66,6 +66,7 @@ fn damaged_gguf_files() {
         "reference-mixtures/gguf/mixtral",
         "reference-mixtures/gguf/qwen3-moe",
         "reference-mixtures/gguf/deepseek-v3",
+        "reference-mixtures/gguf/gpt-oss",
         "reference-states/gguf/lfm2",
         "reference-states/gguf/qwen3-next",
         "reference-states/gguf/bonsai2-ptq1_0",
@@ -177,6 +178,36 @@ fn configurations_that_contradict_their_files() {
             "reference-mixtures/hf/olmoe",
             json!({"clip_qkv": 8.0}),
             "clip_qkv: expected nothing, found 8",
+        ),
+        (
+            "reference-mixtures/hf/gpt-oss",
+            json!({"swiglu_limit": 10.0}),
+            "swiglu_limit: expected 7, found 10",
+        ),
+        (
+            "reference-mixtures/hf/gpt-oss",
+            json!({"hidden_act": "gelu"}),
+            "hidden_act: expected silu, found `gelu`",
+        ),
+        (
+            "reference-mixtures/hf/gpt-oss",
+            json!({"num_attention_heads": 8, "head_dim": 16}),
+            "self_attn.k_proj.weight`: expected shape [32, 128], found [64, 128]",
+        ),
+        (
+            "reference-mixtures/hf/gpt-oss",
+            json!({"intermediate_size": 128}),
+            "mlp.experts.gate_up_proj_bias`: expected shape [4, 256], found [4, 512]",
+        ),
+        (
+            "reference-mixtures/hf/gpt-oss-mxfp4",
+            json!({"hidden_size": 64}),
+            "`model.embed_tokens.weight`: expected shape",
+        ),
+        (
+            "reference-mixtures/hf/gpt-oss-mxfp4",
+            json!({"quantization_config": {"quant_method": "fp8"}}),
+            "quantization_config.quant_method: expected `bitnet`",
         ),
         (
             "reference-states/hf/lfm2-moe",

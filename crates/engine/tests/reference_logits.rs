@@ -138,6 +138,8 @@ fn mixtures() {
         "olmoe",
         "deepseek-v2",
         "deepseek-v3",
+        "gpt-oss",
+        "gpt-oss-mxfp4",
     ] {
         check_float(&testdata().join("reference-mixtures/hf").join(name));
     }

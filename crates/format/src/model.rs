@@ -13,6 +13,16 @@ pub enum Activation {
     GeluTanh,
     /// `x / 2 · (1 + erf(x / √2))`.
     GeluErf,
+    /// `g · σ(1.702 g)` with `g = min(x, 7)`, and times `u + 1` with `u` between -7 and 7, instead of what the gate is
+    /// multiplied with.
+    ClampedSwiglu,
+}
+
+impl Activation {
+    /// The bound of [`Activation::ClampedSwiglu`].
+    pub const CLAMP: f32 = 7.0;
+    /// The factor in its logistic function.
+    pub const CLAMPED_SLOPE: f32 = 1.702;
 }
 
 /// Which elements of a head rotary position embedding rotates together.

@@ -247,6 +247,30 @@ fn is_lfm2(model_type: &str) -> bool {
 /// The norm before the output head of LFM2's checkpoints.
 const LFM2_OUTPUT_NORM: &str = "model.embedding_norm.weight";
 
+/// gpt-oss.
+const GPT_OSS: &str = "gpt_oss";
+
+const GPT_OSS_OWN: [(&str, &str); 2] = [
+    ("mlp.router", ROUTER),
+    (module::POST_ATTENTION_NORM, "post_attention_norm"),
+];
+
+/// Sinks, and the tensors of all experts, in floats or in MXFP4, whose codes and scales are apart.
+const GPT_OSS_BARE: [(&str, &str); 11] = [
+    ("self_attn.sinks", "attn_sinks.weight"),
+    ("mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+    ("mlp.experts.gate_up_proj_blocks", "ffn_gate_up_exps.blocks"),
+    ("mlp.experts.gate_up_proj_scales", "ffn_gate_up_exps.scales"),
+    ("mlp.experts.gate_up_proj_bias", "ffn_gate_up_exps.bias"),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight"),
+    ("mlp.experts.down_proj_blocks", "ffn_down_exps.blocks"),
+    ("mlp.experts.down_proj_scales", "ffn_down_exps.scales"),
+    ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
+    // As packages have them.
+    ("mlp.experts.gate_proj_bias", "ffn_gate_exps.bias"),
+    ("mlp.experts.up_proj_bias", "ffn_up_exps.bias"),
+];
+
 fn is_deepseek(model_type: &str) -> bool {
     matches!(model_type, "deepseek_v2" | "deepseek_v3")
 }
@@ -287,6 +311,8 @@ fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
         &MAMBA
     } else if is_hybrid(model_type) {
         &HYBRID
+    } else if model_type == GPT_OSS {
+        &GPT_OSS_OWN
     } else {
         &[]
     }
@@ -425,6 +451,8 @@ fn bare(model_type: &str) -> &'static [(&'static str, &'static str)] {
             ("mamba.D", "ssm_d"),
             ("mamba.dt_bias", "ssm_dt.bias"),
         ]
+    } else if model_type == GPT_OSS {
+        &GPT_OSS_BARE
     } else {
         &[]
     }
@@ -496,7 +524,7 @@ pub fn is_router(name: &str) -> bool {
             .strip_suffix(end)
             .is_some_and(|rest| rest.ends_with('.'))
     };
-    ends(ROUTER) || families.iter().any(|router| ends(router))
+    ends(ROUTER) || ends(GPT_OSS_OWN[0].0) || families.iter().any(|router| ends(router))
 }
 
 /// The norms that families name differently.

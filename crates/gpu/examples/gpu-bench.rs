@@ -613,7 +613,13 @@ impl<'a> Layer<'a> {
         let q: Vec<f32> = rows.flat_map(|row| row[..width].to_vec()).collect();
         let mut want = vec![0.0; checked * width];
         let scratch = &mut cpu::Scratch::default();
-        cpu::attention(&exec, &Self::SHAPE, &q, first, &pages, scratch, &mut want)?;
+        let queries = cpu::Queries {
+            shape: &Self::SHAPE,
+            q: &q,
+            pos: first,
+            sinks: None,
+        };
+        cpu::attention(&exec, &queries, &pages, scratch, &mut want)?;
         let (mut error, mut power) = (0.0, 0.0);
         for (got, want) in got.iter().zip(&want) {
             error += (f64::from(*got) - f64::from(*want)).powi(2);

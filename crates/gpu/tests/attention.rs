@@ -5,8 +5,8 @@ mod common;
 use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout, Split,
-    SplitKv, SplitKvStates, attention, decode, prepare_heads,
+    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout, Scores,
+    Split, SplitKv, SplitKvStates, attention, decode, prepare_heads,
 };
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
@@ -25,6 +25,7 @@ struct Case {
     dtype: CacheType,
     softcap: Option<f32>,
     window: Option<usize>,
+    sinks: bool,
 }
 
 const PLAIN: Case = Case {
@@ -37,9 +38,16 @@ const PLAIN: Case = Case {
     dtype: CacheType::F32,
     softcap: None,
     window: None,
+    sinks: false,
 };
 
 const EPS: f32 = 1e-5;
+
+/// Scores of sinks: below, among, and above those of positions.
+fn sinks(n_heads: usize) -> Vec<f32> {
+    let scores = [-40.0, 0.5, 3.0, 30.0];
+    scores.iter().copied().cycle().take(n_heads).collect()
+}
 
 impl Case {
     fn width(&self) -> usize {
@@ -90,6 +98,12 @@ impl Case {
             softcap: self.softcap,
             window: self.window,
         };
+        let of_heads = self.sinks.then(|| sinks(n_heads));
+        let of_heads = of_heads.map(|sinks| device.upload(&sinks).unwrap());
+        let scores = Scores {
+            shape: &shape,
+            sinks: of_heads.as_ref(),
+        };
         let mut pages: Vec<cpu::KvPage> = Vec::new();
         let mut pos = 0;
         for &m in lens {
@@ -120,7 +134,7 @@ impl Case {
             };
             let got = run(device, &out, m * width, |r| {
                 prepare_heads(r, &heads, n_heads, &cache)?;
-                attention(r, &shape, q, position, &cache, Split::Queries, out_rows)
+                attention(r, scores, q, position, &cache, Split::Queries, out_rows)
             });
             let want = self.expected(own, [&cos, &sin], [&q_norm, &k_norm], pos, &mut pages);
             let error = nmse(&got, &want);
@@ -158,7 +172,7 @@ impl Case {
                 let by_split_kv = run(device, &out, m * width, |r| {
                     attention(
                         r,
-                        &shape,
+                        scores,
                         q,
                         position,
                         &cache,
@@ -170,7 +184,7 @@ impl Case {
                 assert!(error < near, "{what} at {pos}, split-KV: {error:e}");
                 if m == 1 {
                     let fused = run(device, &out, width, |r| {
-                        decode(r, &shape, &heads, &twin, split_kv, out_rows)
+                        decode(r, scores, &heads, &twin, split_kv, out_rows)
                     });
                     let error = nmse(&fused, &got);
                     // A norm's sum in another order may move a code to the other side of a half.
@@ -198,7 +212,7 @@ impl Case {
                 .unwrap();
             let rows = Rows::new(&out, 1, n_heads * head_dim);
             run(device, &out, n_heads * head_dim, |r| {
-                attention(r, &shape, q, position, cache, Split::Queries, rows)
+                attention(r, scores, q, position, cache, Split::Queries, rows)
             })
         };
         assert_eq!(of(&cache), of(&larger), "{what}, copied");
@@ -249,11 +263,16 @@ impl Case {
             window: self.window,
         };
         let mut out = vec![0.0; m * q_width];
+        let sinks = self.sinks.then(|| sinks(self.n_heads));
+        let queries = cpu::Queries {
+            shape: &shape,
+            q: &q,
+            pos,
+            sinks: sinks.as_deref(),
+        };
         cpu::attention(
             &exec,
-            &shape,
-            &q,
-            pos,
+            &queries,
             pages,
             &mut cpu::Scratch::default(),
             &mut out,
@@ -276,6 +295,12 @@ fn every_cache_and_feature_agrees_with_the_cpu() {
                 ..PLAIN
             }
             .check(device, &[20, 1, 129, 1]);
+            Case {
+                dtype,
+                sinks: true,
+                ..PLAIN
+            }
+            .check(device, &[40, 1, 3]);
             Case {
                 dtype,
                 softcap: Some(1.5),

@@ -112,6 +112,7 @@ fn gates_agree_with_the_cpu() {
         Activation::Relu,
         Activation::GeluTanh,
         Activation::GeluErf,
+        Activation::ClampedSwiglu,
     ];
     for device in devices() {
         for activation in activations {

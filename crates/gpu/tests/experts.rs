@@ -8,7 +8,7 @@ use common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
-use sterna_gpu::kernels::experts::{Routes, combine, route};
+use sterna_gpu::kernels::experts::{Routes, add_bias, combine, route};
 use sterna_gpu::kernels::linear::{
     Epilogue, Form, Input, Linear, Stack, WeightKind, multiply_routed,
 };
@@ -84,6 +84,41 @@ fn check_route(device: &Device, routing: &Routing, scores: &[f32]) {
                 "{what}: {got} {want}"
             );
         }
+    }
+}
+
+#[test]
+fn biases_are_those_of_each_routes_expert() {
+    for device in devices() {
+        let (m, n_experts, n_used, width) = (5, 4, 2, 70);
+        let chosen: Vec<u32> = (0..m * n_used)
+            .map(|r| (r * 3 % n_experts) as u32)
+            .collect();
+        let (_, weights) = buffers(device, m, n_used);
+        let routes = Routes {
+            experts: &device.upload(&chosen).unwrap(),
+            weights: &weights,
+            n_rows: m,
+            n_used,
+        };
+        let (x, bias) = (floats(m * n_used * width, 1), floats(n_experts * width, 2));
+        let given = spread(device, &x, width, 3, width + 1);
+        let of_experts = device.upload(&bias).unwrap();
+        let rows = spread_rows(&given, m * n_used, width, 3, width + 1);
+        let got = run(device, &given, 3 + m * n_used * (width + 1), |r| {
+            add_bias(r, routes, rows, &of_experts)
+        });
+        for (r, &expert) in chosen.iter().enumerate() {
+            for i in 0..width {
+                let want = x[r * width + i] + bias[expert as usize * width + i];
+                assert_eq!(got[3 + r * (width + 1) + i], want);
+            }
+        }
+        let mut recorder = Recorder::new(device);
+        let fewer = Rows { n_rows: 1, ..rows };
+        assert!(add_bias(&mut recorder, routes, fewer, &of_experts).is_err());
+        let short = device.upload(&bias[..width - 8]).unwrap();
+        assert!(add_bias(&mut recorder, routes, rows, &short).is_err());
     }
 }
 

@@ -8,7 +8,9 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use sterna_kernels::attention::{AttentionShape, CacheType, KvPage, PAGE_LEN, Scratch, attention};
+use sterna_kernels::attention::{
+    AttentionShape, CacheType, KvPage, PAGE_LEN, Queries, Scratch, attention,
+};
 use sterna_kernels::{Exec, Isa};
 
 const SHAPES: [(&str, usize, AttentionShape); 2] =
@@ -81,7 +83,13 @@ fn decode(c: &mut Criterion) {
                     let mut scratch = Scratch::default();
                     let mut run = |q: &[f32]| {
                         for pages in &layers {
-                            attention(&exec, &shape, q, n_ctx - 1, pages, &mut scratch, &mut out)
+                            let queries = Queries {
+                                shape: &shape,
+                                q,
+                                pos: n_ctx - 1,
+                                sinks: None,
+                            };
+                            attention(&exec, &queries, pages, &mut scratch, &mut out)
                                 .expect("the shapes fit");
                         }
                     };
@@ -110,7 +118,13 @@ fn prefill(c: &mut Criterion) {
                 let mut out = vec![0.0; q.len()];
                 let mut scratch = Scratch::default();
                 let mut run = |q: &[f32]| {
-                    attention(&exec, &shape, q, 0, pages, &mut scratch, &mut out)
+                    let queries = Queries {
+                        shape: &shape,
+                        q,
+                        pos: 0,
+                        sinks: None,
+                    };
+                    attention(&exec, &queries, pages, &mut scratch, &mut out)
                         .expect("the shapes fit");
                 };
                 run(&q);

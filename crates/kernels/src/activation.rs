@@ -11,7 +11,7 @@ use crate::shape::{ShapeError, expect_len};
 /// Elements per task.
 const ELEMENTS_PER_TASK: usize = 8192;
 
-/// `gate[i] ← activation(gate[i]) · up[i]`.
+/// `gate[i] ← activation(gate[i]) · up[i]`, for [`Activation::ClampedSwiglu`] as that says.
 ///
 /// Errors: [`ShapeError`] if the lengths differ.
 pub fn gate(
@@ -32,6 +32,7 @@ pub fn gate(
             Activation::Relu => relu(exec.isa, gate, up),
             Activation::GeluTanh => gelu_tanh(exec.isa, gate, up),
             Activation::GeluErf => gelu_erf(exec.isa, gate, up),
+            Activation::ClampedSwiglu => clamped_swiglu(exec.isa, gate, up),
         }
     });
     Ok(())
@@ -82,6 +83,17 @@ multiversion! {
     }
 }
 
+multiversion! {
+    fn clamped_swiglu(gate: &mut [f32], up: &[f32]) {
+        use Activation as A;
+        for (g, u) in gate.iter_mut().zip(up) {
+            let x = if *g > A::CLAMP { A::CLAMP } else { *g };
+            let u = u.clamp(-A::CLAMP, A::CLAMP);
+            *g = x * math::sigmoid(A::CLAMPED_SLOPE * x) * (u + 1.0);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,6 +117,11 @@ mod tests {
                 Activation::GeluErf,
                 [-0.045500, -0.154269, 0.0, 0.841345, 2.99595],
             ),
+            // Twice the gate: what it is multiplied with is 1.
+            (
+                Activation::ClampedSwiglu,
+                [-0.128683, -0.299223, 0.0, 1.691592, 5.963857],
+            ),
         ];
         for exec in exec_matrix() {
             for (activation, want) in cases {
@@ -116,6 +133,22 @@ mod tests {
                         "{activation:?}: {got}, not {want}"
                     );
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn both_factors_are_clamped() {
+        let cases = [
+            (9.0, 9.0, 7.0 * 8.0),
+            (9.0, -9.0, 7.0 * -6.0),
+            (-90.0, 3.0, 0.0),
+        ];
+        for exec in exec_matrix() {
+            for (x, up, want) in cases {
+                let mut x = [x];
+                gate(&exec, Activation::ClampedSwiglu, &mut x, &[up]).unwrap();
+                assert!((x[0] - want).abs() < 1e-3, "{}, not {want}", x[0]);
             }
         }
     }

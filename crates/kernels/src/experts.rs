@@ -8,6 +8,7 @@ use crate::isa::multiversion;
 use crate::math;
 use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
+use crate::vector;
 
 /// How a row's experts are chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -225,6 +226,33 @@ impl Routes {
         expect_len("gather: output", self.rows.len() * width, out.len())?;
         for (out, &row) in out.chunks_exact_mut(width.max(1)).zip(&self.rows) {
             out.copy_from_slice(&x[row as usize * width..][..width]);
+        }
+        Ok(())
+    }
+
+    /// `y[r] ← y[r] + bias[expert(r)]` for every route `r`.
+    ///
+    /// Shapes: `y` is `[m · n_used, width]` in the order of routes, `bias` is `[n_experts, width]`.
+    /// Errors: [`ShapeError`] if a slice has the wrong length.
+    pub fn add_bias(
+        &self,
+        exec: &Exec,
+        width: usize,
+        bias: &[f32],
+        y: &mut [f32],
+    ) -> Result<(), ShapeError> {
+        expect_len("expert bias: rows", self.rows.len() * width, y.len())?;
+        let n_experts = shape::rows("expert bias: biases", bias.len(), width)?;
+        let last = self
+            .experts
+            .last()
+            .map_or(0, |(expert, _)| *expert as usize + 1);
+        expect_len("expert bias: experts", n_experts.max(last), n_experts)?;
+        let mut rest = y;
+        for (expert, n_rows) in self.experts() {
+            let (own, after) = rest.split_at_mut(n_rows * width);
+            rest = after;
+            vector::add_bias(exec, own, &bias[expert * width..][..width])?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! change that alters one changes what models say, and belongs into the change log.
 
 use crate::activation::{Activation, gate};
-use crate::attention::{self, AttentionShape, CacheType, KvPage, PAGE_LEN, attention};
+use crate::attention::{self, AttentionShape, CacheType, KvPage, PAGE_LEN, Queries, attention};
 use crate::gemm::{self, BlockMatrix, Matrix, Rounding, TernaryMatrix, TernaryPacking, linear};
 use crate::norm::rms_norm_into;
 use crate::quant::{decode_row, encode_row, q8, ternary};
@@ -184,6 +184,7 @@ fn attentions(exec: &Exec, hashes: &mut Hashes) {
     };
     let shapes = [
         ("", shape),
+        (" sinks", shape),
         (
             " capped",
             AttentionShape {
@@ -212,13 +213,20 @@ fn attentions(exec: &Exec, hashes: &mut Hashes) {
                 page
             })
             .collect();
+        let sinks = floats(shape.n_heads, 11);
         for (name, shape) in &shapes {
             let mut hash = Hash::new();
             for (pos, m) in [(n - 1, 1), (n - 3, 3), (0, 70)] {
                 let q = floats(m * shape.n_heads * shape.head_dim, 3);
                 let mut out = vec![f32::NAN; q.len()];
                 let mut scratch = attention::Scratch::default();
-                attention(exec, shape, &q, pos, &pages, &mut scratch, &mut out).unwrap();
+                let queries = Queries {
+                    shape,
+                    q: &q,
+                    pos,
+                    sinks: (*name == " sinks").then_some(&sinks),
+                };
+                attention(exec, &queries, &pages, &mut scratch, &mut out).unwrap();
                 hash.floats(&out);
             }
             hashes.push((format!("attention {dtype:?}{name}"), hash.0));
@@ -254,6 +262,7 @@ fn elements(exec: &Exec, hashes: &mut Hashes) {
         Activation::Relu,
         Activation::GeluTanh,
         Activation::GeluErf,
+        Activation::ClampedSwiglu,
     ] {
         let mut gated = wide.clone();
         gate(exec, activation, &mut gated, &up).unwrap();
@@ -373,12 +382,15 @@ const KERNELS: &[(&str, u64)] = &[
     ("product trits", 0x3870b75dd7a1203a),
     ("product TQ2_0", 0x3f4b6d192b6649fd),
     ("attention F32", 0xef26279e09e3ff1f),
+    ("attention F32 sinks", 0x482f6a18f5c02cc1),
     ("attention F32 capped", 0x02e88faf2ee5e9e3),
     ("attention F32 window", 0xf416084c49b9b9e5),
     ("attention F16", 0x1d0473241dfc094b),
+    ("attention F16 sinks", 0xbc3cf491184a5529),
     ("attention F16 capped", 0xecdf081073dc835e),
     ("attention F16 window", 0xe3068824bea92e1a),
     ("attention Q8_0", 0x26d9a123aeb62a23),
+    ("attention Q8_0 sinks", 0x5fdb61b8b69f8a1f),
     ("attention Q8_0 capped", 0x0f2add1c988b2143),
     ("attention Q8_0 window", 0xb0e1f6bddd9c0e7d),
     ("norm", 0x3baa02090826c35f),
@@ -389,6 +401,7 @@ const KERNELS: &[(&str, u64)] = &[
     ("activation Relu", 0x8280728fdd4ce09e),
     ("activation GeluTanh", 0x36913816b397a3a5),
     ("activation GeluErf", 0x01399acdd2f426c5),
+    ("activation ClampedSwiglu", 0xb4ba8da01862703d),
     ("softcap", 0xfed416c780485108),
     ("requantise F16", 0x2d018599c07ec5ef),
     ("requantise Q4_0", 0x42260f68f126a338),

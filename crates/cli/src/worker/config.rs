@@ -64,7 +64,10 @@ fn numbered(activation: Activation) -> Option<ActivationType> {
     match activation {
         Activation::Relu2 => Some(ActivationType::ReluSquared),
         Activation::Silu => Some(ActivationType::Silu),
-        Activation::Relu | Activation::GeluTanh | Activation::GeluErf => None,
+        Activation::Relu
+        | Activation::GeluTanh
+        | Activation::GeluErf
+        | Activation::ClampedSwiglu => None,
     }
 }
 

@@ -200,7 +200,10 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
         Activation::Relu2 => "relu2",
         Activation::Relu => "relu",
         Activation::GeluTanh | Activation::GeluErf => "gelu",
+        // With what the configuration of its family adds.
+        Activation::ClampedSwiglu => "silu",
     };
+    let swiglu_limit = (c.activation == Activation::ClampedSwiglu).then_some(Activation::CLAMP);
     let layer_pattern = match (window, full.as_slice()) {
         // Every n-th layer without a window.
         (Some(_), [first, second, ..]) => {
@@ -252,7 +255,7 @@ fn inference(facts: &Facts<'_>, tensors: &TensorMap) -> Map<String, Value> {
             "gatedActivation": true,
             "branchMode": "dense",
             "useDoubleWideMlp": false,
-            "swigluLimit": null,
+            "swigluLimit": swiglu_limit,
         },
         "rope": rope(c),
         "output": {

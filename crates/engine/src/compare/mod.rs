@@ -455,6 +455,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             k_norm,
             eps,
             rope,
+            sinks,
         } = attention;
         let width = q.width;
         let to = &mut out.both;
@@ -476,6 +477,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             k_norm: k_norm.map(|norm| &norm.reference),
             eps,
             rope,
+            sinks: sinks.map(|sinks| &sinks.reference),
         };
         (self.reference).attention(of_reference, &mut own, &mut to.reference)?;
         let mut own = Vec::with_capacity(sequences.len());
@@ -496,6 +498,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             k_norm: k_norm.map(|norm| &norm.tested),
             eps,
             rope,
+            sinks: sinks.map(|sinks| &sinks.tested),
         };
         (self.tested).attention(of_tested, &mut own, &mut to.tested)?;
         out.fill(stage, width);
@@ -539,24 +542,38 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         products: &mut [ExpertProduct<'_, Self>],
     ) -> Result<(), BackendError> {
         let mut own = Vec::with_capacity(products.len());
-        for ExpertProduct { stage, w, out } in products.iter_mut() {
+        for ExpertProduct {
+            stage,
+            w,
+            bias,
+            out,
+        } in products.iter_mut()
+        {
             own.push(ExpertProduct {
                 stage: *stage,
                 w: w.iter().map(|w| &w.both.reference).collect(),
+                bias: bias.map(|bias| &bias.reference),
                 out: &mut out.both.reference,
             });
         }
         (self.reference).linear_experts(&routes.reference, &x.both.reference, input, &mut own)?;
         let mut own = Vec::with_capacity(products.len());
-        for ExpertProduct { stage, w, out } in products.iter_mut() {
+        for ExpertProduct {
+            stage,
+            w,
+            bias,
+            out,
+        } in products.iter_mut()
+        {
             own.push(ExpertProduct {
                 stage: *stage,
                 w: w.iter().map(|w| &w.both.tested).collect(),
+                bias: bias.map(|bias| &bias.tested),
                 out: &mut out.both.tested,
             });
         }
         (self.tested).linear_experts(&routes.tested, &x.both.tested, input, &mut own)?;
-        for ExpertProduct { stage, w, out } in products {
+        for ExpertProduct { stage, w, out, .. } in products {
             out.fill(*stage, w.first().map_or(0, |w| w.n));
             out.by_route = true;
             let mut state = self.state();

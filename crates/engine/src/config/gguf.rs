@@ -490,7 +490,7 @@ impl<'a> Keys<'a> {
             dim: self.count("rope.dimension_count")?.unwrap_or(head_dim),
             base: self.float("rope.freq_base")?.map_or(10_000.0, f64::from),
             layout: family.gguf_rope,
-            scaling: self.rope_scaling(max_ctx)?,
+            scaling: self.rope_scaling(family, max_ctx)?,
         };
         let local_base = match (family.local_rope_base, self.float("rope.freq_base_swa")?) {
             (Some(_), Some(base)) => Some(f64::from(base)),
@@ -580,7 +580,7 @@ impl<'a> Keys<'a> {
             .collect())
     }
 
-    fn rope_scaling(&self, max_ctx: usize) -> Result<RopeScaling, PlanError> {
+    fn rope_scaling(&self, family: &Family, max_ctx: usize) -> Result<RopeScaling, PlanError> {
         let factor = match self.float("rope.scaling.factor")? {
             Some(factor) => Some(factor),
             None => self.float("rope.scale_linear")?,
@@ -616,7 +616,7 @@ impl<'a> Keys<'a> {
                         "deepseek2" => f64::from(extra),
                         _ => f64::from(extra) * yarn_magnitude(factor, 1.0) / damping,
                     },
-                    truncate: true,
+                    truncate: family.gguf_yarn_truncates,
                 }
             }
             // The divisors are tensors; they are filled in when those are loaded.

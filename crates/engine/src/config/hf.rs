@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sterna_format::hf::{Config, RopeParameters, RopeSet};
+use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::{ExpertGroups, Gating, Routing};
 use sterna_kernels::mamba::MambaShape;
@@ -74,6 +75,10 @@ impl ModelConfig {
             ("hidden_act", &hf.hidden_act)
         };
         let activation = match named {
+            named if family.activation == Activation::ClampedSwiglu => {
+                check_clamped_swiglu(hf, named.as_deref().unwrap_or("silu"))?;
+                family.activation
+            }
             Some(found) => {
                 super::activation(found).ok_or_else(|| super::unknown_activation(key, found))?
             }
@@ -179,6 +184,26 @@ impl ModelConfig {
         }
         .validated()
     }
+}
+
+/// Fails unless the activation `named` is what [`Activation::ClampedSwiglu`] says.
+fn check_clamped_swiglu(hf: &Config, named: &str) -> Result<(), PlanError> {
+    if super::activation(named) != Some(Activation::Silu) {
+        return Err(PlanError::config(
+            "hidden_act",
+            "silu",
+            format!("`{named}`"),
+        ));
+    }
+    for (key, value, expected) in [
+        ("swiglu_limit", hf.swiglu_limit, Activation::CLAMP),
+        ("swiglu_alpha", hf.swiglu_alpha, Activation::CLAMPED_SLOPE),
+    ] {
+        if let Some(found) = value.filter(|&value| value as f32 != expected) {
+            return Err(PlanError::config(key, expected.to_string(), found));
+        }
+    }
+    Ok(())
 }
 
 /// What mixes positions in each layer.

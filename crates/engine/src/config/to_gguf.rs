@@ -306,6 +306,10 @@ impl ModelConfig {
                 Activation::Relu => "relu",
                 Activation::GeluTanh => "gelu_pytorch_tanh",
                 Activation::GeluErf => "gelu",
+                Activation::ClampedSwiglu => {
+                    let found = "that of a gpt-oss model";
+                    return Err(inexpressible("activation", found));
+                }
             };
             out.put("hidden_act", Value::String(name.to_owned()))?;
             out.remark("hidden_act", "uses the family's default activation");
@@ -380,11 +384,11 @@ impl ModelConfig {
                 return Err(inexpressible("rope scaling", "`dynamic`"));
             }
             RopeScaling::Yarn {
-                truncate: false,
+                truncate,
                 original_ctx,
                 attention_factor,
                 ..
-            } => {
+            } if *truncate != self.family.gguf_yarn_truncates => {
                 let divisors = rope.divisors();
                 self.put_long_rope(out, *original_ctx, *attention_factor)?;
                 out.factors(divisors.clone(), divisors);
@@ -395,7 +399,7 @@ impl ModelConfig {
                 beta_fast,
                 beta_slow,
                 attention_factor,
-                truncate: true,
+                ..
             } => {
                 out.scaling("yarn")?;
                 out.float("rope.scaling.factor", *factor as f32)?;

@@ -67,7 +67,7 @@ impl ModelConfig {
         }) = self.experts
         {
             let count = match self.family.hf_name() {
-                "mixtral" => "num_local_experts",
+                "mixtral" | "gpt_oss" => "num_local_experts",
                 _ if self.family.latent => "n_routed_experts",
                 _ => "num_experts",
             };
@@ -172,6 +172,8 @@ impl ModelConfig {
             Activation::Relu => "relu",
             Activation::GeluTanh => "gelu_pytorch_tanh",
             Activation::GeluErf => "gelu",
+            // Its family says the rest.
+            Activation::ClampedSwiglu => "silu",
         };
         let key = match self.family.gemma {
             true => "hidden_activation",

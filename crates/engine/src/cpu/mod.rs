@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation};
-use sterna_kernels::attention::{self, attention};
+use sterna_kernels::attention::{self, Queries, attention};
 use sterna_kernels::delta::{DeltaInputs, delta_rule};
 use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
@@ -517,6 +517,7 @@ impl Backend for Cpu {
             k_norm,
             eps,
             rope,
+            sinks,
         }: Attention<'_, Cpu>,
         sequences: &mut [Sequence<'_, CpuCache>],
         out: &mut CpuBuffer,
@@ -549,11 +550,15 @@ impl Backend for Cpu {
             let rows = first..first + *n_rows;
             first = rows.end;
             cache.append(&self.exec, layer, k.rows(&rows), v.rows(&rows))?;
+            let queries = Queries {
+                shape: &shape,
+                q: q.rows(&rows),
+                pos: cache.len(),
+                sinks: sinks.map(Vec::as_slice),
+            };
             attention(
                 &self.exec,
-                &shape,
-                q.rows(&rows),
-                cache.len(),
+                &queries,
                 cache.pages(layer),
                 &mut scratch,
                 out.rows_mut(&rows),
@@ -905,12 +910,13 @@ impl Backend for Cpu {
                 None => batches.push(gemm::Batch { x, outputs: own }),
             }
         }
-        Ok(gemm::linear_batches(
-            &self.exec,
-            width,
-            forms,
-            &mut batches,
-        )?)
+        gemm::linear_batches(&self.exec, width, forms, &mut batches)?;
+        for ExpertProduct { bias, out, .. } in products {
+            if let Some(bias) = bias {
+                routes.add_bias(&self.exec, out.width, bias, &mut out.values)?;
+            }
+        }
+        Ok(())
     }
 
     fn combine_experts(

@@ -430,6 +430,7 @@ impl Backend for Gpu {
             k_norm,
             eps,
             rope,
+            sinks,
         }: Attention<'_, Gpu>,
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
@@ -473,6 +474,7 @@ impl Backend for Gpu {
             let len = cache::most_len(cache.len() + *n_rows);
             graph.push(Op::Attention {
                 shape,
+                sinks: sinks.map(|sinks| sinks.buffer.clone()),
                 q: qkv.columns(0, q_width),
                 position,
                 cache: memory,
@@ -532,20 +534,33 @@ impl Backend for Gpu {
         let (x, routes) = (x.view()?.clone(), routes.get()?.clone());
         let n_routes = routes.n_rows * routes.n_used;
         let mut outputs = Vec::with_capacity(products.len());
-        for ExpertProduct { w, out, .. } in products {
+        let mut biases = Vec::new();
+        for ExpertProduct { w, bias, out, .. } in products {
             let Some(stack) = w.first().and_then(|first| first.stack.clone()) else {
                 return Err(BackendError::from(GpuError::Unsupported {
                     what: "a product with matrices of experts".into(),
                     reason: "they weren't joined".into(),
                 }));
             };
+            let out = out.shape(&self.device, n_routes, stack.n())?;
+            if let Some(bias) = bias {
+                biases.push(Op::ExpertBias {
+                    x: out.clone(),
+                    routes: routes.clone(),
+                    bias: bias.buffer.clone(),
+                });
+            }
             outputs.push(ExpertOutput {
-                out: out.shape(&self.device, n_routes, stack.n())?,
+                out,
                 w: stack,
                 epilogue: Epilogue::Store,
             });
         }
-        self.graph.lock().push(Op::Experts { x, routes, outputs });
+        let mut graph = self.graph.lock();
+        graph.push(Op::Experts { x, routes, outputs });
+        for bias in biases {
+            graph.push(bias);
+        }
         Ok(())
     }
 

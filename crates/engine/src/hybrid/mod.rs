@@ -86,6 +86,16 @@ impl<C, G> Either<C, G> {
     }
 }
 
+/// The value of the side that `get` is of, where there is one. Errors: [`BackendError::WrongDevice`] if it is another
+/// side's.
+fn of_side<'a, C, G, T>(
+    value: Option<&'a Either<C, G>>,
+    get: impl Fn(&'a Either<C, G>) -> Option<&'a T>,
+) -> Result<Option<&'a T>, BackendError> {
+    let own = value.map(|value| get(value).ok_or(BackendError::WrongDevice));
+    own.transpose()
+}
+
 impl Hybrid {
     /// The CPU alone.
     pub fn cpu(cpu: Cpu) -> Hybrid {
@@ -537,6 +547,7 @@ impl Backend for Hybrid {
             k_norm,
             eps,
             rope,
+            sinks,
         } = attention;
         match self.side_of_layer(layer, q.side()) {
             Side::Cpu => {
@@ -558,6 +569,7 @@ impl Backend for Hybrid {
                     k_norm: k_norm.and_then(Either::cpu),
                     eps,
                     rope,
+                    sinks: of_side(sinks, Either::cpu)?,
                 };
                 let own = &mut own.collect::<Vec<_>>()[..];
                 self.cpu.attention(attention, own, out.fill_on_cpu())
@@ -587,6 +599,7 @@ impl Backend for Hybrid {
                     k_norm: k_norm.and_then(Either::gpu),
                     eps,
                     rope,
+                    sinks: of_side(sinks, Either::gpu)?,
                 };
                 self.gpu()?.attention(attention, own, out.fill_on_gpu())
             }
@@ -773,18 +786,12 @@ impl Backend for Hybrid {
         routes.at = scores.side();
         match (routes.at, &mut routes.gpu) {
             (Side::Cpu, _) => {
-                let bias = match bias {
-                    Some(Either::Gpu(_)) => return Err(BackendError::WrongDevice),
-                    bias => bias.and_then(Either::cpu),
-                };
+                let bias = of_side(bias, Either::cpu)?;
                 let (cpu, scores) = (&self.cpu, &self.on_cpu(scores)?);
                 cpu.choose_experts(scores, bias, routing, &mut routes.cpu)
             }
             (Side::Gpu, Some(routes)) => {
-                let bias = match bias {
-                    Some(Either::Cpu(_)) => return Err(BackendError::WrongDevice),
-                    bias => bias.and_then(Either::gpu),
-                };
+                let bias = of_side(bias, Either::gpu)?;
                 let scores = &self.on_gpu(scores)?;
                 self.gpu()?.choose_experts(scores, bias, routing, routes)
             }
@@ -803,11 +810,18 @@ impl Backend for Hybrid {
         match (routes.at, &routes.gpu) {
             (Side::Cpu, _) => {
                 let mut own = Vec::with_capacity(products.len());
-                for ExpertProduct { stage, w, out } in products {
+                for ExpertProduct {
+                    stage,
+                    w,
+                    bias,
+                    out,
+                } in products
+                {
                     let w: Option<Vec<_>> = w.iter().map(|w| w.cpu()).collect();
                     own.push(ExpertProduct {
                         stage: *stage,
                         w: w.ok_or_else(wrong)?,
+                        bias: of_side(*bias, Either::cpu)?,
                         out: out.fill_on_cpu(),
                     });
                 }
@@ -815,11 +829,18 @@ impl Backend for Hybrid {
             }
             (Side::Gpu, Some(routes)) => {
                 let mut own = Vec::with_capacity(products.len());
-                for ExpertProduct { stage, w, out } in products {
+                for ExpertProduct {
+                    stage,
+                    w,
+                    bias,
+                    out,
+                } in products
+                {
                     let w: Option<Vec<_>> = w.iter().map(|w| w.gpu()).collect();
                     own.push(ExpertProduct {
                         stage: *stage,
                         w: w.ok_or_else(wrong)?,
+                        bias: of_side(*bias, Either::gpu)?,
                         out: out.fill_on_gpu(),
                     });
                 }

@@ -3,13 +3,13 @@
 use bytes::Bytes;
 use sterna_format::DType;
 use sterna_kernels::quant::ternary::{Layout, Source, row_bytes};
-use sterna_kernels::quant::{QuantError, decode_row};
+use sterna_kernels::quant::{QuantError, decode_row, mxfp4};
 use sterna_kernels::{Exec, check_finite as check_finite_blocks, repack, requantize};
 
 use super::LoadError;
 use crate::backend::{Rounding, TernaryPacking, WeightData};
 use crate::plan::{
-    LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float, multiplied_as,
+    Every, LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float, multiplied_as,
 };
 
 /// Fails at the first weight that is NaN or infinite.
@@ -47,10 +47,11 @@ pub(super) fn check_finite(
 pub(crate) fn vector(
     recipe: &VectorRecipe,
     request: &TensorRequest,
-    bytes: &[u8],
+    bytes: &Bytes,
 ) -> Result<Vec<f32>, LoadError> {
     let mut values = vec![0.0; recipe.len];
-    decode_row(recipe.dtype, bytes, &mut values).map_err(|source| LoadError::Weights {
+    let bytes = recipe.every.of(bytes, recipe.dtype.block_bytes());
+    decode_row(recipe.dtype, &bytes, &mut values).map_err(|source| LoadError::Weights {
         name: request.name_in_file().to_owned(),
         source,
     })?;
@@ -100,13 +101,27 @@ pub(crate) fn linear(
             &joined
         }
     };
+    let with_scales;
+    let bytes = match recipe.split_scales {
+        false => bytes,
+        true => {
+            let blocks = mxfp4::from_split(bytes, &parts[recipe.n_runs]).map_err(weights_error)?;
+            with_scales = Bytes::from(blocks);
+            &with_scales
+        }
+    };
+    let n_rows = n * recipe.every.step;
     let turned;
     let bytes = match recipe.transposed {
         false => bytes,
         true => {
-            turned = Bytes::from(transposed(bytes, n, k));
+            turned = Bytes::from(transposed(bytes, n_rows, k));
             &turned
         }
+    };
+    let bytes = &match recipe.every {
+        Every::ONE => bytes.clone(),
+        every => every.of(bytes, bytes.len() / n_rows.max(1)),
     };
     let given_scale = match &recipe.scale {
         Some(scale) => {

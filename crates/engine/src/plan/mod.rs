@@ -6,6 +6,7 @@ mod planner;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use sterna_format::gguf::Metadata;
 use sterna_format::hf::Config;
 use sterna_format::names::{hugging_face, translate_catalog};
@@ -169,6 +170,32 @@ pub(crate) struct VectorRecipe {
     pub(crate) dtype: DType,
     pub(crate) len: usize,
     pub(crate) transform: Transform,
+    /// Which of the stored elements it has.
+    pub(crate) every: Every,
+}
+
+/// Which rows of a stored matrix, or elements of a stored vector, belong to a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Every {
+    /// The first of them.
+    pub(crate) first: usize,
+    /// From one to the next.
+    pub(crate) step: usize,
+}
+
+impl Every {
+    /// All of them.
+    pub(crate) const ONE: Every = Every { first: 0, step: 1 };
+
+    /// Those of `bytes`, rows of `len` bytes.
+    pub(crate) fn of(self, bytes: &Bytes, len: usize) -> Bytes {
+        if self == Every::ONE {
+            return bytes.clone();
+        }
+        let rows = bytes.chunks_exact(len.max(1));
+        let own = rows.skip(self.first).step_by(self.step);
+        own.collect::<Vec<_>>().concat().into()
+    }
 }
 
 /// What makes values of stored ones.
@@ -219,6 +246,10 @@ pub(crate) struct LinearRecipe {
     pub(crate) rotation: Option<usize>,
     /// Floats whose rows are the columns of the weight.
     pub(crate) transposed: bool,
+    /// Of the stored rows, which it has.
+    pub(crate) every: Every,
+    /// The scales of MXFP4 are a part of their own, after the codes, which are in pairs of neighbours.
+    pub(crate) split_scales: bool,
 }
 
 /// How a matrix is stored, and what it becomes.
@@ -486,16 +517,13 @@ impl Spec {
             Recipe::Linear(recipe) if recipe.becomes_packed_trits() => {
                 recipe.n as u64 * row_bytes(recipe.k) as u64
             }
-            Recipe::Linear(recipe) => {
-                let stored: u64 = self.parts[..recipe.n_runs].iter().map(|r| r.len).sum();
-                match recipe.stored {
-                    Stored::Blocks(dtype) => {
-                        let bytes = |dtype: DType| dtype.block_bytes() as u64;
-                        stored / bytes(dtype) * bytes(multiplied_as(dtype))
-                    }
-                    _ => stored,
+            Recipe::Linear(recipe) => match recipe.stored {
+                Stored::Blocks(dtype) => {
+                    let blocks = (recipe.n * recipe.k / dtype.block_len()) as u64;
+                    blocks * multiplied_as(dtype).block_bytes() as u64
                 }
-            }
+                _ => self.parts[..recipe.n_runs].iter().map(|r| r.len).sum(),
+            },
         }
     }
 }

@@ -15,15 +15,15 @@ use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::ssm::SsmShape;
 
 use super::{
-    LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
+    Every, LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
     TensorRequest, Transform, VectorId, VectorRecipe, is_float, spelled,
 };
 use crate::config::{self, ExpertsConfig, LatentConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
-use crate::family::{Family, QkNorms, SsmFamily};
+use crate::family::{Family, Mixture, QkNorms, SsmFamily};
 use crate::rope::RopeScaling;
 use crate::weights::{
-    Attention, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock,
+    Attention, Convolution, DeltaNet, Dense, ExpertBiases, Experts, FeedForward, FeedForwardBlock,
     LatentAttention, Layer, Mamba, Mixer, Projection, SharedExpert, Ssm, Weights,
 };
 
@@ -84,6 +84,11 @@ impl BitLinears {
             });
         };
         let is = |value: &Option<String>, name| value.as_deref() == Some(name);
+        // Tensors say what else is stored so.
+        let has_mxfp4 = family.mixture.is_some_and(|mixture| mixture.hf_input_rows);
+        if has_mxfp4 && is(&quantization.quant_method, "mxfp4") {
+            return Ok(BitLinears::None);
+        }
         if !is(&quantization.quant_method, "bitnet") {
             return Err(PlanError::config(
                 "quantization_config.quant_method",
@@ -405,6 +410,7 @@ impl<'a> Planner<'a> {
     fn attention(&mut self, i: usize) -> Result<Attention<LinearId, VectorId>, PlanError> {
         let ModelConfig {
             model_dim,
+            n_heads,
             head_dim,
             ..
         } = *self.config;
@@ -445,6 +451,11 @@ impl<'a> Planner<'a> {
         let normed = parts.qk_norms != QkNorms::None;
         let q_norm = self.optional_norm(&name("attn_q_norm"), q_norm_dim, normed)?;
         let k_norm = self.optional_norm(&name("attn_k_norm"), k_norm_dim, normed)?;
+        let sinks = name("attn_sinks.weight");
+        let sinks = match parts.sinks || self.find(&sinks).is_some() {
+            true => Some(self.vector(&sinks, n_heads, Transform::None)?),
+            false => None,
+        };
         let sub_norm = self.optional_norm(&name("attn_sub_norm"), q_dim, parts.sub_norms)?;
         let mut o = self.projection(&name("attn_output"), Rows::all(model_dim), q_dim)?;
         o.scale = self.config.multipliers.attention_out;
@@ -454,6 +465,7 @@ impl<'a> Planner<'a> {
             v,
             q_norm,
             k_norm,
+            sinks,
             sub_norm,
             o,
         })
@@ -546,13 +558,10 @@ impl<'a> Planner<'a> {
     /// Rows of a matrix of `k` columns as the columns of one.
     fn turned(&mut self, name: &str, rows: Rows, k: usize) -> Result<LinearId, PlanError> {
         let entry = self.require(&format!("{name}.weight"), &[rows.stored, k])?;
-        if !is_float(entry.dtype) {
-            return Err(PlanError::TensorType {
-                name: entry.name_in_file().to_owned(),
-                expected: "floats are needed where keys of heads aren't in a tensor of their own",
-                found: entry.dtype,
-            });
-        }
+        expect_floats(
+            entry,
+            "floats are needed where keys of heads aren't in a tensor of their own",
+        )?;
         let (part, recipe) = self.rows_of(name, entry, rows, k)?;
         let recipe = LinearRecipe {
             n: k,
@@ -910,6 +919,7 @@ impl<'a> Planner<'a> {
             gate: Vec::with_capacity(n_experts),
             up: Vec::with_capacity(n_experts),
             down: Vec::with_capacity(n_experts),
+            biases: self.expert_biases(i, experts)?,
             shared: match experts.shared_ffn_dim {
                 Some(ffn_dim) => Some(self.shared_expert(i, ffn_dim)?),
                 None => None,
@@ -925,6 +935,49 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(all)
+    }
+
+    /// The biases of all experts of block `i`.
+    fn expert_biases(
+        &mut self,
+        i: usize,
+        experts: &ExpertsConfig,
+    ) -> Result<Option<ExpertBiases<VectorId>>, PlanError> {
+        let (model_dim, ffn_dim) = (self.config.model_dim, experts.ffn_dim);
+        let n_experts = experts.routing.n_experts;
+        let name = |part: &str| format!("blk.{i}.{part}_exps.bias");
+        let both = name("ffn_gate_up");
+        let joined = self.find(&both).is_some();
+        if !joined
+            && !["ffn_gate", "ffn_up", "ffn_down"]
+                .iter()
+                .any(|part| self.find(&name(part)).is_some())
+        {
+            return Ok(None);
+        }
+        let mut vector = |name: &str, width: usize, every: Every| {
+            let shape = [n_experts, width * every.step];
+            let (parts, recipe) = self.vector_of_shape(name, &shape, Transform::None)?;
+            let len = n_experts * width;
+            let recipe = Recipe::Vector(VectorRecipe {
+                len,
+                every,
+                ..recipe
+            });
+            Ok::<_, PlanError>(VectorId(self.push(parts, recipe)))
+        };
+        let (gate, up) = match joined {
+            true => (
+                vector(&both, ffn_dim, Every { first: 0, step: 2 })?,
+                vector(&both, ffn_dim, Every { first: 1, step: 2 })?,
+            ),
+            false => (
+                vector(&name("ffn_gate"), ffn_dim, Every::ONE)?,
+                vector(&name("ffn_up"), ffn_dim, Every::ONE)?,
+            ),
+        };
+        let down = vector(&name("ffn_down"), model_dim, Every::ONE)?;
+        Ok(Some(ExpertBiases { gate, up, down }))
     }
 
     /// The expert of every row in block `i`.
@@ -981,6 +1034,11 @@ impl<'a> Planner<'a> {
         n_experts: usize,
         [n, k]: [usize; 2],
     ) -> Result<LinearId, PlanError> {
+        if self.has_input_rows()
+            && let Some(id) = self.expert_of_input_rows(name, expert, n_experts, [n, k])?
+        {
+            return Ok(id);
+        }
         let stacked_name = format!("{name}_exps.weight");
         // Gates and ups of all experts may be in one tensor, each expert's gate first.
         let both = match name.rsplit_once('.') {
@@ -1006,6 +1064,98 @@ impl<'a> Planner<'a> {
         };
         let (part, recipe) = self.rows_of(name, entry, rows, k)?;
         Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
+    }
+
+    /// Whether tensors with the matrices of all experts are those of gpt-oss's checkpoints.
+    fn has_input_rows(&self) -> bool {
+        let is_so = |mixture: Mixture| mixture.hf_input_rows;
+        self.model_type.is_some() && self.config.family.mixture.is_some_and(is_so)
+    }
+
+    /// The same of a tensor whose rows are inputs, with gates and ups in turn among the columns; or of one of MXFP4, whose
+    /// rows are outputs, gates and ups in turn. `None` if there is neither.
+    fn expert_of_input_rows(
+        &mut self,
+        name: &str,
+        expert: usize,
+        n_experts: usize,
+        [n, k]: [usize; 2],
+    ) -> Result<Option<LinearId>, PlanError> {
+        let in_turn = |block: &str, first| {
+            (
+                format!("{block}.ffn_gate_up_exps"),
+                Every { first, step: 2 },
+            )
+        };
+        let (stacked, every) = match name.rsplit_once('.') {
+            Some((block, "ffn_gate")) => in_turn(block, 0),
+            Some((block, "ffn_up")) => in_turn(block, 1),
+            _ => (format!("{name}_exps"), Every::ONE),
+        };
+        let n_rows = n * every.step;
+        if let Some(entry) = self.find(&format!("{stacked}.weight")) {
+            check_shape(entry, &[n_experts, k, n_rows])?;
+            expect_floats(entry, "floats are needed where rows of experts are inputs")?;
+            let rows = Rows {
+                first: expert * k,
+                n: k,
+                stored: n_experts * k,
+            };
+            let (part, recipe) = self.rows_of(name, entry, rows, n_rows)?;
+            let recipe = LinearRecipe {
+                n,
+                k,
+                n_stored: n,
+                transposed: true,
+                every,
+                ..recipe
+            };
+            return Ok(Some(LinearId(
+                self.push(vec![part], Recipe::Linear(recipe)),
+            )));
+        }
+        if self.find(&format!("{stacked}.blocks")).is_none() {
+            return Ok(None);
+        }
+        let blocks = k / DType::MXFP4.block_len();
+        let mut parts = Vec::with_capacity(2);
+        for (end, shape) in [
+            (
+                "blocks",
+                vec![n_experts, n_rows, blocks, DType::MXFP4.block_len() / 2],
+            ),
+            ("scales", vec![n_experts, n_rows, blocks]),
+        ] {
+            let entry = self.require(&format!("{stacked}.{end}"), &shape)?;
+            if entry.dtype != DType::U8 {
+                return Err(PlanError::TensorType {
+                    name: entry.name_in_file().to_owned(),
+                    expected: "bytes are needed where codes or scales of MXFP4 are by themselves",
+                    found: entry.dtype,
+                });
+            }
+            let len = shape[1..].iter().product::<usize>() as u64;
+            parts.push(TensorRequest {
+                offset: entry.offset + expert as u64 * len,
+                len,
+                ..whole(entry)
+            });
+        }
+        let recipe = LinearRecipe {
+            n,
+            k,
+            first_row: 0,
+            n_stored: n,
+            stored: Stored::Blocks(DType::MXFP4),
+            scale: None,
+            n_runs: 1,
+            precise: self.config.has_heads_of_states(),
+            rotation: None,
+            transposed: false,
+            every,
+            split_scales: true,
+        };
+        Ok(Some(LinearId(self.push(parts, Recipe::Linear(recipe)))))
     }
 
     /// A tensor by its full name; from now on it counts as used.
@@ -1051,17 +1201,12 @@ impl<'a> Planner<'a> {
         transform: Transform,
     ) -> Result<(Vec<TensorRequest>, VectorRecipe), PlanError> {
         let entry = self.require(name, shape)?;
-        if !is_float(entry.dtype) {
-            return Err(PlanError::TensorType {
-                name: entry.name_in_file().to_owned(),
-                expected: "floats are needed",
-                found: entry.dtype,
-            });
-        }
+        expect_floats(entry, "floats are needed")?;
         let recipe = VectorRecipe {
             dtype: entry.dtype,
             len: shape.iter().product(),
             transform,
+            every: Every::ONE,
         };
         Ok((vec![whole(entry)], recipe))
     }
@@ -1168,6 +1313,8 @@ impl<'a> Planner<'a> {
             precise: self.config.has_heads_of_states(),
             rotation,
             transposed: false,
+            every: Every::ONE,
+            split_scales: false,
         };
         if entry.dtype == DType::U8 {
             check_shape(entry, &[rows.stored.div_ceil(4), k])?;
@@ -1290,6 +1437,8 @@ impl<'a> Planner<'a> {
             precise: self.config.has_heads_of_states(),
             rotation,
             transposed: false,
+            every: Every::ONE,
+            split_scales: false,
         };
         Ok((part, recipe))
     }
@@ -1306,13 +1455,7 @@ impl<'a> Planner<'a> {
                 found: entry.shape.clone(),
             });
         }
-        if !is_float(entry.dtype) {
-            return Err(PlanError::TensorType {
-                name: entry.name_in_file().to_owned(),
-                expected: "a float is needed",
-                found: entry.dtype,
-            });
-        }
+        expect_floats(entry, "a float is needed")?;
         Ok((whole(entry), entry.dtype))
     }
 }
@@ -1328,6 +1471,18 @@ fn expect_whole_blocks(entry: &TensorEntry, k: usize) -> Result<(), PlanError> {
         });
     }
     Ok(())
+}
+
+/// Fails unless a tensor has floats, which `expected` says the need of.
+fn expect_floats(entry: &TensorEntry, expected: &'static str) -> Result<(), PlanError> {
+    if is_float(entry.dtype) {
+        return Ok(());
+    }
+    Err(PlanError::TensorType {
+        name: entry.name_in_file().to_owned(),
+        expected,
+        found: entry.dtype,
+    })
 }
 
 fn whole(entry: &TensorEntry) -> TensorRequest {

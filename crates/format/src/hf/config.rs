@@ -37,6 +37,10 @@ pub struct Config {
     pub norm_eps: Option<f64>,
     pub hidden_act: Option<String>,
     pub hidden_activation: Option<String>,
+    /// Bound of the gates of gpt-oss's experts and of what they are multiplied with.
+    pub swiglu_limit: Option<f64>,
+    /// The factor in their logistic function.
+    pub swiglu_alpha: Option<f64>,
     pub tie_word_embeddings: Option<bool>,
     pub attention_bias: Option<bool>,
     pub mlp_bias: Option<bool>,
@@ -267,6 +271,8 @@ impl Config {
             norm_eps: f64("norm_eps")?,
             hidden_act: string("hidden_act")?,
             hidden_activation: string("hidden_activation")?,
+            swiglu_limit: f64("swiglu_limit")?,
+            swiglu_alpha: f64("swiglu_alpha")?,
             tie_word_embeddings: bool("tie_word_embeddings")?,
             attention_bias: bool("attention_bias")?,
             mlp_bias: bool("mlp_bias")?,

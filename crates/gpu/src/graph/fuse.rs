@@ -223,6 +223,7 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
     };
     let Op::Attention {
         shape,
+        sinks,
         q,
         position,
         cache: same,
@@ -237,6 +238,7 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
     fits.then(|| Op::Decode {
         heads: heads.clone(),
         shape: *shape,
+        sinks: sinks.clone(),
         cache: cache.clone(),
         most_len: *most_len,
         out: out.clone(),
@@ -287,6 +289,7 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         }
         Op::Heads { heads, .. } => (vec![&heads.qkv], vec![&heads.qkv]),
         Op::Decode { heads, out, .. } => (vec![&heads.qkv], vec![out]),
+        Op::ExpertBias { x, .. } => (vec![x], vec![x]),
         Op::Attention { q, out, .. } => (vec![q], vec![out]),
         Op::Sample(sample) => (vec![&sample.logits], vec![&sample.logits]),
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::Matrix;
 use super::sample::SampleOp;
 use crate::kernels::attention::{
-    self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, Split,
-    SplitKv, SplitKvStates,
+    self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, Scores,
+    Split, SplitKv, SplitKvStates,
 };
 use crate::kernels::elementwise::{self, Activation};
 use crate::kernels::experts;
@@ -182,9 +182,16 @@ pub enum Op {
         adds: bool,
         out: View,
     },
+    /// `x[r] ← x[r] + bias[expert(r)]` for every route `r`.
+    ExpertBias {
+        x: View,
+        routes: Routes,
+        bias: Buffer,
+    },
     /// Queries attend to the cache.
     Attention {
         shape: AttentionShape,
+        sinks: Option<Buffer>,
         q: View,
         position: Buffer,
         cache: Shared<CacheLayer>,
@@ -196,6 +203,7 @@ pub enum Op {
     Decode {
         heads: HeadInputs,
         shape: AttentionShape,
+        sinks: Option<Buffer>,
         cache: Shared<CacheLayer>,
         most_len: usize,
         out: View,
@@ -369,8 +377,12 @@ pub(super) fn record(
             adds,
             out,
         } => experts::combine(recorder, routes.of(), y.of(), *adds, out.of()),
+        Op::ExpertBias { x, routes, bias } => {
+            experts::add_bias(recorder, routes.of(), x.of(), bias)
+        }
         Op::Attention {
             shape,
+            sinks,
             q,
             position,
             cache,
@@ -388,21 +400,30 @@ pub(super) fn record(
                 buffer: position,
                 index: 0,
             };
-            attention::attention(recorder, shape, q.of(), position, cache, split, out.of())
+            let scores = Scores {
+                shape,
+                sinks: sinks.as_ref(),
+            };
+            attention::attention(recorder, scores, q.of(), position, cache, split, out.of())
         }
         Op::Decode {
             heads,
             shape,
+            sinks,
             cache,
             most_len,
             out,
         } => {
+            let scores = Scores {
+                shape,
+                sinks: sinks.as_ref(),
+            };
             let (states, _) = workspace.split_kv.as_ref().expect("`fit` makes room");
             let split_kv = SplitKv {
                 states,
                 most_len: *most_len,
             };
-            attention::decode(recorder, shape, &heads.of(), cache, split_kv, out.of())
+            attention::decode(recorder, scores, &heads.of(), cache, split_kv, out.of())
         }
         Op::Sample(sample) => sample.record(recorder),
     }

@@ -4,7 +4,7 @@
 use super::{Rows, fold};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{COMBINE, ROUTE, params};
+use crate::shader::{COMBINE, EXPERT_BIAS, ROUTE, params};
 use crate::{GpuError, Recorder};
 
 /// The experts of each row, best first. A *route* is a row and one of its experts: number `t · n_used + j` is
@@ -138,4 +138,41 @@ pub fn combine(
     let grid = fold(len.div_ceil(256));
     let constants = [("ADD", f64::from(u8::from(adds)))];
     recorder.dispatch(&COMBINE, &constants, &bindings, &params, grid)
+}
+
+params! {
+    ExpertBiasParams {
+        width: u32,
+        len: u32,
+        x_offset: u32,
+        x_stride: u32,
+    }
+}
+
+/// `x[r] ← x[r] + bias[expert(r)]` for every route `r`. `bias` is `[n_experts, width]`.
+///
+/// Errors: [`GpuError::Shape`] if `x` hasn't a row for each route, or not even one expert's
+/// biases are there.
+/// Exactness: that of `sterna_kernels::experts`.
+pub fn add_bias(
+    recorder: &mut Recorder,
+    routes: Routes<'_>,
+    x: Rows<'_>,
+    bias: &Buffer,
+) -> Result<(), GpuError> {
+    routes.check()?;
+    x.check("expert bias: what experts give")?;
+    expect("expert bias: rows of experts", routes.len(), x.n_rows)?;
+    let n_biases = (bias.bytes() / 4) as usize;
+    expect_most("expert bias: width", n_biases, x.width)?;
+    let len = x.n_rows * x.width;
+    let params = ExpertBiasParams {
+        width: x.width as u32,
+        len: len as u32,
+        x_offset: x.offset as u32,
+        x_stride: x.stride as u32,
+    };
+    let bindings = [x.buffer.into(), routes.experts.into(), bias.into()];
+    let grid = fold(len.div_ceil(256));
+    recorder.dispatch(&EXPERT_BIAS, &[], &bindings, &params, grid)
 }

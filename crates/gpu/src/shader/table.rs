@@ -5,7 +5,7 @@ use super::text::wgsl;
 use super::{Lib, Need, Params, Shader};
 use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, SplitKvParams};
 use crate::kernels::elementwise::ElementwiseParams;
-use crate::kernels::experts::{CombineExpertsParams, RouteParams};
+use crate::kernels::experts::{CombineExpertsParams, ExpertBiasParams, RouteParams};
 use crate::kernels::linear::{EmbedParams, LinearParams};
 use crate::kernels::norm::RmsNormParams;
 use crate::kernels::output::{
@@ -198,16 +198,16 @@ shaders! {
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], EmbedParams, [];
     HEADS = "heads", [Lib::Reduce, GRID, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], HeadsParams, [];
-    ATTENTION_F32 = "attention", [CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Write], AttentionParams, [];
-    ATTENTION_F16 = "attention", [CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Write], AttentionParams, [];
-    ATTENTION_Q8_0 = "attention", [CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_F32 = "attention", [CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_F16 = "attention", [CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_Q8_0 = "attention", [CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
     ATTENTION_SPLIT_KV_F32 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
     ATTENTION_SPLIT_KV_F16 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
     ATTENTION_SPLIT_KV_Q8_0 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
-    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Write], CombineParams, [];
+    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Read, Write], CombineParams, [];
     EXPERTS_TERNARY = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
@@ -236,6 +236,7 @@ shaders! {
         [Read, Read, Read, Write, Read], LinearParams, [];
     ROUTE = "route", [Lib::Reduce, GRID], [Read, Write, Write], RouteParams, [];
     COMBINE = "combine", [], [Read, Read, Write], CombineExpertsParams, [];
+    EXPERT_BIAS = "expert_bias", [], [Write, Read, Read], ExpertBiasParams, [];
     TOP_K = "top_k", [], [Read, Write], TopKParams, [];
     PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], PenalizeParams, [];
     PERTURB = "perturb", [RANDOM], [Write, Read], PerturbParams, [];

@@ -9,6 +9,8 @@
 // which 32 elements of keys or values are in shared memory; an invocation has four pairs' scores with two of
 // the positions, then their sums of two of the elements. Positions that no pair attends to are skipped.
 
+// Whether each head has a score that has no value, in `sinks`.
+override SINKS: u32 = 0u;
 // Runs of 32 elements of a head, at most 8.
 override CHUNKS: u32 = 4u;
 // Of these, how many of the queries are kept in shared memory: all, or one at a time.
@@ -18,7 +20,8 @@ override KEPT: u32 = 1u;
 @group(0) @binding(1) var<storage, read> keys: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> values: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> position: array<u32>;
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+@group(0) @binding(4) var<storage, read> sinks: array<f32>;
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
 struct Params {
     n_rows: u32,
@@ -198,11 +201,19 @@ fn main(
     for (var r = 0u; r < 4u; r++) {
         let pair = first_pair + 4u * quad + r;
         if pair < n_pairs {
+            var total = weight[r];
+            var shrink = 1.0;
+            if SINKS == 1u {
+                let sink = sinks[kv * share + pair % share];
+                let both = max(top[r], sink);
+                shrink = exp(top[r] - both);
+                total = total * shrink + exp(sink - both);
+            }
             let to = params.out_offset + pair / share * params.out_stride + (kv * share + pair % share) * d;
             for (var c = 0u; c < 2u * CHUNKS; c++) {
                 let e = c / 2u * 32u + 2u * column + c % 2u;
                 if e < d {
-                    out[to + e] = sums[c][r] / weight[r];
+                    out[to + e] = sums[c][r] * shrink / total;
                 }
             }
         }

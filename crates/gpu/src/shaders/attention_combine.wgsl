@@ -5,9 +5,13 @@
 // at most 64 splits, and a state of a new position; there is room for 72, nine iterations of eight.
 // A workgroup of 256 per 32 elements of a head of a row: 32 invocations to every eighth state.
 
+// Whether each head has a score that has no value, in `sinks`.
+override SINKS: u32 = 0u;
+
 @group(0) @binding(0) var<storage, read> states: array<f32>;
 @group(0) @binding(1) var<storage, read> position: array<u32>;
-@group(0) @binding(2) var<storage, read_write> out: array<f32>;
+@group(0) @binding(2) var<storage, read> sinks: array<f32>;
+@group(0) @binding(3) var<storage, read_write> out: array<f32>;
 
 struct Params {
     n_rows: u32,
@@ -68,6 +72,9 @@ fn main(
     }
     workgroupBarrier();
     var top = -3.0e38;
+    if SINKS == 1u {
+        top = sinks[head];
+    }
     for (var i = 0u; i < n_states; i++) {
         top = max(top, splits[i].x);
     }
@@ -82,6 +89,9 @@ fn main(
         var all = partial[thread];
         for (var i = 1u; i < 8u; i++) {
             all += partial[thread + i * 32u];
+        }
+        if SINKS == 1u {
+            all.y += exp(sinks[head] - top);
         }
         out[params.out_offset + t * params.out_stride + head * d + e] = all.x / all.y;
     }

@@ -49,7 +49,7 @@ fn main(
             x[i] = y[other];
         }
         default: {
-            x[i] = activate(x[i]) * y[other];
+            x[i] = gated(x[i], y[other]);
         }
     }
 }

@@ -5,8 +5,8 @@
 //! Positions are divided into spans of 256, counted from 0. Within a span, each query head's scores are sums
 //! over elements in order; the weights `e^(score − maximum)` are summed in 16 lanes (by position) and then
 //! across them; the weighted sum of values runs over positions in order. Spans are merged in order, each side
-//! scaled to the larger maximum, and the sum is divided by the total weight at the end. Nothing else affects
-//! a result: not the threads, not the instruction set, not the other queries of the batch, not how the cache
+//! scaled to the larger maximum, and the sum is divided by the total weight at the end, to which a sink, if
+//! heads have one, adds its own: a score without a value. Nothing else affects a result: not the threads, not the instruction set, not the other queries of the batch, not how the cache
 //! was filled.
 //!
 //! Operands are rounded where that makes products exact, so that fused multiply-adds give the same bits as
@@ -66,23 +66,41 @@ thread_local! {
     static WORKSPACE: RefCell<(Workspace, Vec<f32>)> = RefCell::default();
 }
 
+/// The queries of consecutive positions of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Queries<'a> {
+    /// Heads, scale, cap and window.
+    pub shape: &'a AttentionShape,
+    /// `[m, n_heads, head_dim]`.
+    pub q: &'a [f32],
+    /// The position of the first.
+    pub pos: usize,
+    /// Of each query head, the score of a position that every query attends to and whose value is zero,
+    /// `[n_heads]`.
+    pub sinks: Option<&'a [f32]>,
+}
+
 /// `out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that query `t`
 /// attends to: up to its own, `pos + t`, and no further back than the window.
 ///
-/// Shapes: `q` and `out` are `[m, n_heads, head_dim]`; `pages` hold positions from 0, [`PAGE_LEN`] per page,
+/// Shapes: `out` is `[m, n_heads, head_dim]`; `pages` hold positions from 0, [`PAGE_LEN`] per page,
 /// at least up to `pos + m`, all of the type of the first.
 /// Errors: [`ShapeError`] if a slice or the number of pages doesn't fit.
 /// Exactness: results depend on neither threads, instruction set nor the other queries; the
 /// [module](self) says what is rounded.
 pub fn attention<P: Borrow<KvPage> + Sync>(
     exec: &Exec,
-    shape: &AttentionShape,
-    q: &[f32],
-    pos: usize,
+    queries: &Queries<'_>,
     pages: &[P],
     scratch: &mut Scratch,
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
+    let Queries {
+        shape,
+        q,
+        pos,
+        sinks,
+    } = *queries;
     let AttentionShape {
         n_heads,
         n_kv_heads,
@@ -92,6 +110,9 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
     let m = shape::rows("attention: queries", q.len(), n_heads * head_dim)?;
     let group = shape::rows("attention: query heads", n_heads, n_kv_heads)?;
     expect_len("attention: output", q.len(), out.len())?;
+    if let Some(sinks) = sinks {
+        expect_len("attention: sinks", n_heads, sinks.len())?;
+    }
     if m == 0 {
         return Ok(());
     }
@@ -116,30 +137,22 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
     }
 
     let tile_len = (TILE_ROWS / group).max(1);
-    let tiles = Tiles { shape, q, pos };
-    let n_spans = tiles.tile(0..m, 0).spans().len();
+    let n_spans = queries.tile(0..m, 0).spans().len();
     let work = |n_queries: usize, n_positions: usize| {
         let per_item = 2 * n_queries * group * n_positions * head_dim;
         WORK_PER_TASK.div_ceil(per_item.max(1))
     };
     let n_states = n_kv_heads * n_spans * m * group;
     if m <= tile_len && n_spans > 1 && n_states * state_len(head_dim) <= MAX_STATES {
-        by_span(exec, &tiles, pages, work(m, SPAN), scratch, out);
+        by_span(exec, queries, pages, work(m, SPAN), scratch, out);
     } else {
         let grain = work(tile_len.min(m), pos + m);
-        by_tile(exec, &tiles, tile_len, pages, grain, out);
+        by_tile(exec, queries, tile_len, pages, grain, out);
     }
     Ok(())
 }
 
-/// All queries and heads.
-struct Tiles<'a> {
-    shape: &'a AttentionShape,
-    q: &'a [f32],
-    pos: usize,
-}
-
-impl<'a> Tiles<'a> {
+impl<'a> Queries<'a> {
     fn tile(&self, queries: std::ops::Range<usize>, kv_head: usize) -> Tile<'a> {
         let width = self.shape.n_heads * self.shape.head_dim;
         Tile {
@@ -162,6 +175,12 @@ impl<'a> Tiles<'a> {
         let head = (query + row / group) * n_heads + kv_head * group + row % group;
         head * head_dim..(head + 1) * head_dim
     }
+
+    /// The score of the sink of a row of a tile.
+    fn sink(&self, kv_head: usize, row: usize) -> Option<f32> {
+        let group = self.shape.n_heads / self.shape.n_kv_heads;
+        (self.sinks).map(|sinks| sinks[kv_head * group + row % group])
+    }
 }
 
 /// The pages of a span, as many as there are.
@@ -178,7 +197,7 @@ fn span_pages<P: Borrow<KvPage>>(pages: &[P], span: usize) -> ([&KvPage; SPAN / 
 /// Attention of one tile's queries: an item for each key-value head and span, then one for each row.
 fn by_span<P: Borrow<KvPage> + Sync>(
     exec: &Exec,
-    tiles: &Tiles<'_>,
+    queries: &Queries<'_>,
     pages: &[P],
     grain: usize,
     scratch: &mut Scratch,
@@ -189,9 +208,9 @@ fn by_span<P: Borrow<KvPage> + Sync>(
         n_kv_heads,
         head_dim,
         ..
-    } = *tiles.shape;
-    let m = tiles.q.len() / (n_heads * head_dim);
-    let whole = tiles.tile(0..m, 0);
+    } = *queries.shape;
+    let m = queries.q.len() / (n_heads * head_dim);
+    let whole = queries.tile(0..m, 0);
     let (spans, n_rows) = (whole.spans(), whole.n_rows());
     let len = state_len(head_dim);
     let dtype = pages[0].borrow().dtype();
@@ -208,7 +227,7 @@ fn by_span<P: Borrow<KvPage> + Sync>(
                     let at = (kv_head * spans.len() + span) * n_rows * len;
                     // SAFETY: each head and span has states of its own.
                     let states = unsafe { states.range_mut(at..at + n_rows * len) };
-                    let tile = tiles.tile(0..m, kv_head);
+                    let tile = queries.tile(0..m, kv_head);
                     let (of_span, n) = span_pages(pages, spans.start + span);
                     work.prepare(&tile, dtype);
                     clear(states, head_dim);
@@ -230,7 +249,7 @@ fn by_span<P: Borrow<KvPage> + Sync>(
             let (kv_head, row) = (row / n_rows, row % n_rows);
             let at = |span: usize| ((kv_head * spans.len() + span) * n_rows + row) * len;
             // SAFETY: each row has states, and a place in the output, of its own.
-            let out = unsafe { out.range_mut(tiles.place(0, kv_head, row)) };
+            let out = unsafe { out.range_mut(queries.place(0, kv_head, row)) };
             // SAFETY: as above; the first span's state is none of the later ones.
             let first = unsafe { states.range_mut(at(0)..at(0) + len) };
             for span in 1..spans.len() {
@@ -238,7 +257,7 @@ fn by_span<P: Borrow<KvPage> + Sync>(
                 let later = unsafe { states.range_mut(at(span)..at(span) + len) };
                 merge(exec.isa, first, later, head_dim);
             }
-            RowState::of(first, head_dim).finish(out);
+            RowState::of(first, head_dim).finish(queries.sink(kv_head, row), out);
         }
     });
 }
@@ -246,7 +265,7 @@ fn by_span<P: Borrow<KvPage> + Sync>(
 /// Attention tile by tile: an item for each tile and key-value head.
 fn by_tile<P: Borrow<KvPage> + Sync>(
     exec: &Exec,
-    tiles: &Tiles<'_>,
+    queries: &Queries<'_>,
     tile_len: usize,
     pages: &[P],
     grain: usize,
@@ -257,8 +276,8 @@ fn by_tile<P: Borrow<KvPage> + Sync>(
         n_kv_heads,
         head_dim,
         ..
-    } = *tiles.shape;
-    let m = tiles.q.len() / (n_heads * head_dim);
+    } = *queries.shape;
+    let m = queries.q.len() / (n_heads * head_dim);
     let len = state_len(head_dim);
     let dtype = pages[0].borrow().dtype();
     let out = SharedSlice::new(out);
@@ -269,7 +288,7 @@ fn by_tile<P: Borrow<KvPage> + Sync>(
                 // The last tiles attend to the most positions: started first, none is left alone at the end.
                 let first = (n_tiles - 1 - item / n_kv_heads) * tile_len;
                 let kv_head = item % n_kv_heads;
-                let tile = tiles.tile(first..m.min(first + tile_len), kv_head);
+                let tile = queries.tile(first..m.min(first + tile_len), kv_head);
                 states.resize(tile.n_rows() * len, 0.0);
                 work.prepare(&tile, dtype);
                 clear(states, head_dim);
@@ -279,8 +298,8 @@ fn by_tile<P: Borrow<KvPage> + Sync>(
                 }
                 for (row, state) in states.chunks_exact_mut(len).enumerate() {
                     // SAFETY: each row of each tile has a place of its own.
-                    let out = unsafe { out.range_mut(tiles.place(first, kv_head, row)) };
-                    RowState::of(state, head_dim).finish(out);
+                    let out = unsafe { out.range_mut(queries.place(first, kv_head, row)) };
+                    RowState::of(state, head_dim).finish(queries.sink(kv_head, row), out);
                 }
             }
         });

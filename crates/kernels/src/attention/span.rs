@@ -142,10 +142,17 @@ impl<'a> RowState<'a> {
         }
     }
 
-    /// The weighted mean.
+    /// The weighted mean; with a sink, which has a score and no value.
     #[inline(always)]
-    pub(super) fn finish(self, out: &mut [f32]) {
-        let inverse = 1.0 / *self.total;
+    pub(super) fn finish(self, sink: Option<f32>, out: &mut [f32]) {
+        let inverse = match sink {
+            None => 1.0 / *self.total,
+            Some(sink) => {
+                let both = if sink > *self.max { sink } else { *self.max };
+                let own = math::exp(*self.max - both);
+                own / (*self.total * own + math::exp(sink - both))
+            }
+        };
         for (out, sum) in out.iter_mut().zip(self.sum) {
             *out = *sum * inverse;
         }

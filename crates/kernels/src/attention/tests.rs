@@ -23,6 +23,7 @@ struct Case {
     v: Vec<f32>,
     q: Vec<f32>,
     pages: Vec<KvPage>,
+    sinks: Option<Vec<f32>>,
 }
 
 impl Case {
@@ -52,6 +53,7 @@ impl Case {
             v,
             q,
             pages,
+            sinks: None,
         }
     }
 
@@ -61,7 +63,13 @@ impl Case {
         let q = &self.q[pos * width..(pos + m) * width];
         let mut out = vec![f32::NAN; q.len()];
         let scratch = &mut Scratch::default();
-        attention(exec, &self.shape, q, pos, &self.pages, scratch, &mut out).unwrap();
+        let queries = Queries {
+            shape: &self.shape,
+            q,
+            pos,
+            sinks: self.sinks.as_deref(),
+        };
+        attention(exec, &queries, &self.pages, scratch, &mut out).unwrap();
         out
     }
 
@@ -107,8 +115,13 @@ impl Case {
                     })
                 })
                 .collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let sink = self
+                .sinks
+                .as_ref()
+                .map(|sinks| f64::from(sinks[i % n_heads]));
+            let all = scores.iter().copied().chain(sink);
+            let max = all.clone().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = all.map(|s| (s - max).exp()).sum();
             out.extend((0..d).map(|e| -> f64 {
                 let weighted = scores.iter().zip(first..);
                 weighted
@@ -168,6 +181,27 @@ fn bytes(x: &[f32]) -> Vec<f64> {
     x.iter()
         .map(|&x| f64::from(code(x)) * scale.to_f64())
         .collect()
+}
+
+#[test]
+fn sinks_take_weight_and_give_nothing() {
+    for dtype in TYPES {
+        // Above all scores, among them, and far below; by spans and by tiles.
+        let mut case = Case::new(SHAPE, dtype, 600);
+        case.sinks = Some(vec![40.0, 1.0, -1.0, 0.0, 3.0, -200.0]);
+        case.check(598, 2, &[1, 2]);
+        case.check(0, 70, &[70, 33]);
+    }
+    let exec = Exec::new(1, Isa::SCALAR);
+    let case = Case::new(SHAPE, CacheType::F32, 3);
+    let queries = Queries {
+        shape: &case.shape,
+        q: &case.q,
+        pos: 0,
+        sinks: Some(&[0.0; 5]),
+    };
+    let (scratch, mut out) = (&mut Scratch::default(), vec![0.0; case.q.len()]);
+    assert!(attention(&exec, &queries, &case.pages, scratch, &mut out).is_err());
 }
 
 #[test]
@@ -282,7 +316,13 @@ fn bytes_hold_two_digits() {
         page.store(&exec, 0, &v, &v).unwrap();
         let mut out = vec![f32::NAN; 40];
         let scratch = &mut Scratch::default();
-        attention(&exec, &shape, &[0.0; 40], 0, &[page], scratch, &mut out).unwrap();
+        let queries = Queries {
+            shape: &shape,
+            q: &[0.0; 40],
+            pos: 0,
+            sinks: None,
+        };
+        attention(&exec, &queries, &[page], scratch, &mut out).unwrap();
         for (out, v) in out.iter().zip(&v) {
             assert!((out - v).abs() <= factor / 127.0 * 0.52, "{out}, not {v}");
         }
@@ -306,15 +346,13 @@ fn wrong_shapes_are_refused() {
     let page = || KvPage::new(CacheType::F16, SHAPE.n_kv_heads, SHAPE.head_dim);
     let (q, mut out) = (vec![0.0; row], vec![0.0; row]);
     let mut run = |shape: &AttentionShape, q: &[f32], pos, pages: &[KvPage]| {
-        attention(
-            &exec,
+        let queries = Queries {
             shape,
             q,
             pos,
-            pages,
-            &mut Scratch::default(),
-            &mut out,
-        )
+            sinks: None,
+        };
+        attention(&exec, &queries, pages, &mut Scratch::default(), &mut out)
     };
     assert!(run(&SHAPE, &q, 3, &[page()]).is_ok());
     assert!(run(&SHAPE, &q, 64, &[page()]).is_err());

@@ -34,7 +34,7 @@ mod k_symmetric;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod lanes_x86;
-mod mxfp4;
+pub mod mxfp4;
 mod q1_0;
 mod q2_0;
 mod q2_k;

@@ -1,5 +1,6 @@
 //! MXFP4: 32 four-bit floats (e2m1) with a shared power of two (e8m0). See `docs/formats/blocks.md`.
 
+use super::QuantError;
 use super::bits::nibbles;
 use super::q4::absmax;
 
@@ -15,6 +16,29 @@ pub(super) fn decode(block: &[u8; 17], out: &mut [f32; 32]) {
     for (x, code) in out.iter_mut().zip(codes.as_flattened()) {
         *x = d * f32::from(doubled_value(*code));
     }
+}
+
+/// Blocks of codes whose scales are apart, as gpt-oss's checkpoints have them.
+///
+/// Shapes: `codes` is `[n, 16]`, each byte with the codes of two neighbours, the first in the low half; `scales` is
+/// `[n]`.
+/// Errors: [`QuantError`] if there are not as many of both.
+pub fn from_split(codes: &[u8], scales: &[u8]) -> Result<Vec<u8>, QuantError> {
+    let (codes, rest) = codes.as_chunks::<HALF>();
+    if codes.len() != scales.len() || !rest.is_empty() {
+        return Err(QuantError::Size {
+            what: "bytes of MXFP4 codes",
+            expected: scales.len() * HALF,
+            found: codes.len() * HALF + rest.len(),
+        });
+    }
+    let mut blocks = Vec::with_capacity(scales.len() * (HALF + 1));
+    for (codes, scale) in codes.iter().zip(scales) {
+        let code = |i: usize| codes[i / 2] >> (i % 2 * 4) & 15;
+        blocks.push(*scale);
+        blocks.extend((0..HALF).map(|i| code(i) | code(HALF + i) << 4));
+    }
+    Ok(blocks)
 }
 
 /// Twice the value of a code of e2m1, which is an integer: 0, 1, 2, 3, 4, 6, 8, 12, then the same
@@ -90,5 +114,23 @@ mod tests {
             assert_eq!(f32::from(doubled_value(code)) / 2.0, value);
             assert_eq!(f32::from(doubled_value(8 + code)) / 2.0, -value);
         }
+    }
+
+    #[test]
+    fn codes_of_neighbours_are_taken_apart() {
+        // Codes 0 to 15 and back, and a scale of 2: every value in its place.
+        let codes: [u8; 16] = std::array::from_fn(|i| match i {
+            0..8 => (2 * i + (2 * i + 1) * 16) as u8,
+            _ => (31 - 2 * i + (30 - 2 * i) * 16) as u8,
+        });
+        let blocks = from_split(&codes, &[128]).unwrap();
+        let mut values = [0.0; 32];
+        decode(blocks.as_slice().try_into().unwrap(), &mut values);
+        for (i, value) in values.iter().enumerate() {
+            let code = if i < 16 { i } else { 31 - i };
+            assert_eq!(*value, f32::from(doubled_value(code as u8)), "{i}");
+        }
+        assert!(from_split(&codes, &[128, 128]).is_err());
+        assert!(from_split(&codes[1..], &[]).is_err());
     }
 }

@@ -13,6 +13,7 @@ pub use sterna_format::model::{AttentionShape, CacheType, RopeLayout};
 
 use super::Rows;
 use crate::error::{expect, expect_most};
+use crate::memory::Buffer;
 use crate::shader::{self, Shader, params};
 use crate::{GpuError, Recorder};
 use cache::row_shape;
@@ -82,21 +83,58 @@ pub enum Split<'a> {
     Kv(SplitKv<'a>),
 }
 
+/// How scores become weights.
+#[derive(Debug, Clone, Copy)]
+pub struct Scores<'a> {
+    /// Heads, scale, cap and window.
+    pub shape: &'a AttentionShape,
+    /// Of each query head, the score of a position whose value is zero, `[n_heads]`.
+    pub sinks: Option<&'a Buffer>,
+}
+
+impl<'a> From<&'a AttentionShape> for Scores<'a> {
+    /// Without sinks.
+    fn from(shape: &'a AttentionShape) -> Scores<'a> {
+        Scores { shape, sinks: None }
+    }
+}
+
+impl Scores<'_> {
+    /// Errors if there are fewer sinks than heads.
+    fn check(&self) -> Result<(), GpuError> {
+        match self.sinks {
+            Some(sinks) => expect_most(
+                "attention: heads with a sink",
+                (sinks.bytes() / 4) as usize,
+                self.shape.n_heads,
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn constant(&self) -> (&'static str, f64) {
+        ("SINKS", f64::from(u8::from(self.sinks.is_some())))
+    }
+}
+
 /// `out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that query `t`
 /// attends to: up to its own, and no further back than the window. Keys and values are already cached.
 ///
 /// Shapes: `q` and `out` are rows of `[n_heads, head_dim]` in different buffers.
 /// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small.
 /// Exactness: against `sterna_kernels::attention`, see `docs/gpu.md`.
-pub fn attention(
+pub fn attention<'a>(
     recorder: &mut Recorder,
-    shape: &AttentionShape,
+    scores: impl Into<Scores<'a>>,
     q: Rows<'_>,
     position: Position<'_>,
     cache: &CacheLayer,
     split: Split<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
+    let scores = scores.into();
+    let shape = scores.shape;
+    scores.check()?;
     q.check("attention: queries")?;
     position.check()?;
     let share = share(shape, cache, &out)?;
@@ -104,7 +142,7 @@ pub fn attention(
     expect("attention: width of queries", out.width, q.width)?;
     expect("attention: rows of the output", q.n_rows, out.n_rows)?;
     if let Split::Kv(split_kv) = split {
-        return split_kv::attention(recorder, shape, q, position, cache, split_kv, out);
+        return split_kv::attention(recorder, scores, q, position, cache, split_kv, out);
     }
     let (row_len, row_scales) = row_shape(cache.dtype, d);
     let params = AttentionParams {
@@ -146,12 +184,14 @@ pub fn attention(
         ("CHUNKS", chunks as f64),
         ("KEPT", kept as f64),
         ("SOFTCAP", f64::from(u8::from(shape.softcap.is_some()))),
+        scores.constant(),
     ];
     let bindings = [
         q.buffer.into(),
         (&cache.keys).into(),
         (&cache.values).into(),
         position.buffer.into(),
+        scores.sinks.unwrap_or(position.buffer).into(),
         out.buffer.into(),
     ];
     let grid = [units as u32, u32::from(q.n_rows > 0)];

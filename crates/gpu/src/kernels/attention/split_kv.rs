@@ -3,7 +3,7 @@
 
 use super::cache::{CacheLayer, row_shape};
 use super::heads::{Heads, Position};
-use super::{AttentionShape, CacheType, share, window};
+use super::{CacheType, Scores, share, window};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::memory::Buffer;
@@ -184,14 +184,17 @@ params! {
 /// Shapes: `heads.qkv` and `out` are one row each, in different buffers.
 /// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small.
 /// Exactness: as those two, with sums in a different order.
-pub fn decode(
+pub fn decode<'a>(
     recorder: &mut Recorder,
-    shape: &AttentionShape,
+    scores: impl Into<Scores<'a>>,
     heads: &Heads<'_>,
     cache: &CacheLayer,
     split_kv: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
+    let scores = scores.into();
+    let shape = scores.shape;
+    scores.check()?;
     heads.check(shape.n_heads, cache)?;
     share(shape, cache, &out)?;
     expect("attention: rows of one position", 1, heads.qkv.n_rows)?;
@@ -201,13 +204,13 @@ pub fn decode(
         position: heads.position,
         prepare: Some(heads),
     };
-    record(recorder, shape, rows, cache, split_kv, out)
+    record(recorder, scores, rows, cache, split_kv, out)
 }
 
 /// Attention of prepared rows. The caller has checked shapes.
 pub(super) fn attention(
     recorder: &mut Recorder,
-    shape: &AttentionShape,
+    scores: Scores<'_>,
     q: Rows<'_>,
     position: Position<'_>,
     cache: &CacheLayer,
@@ -219,7 +222,7 @@ pub(super) fn attention(
         position,
         prepare: None,
     };
-    record(recorder, shape, rows, cache, split_kv, out)
+    record(recorder, scores, rows, cache, split_kv, out)
 }
 
 /// The queries.
@@ -232,7 +235,7 @@ struct Source<'a> {
 
 fn record(
     recorder: &mut Recorder,
-    shape: &AttentionShape,
+    scores: Scores<'_>,
     source: Source<'_>,
     cache: &CacheLayer,
     split_kv: SplitKv<'_>,
@@ -243,6 +246,7 @@ fn record(
         position,
         prepare,
     } = source;
+    let shape = scores.shape;
     let (d, n_heads, n_kv_heads) = (cache.head_dim, shape.n_heads, cache.n_kv_heads);
     let n_pairs = rows.n_rows * n_heads / n_kv_heads.max(1);
     let limits = recorder.device().limits();
@@ -328,8 +332,16 @@ fn record(
     let bindings = [
         (&split_kv.states.buffer).into(),
         position.buffer.into(),
+        scores.sinks.unwrap_or(position.buffer).into(),
         out.buffer.into(),
     ];
     let grid = [pieces as u32, rows.n_rows as u32];
-    recorder.dispatch(&shader::ATTENTION_COMBINE, &[], &bindings, &params, grid)
+    let constants = [scores.constant()];
+    recorder.dispatch(
+        &shader::ATTENTION_COMBINE,
+        &constants,
+        &bindings,
+        &params,
+        grid,
+    )
 }

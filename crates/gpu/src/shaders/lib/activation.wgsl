@@ -1,6 +1,6 @@
 // The activation functions of `sterna_kernels::activation`, by its formulas.
 
-// 0 SiLU, 1 ReLU², 2 ReLU, 3 GELU by tanh, 4 GELU by erf.
+// 0 SiLU, 1 ReLU², 2 ReLU, 3 GELU by tanh, 4 GELU by erf, 5 clamped SwiGLU.
 override ACTIVATION: u32 = 0u;
 
 fn tanh_of(x: f32) -> f32 {
@@ -12,6 +12,17 @@ fn erf_of(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.3275911 * a);
     let p = (((1.0614054 * t - 1.453152) * t + 1.4214137) * t - 0.28449674) * t + 0.2548296;
     return sign(x) * (1.0 - p * t * exp(-a * a));
+}
+
+// activation(x) · up
+fn gated(x: f32, up: f32) -> f32 {
+    if ACTIVATION == 5u {
+        let g = select(x, 7.0, x > 7.0);
+        // As below.
+        let s = select(g / (1.0 + exp(-1.702 * g)), 0.0, g < -51.0);
+        return s * (clamp(up, -7.0, 7.0) + 1.0);
+    }
+    return activate(x) * up;
 }
 
 fn activate(x: f32) -> f32 {

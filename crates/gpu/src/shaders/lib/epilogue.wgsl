@@ -20,7 +20,7 @@ fn residual(base: u32, row: u32, n: u32) -> vec2<f32> {
 fn put_sum(base: u32, row: u32, n: u32, value: vec2<f32>, old: vec2<f32>) {
     if EPILOGUE == 2u {
         if row + 1u < n {
-            out[base + row / 2u] = activate(value.x) * value.y;
+            out[base + row / 2u] = gated(value.x, value.y);
         }
         return;
     }
