@@ -389,6 +389,8 @@ fn layers_with_states_run() {
         ("hf/jamba", "1,2,3"),
         ("hf/falcon-h1", "1,2,3"),
         ("../reference-mixtures/hf/deepseek-v3", "1,2,3"),
+        ("../reference-mixtures/hf/gpt-oss-mxfp4", "1,2,3"),
+        ("../reference-layers/hf/gemma4-sharing", "1,2,3"),
         ("gguf/bonsai2-ptq1_0/model.gguf", "1,2,3"),
     ] {
         let model = testdata(&format!("reference-states/{model}"));

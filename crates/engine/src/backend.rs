@@ -331,6 +331,38 @@ pub trait Backend: Sized {
         Err(BackendError::Unsupported(SCALES))
     }
 
+    /// `x ← rms_norm(x)`, each head of `head_dim` elements by itself.
+    fn normalize_heads(
+        &self,
+        _stage: Stage,
+        _x: &mut Self::Buffer,
+        _head_dim: usize,
+        _eps: f32,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(VALUE_NORMS))
+    }
+
+    /// `out ← x[:, columns]`.
+    fn columns(
+        &self,
+        _stage: Stage,
+        _x: &Self::Buffer,
+        _columns: Range<usize>,
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(LAYER_INPUTS))
+    }
+
+    /// `x ← factor · x`. `factor` is `[1]`.
+    fn scale_by(
+        &self,
+        _stage: Stage,
+        _x: &mut Self::Buffer,
+        _factor: &Self::Vector,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(LAYER_INPUTS))
+    }
+
     /// `x[t] ← x[t] + sigmoid(gate[t]) · y[t]`. `gate` is `[n_tokens, 1]`.
     fn add_gated(
         &self,
@@ -449,6 +481,12 @@ pub(crate) const DELTA_NETS: &str = "gated delta nets";
 pub(crate) const OUTPUT_GATES: &str = "gates of attention";
 /// What it calls experts that every row is sent to.
 pub(crate) const SHARED_EXPERTS: &str = "shared experts";
+/// What it calls values whose heads are normalised.
+pub(crate) const VALUE_NORMS: &str = "norms of values";
+/// What it calls layers that attend to keys and values of others.
+pub(crate) const SHARED_KEYS: &str = "layers that share keys and values";
+/// What it calls inputs of each layer besides the residual stream.
+pub(crate) const LAYER_INPUTS: &str = "inputs of each layer";
 /// What it calls mixtures whose scores become probabilities one by one.
 pub(crate) const SIGMOIDS: &str = "experts that are chosen by sigmoids";
 
@@ -576,6 +614,8 @@ pub struct Attention<'a, B: Backend> {
     pub rope: Option<Rotation<'a>>,
     /// Of each query head, the score of a position whose value is zero, `[n_heads]`.
     pub sinks: Option<&'a B::Vector>,
+    /// The earlier layer whose keys and values it attends to. `k` and `v` are unspecified then.
+    pub shared: Option<usize>,
 }
 
 /// The inputs of [`Backend::latent_queries`], as the projections computed them.
@@ -787,16 +827,21 @@ pub enum WeightData {
 }
 
 /// Shape of a [`KvCache`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheShape {
-    /// Layers.
-    pub n_layers: usize,
-    /// Key and value heads of each.
+    /// Key and value heads of each layer.
+    pub layers: Arc<[KvHeads]>,
+    /// Data type.
+    pub dtype: CacheType,
+}
+
+/// Heads of keys and values of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvHeads {
+    /// Heads.
     pub n_kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Data type.
-    pub dtype: CacheType,
 }
 
 /// Errors of a backend.

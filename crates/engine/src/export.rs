@@ -25,8 +25,8 @@ use crate::plan::{
     VectorId, is_float,
 };
 use crate::weights::{
-    Attention, Convolution, DeltaNet, ExpertBiases, Experts, FeedForward, LatentAttention, Mamba,
-    Mixer, Projection, SharedExpert, Ssm,
+    Attention, Convolution, DeltaNet, ExpertBiases, Experts, FeedForward, LatentAttention,
+    LayerInput, Mamba, Mixer, Projection, SharedExpert, Ssm,
 };
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
@@ -594,6 +594,11 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
         false => own,
     };
     naming.set(weights.token_embd.0, "token_embd.weight");
+    if let Some(inputs) = &weights.layer_inputs {
+        naming.set(inputs.table.0, "per_layer_token_embd.weight");
+        naming.projection(&inputs.projection, "per_layer_model_proj", Order::Same);
+        naming.norm(inputs.norm, "per_layer_proj_norm.weight");
+    }
     for (i, layer) in weights.layers.iter().enumerate() {
         let attention = layer.attention();
         let dense = match layer.network() {
@@ -604,6 +609,14 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
             }
             None => None,
         };
+        if let Some(LayerInput { gate, output, norm }) = &layer.input {
+            naming.projection(gate, &format!("blk.{i}.inp_gate"), Order::Same);
+            naming.projection(output, &format!("blk.{i}.proj"), Order::Same);
+            naming.norm(*norm, &format!("blk.{i}.post_norm.weight"));
+        }
+        if let Some(scale) = layer.scale {
+            naming.set(scale.0, &format!("blk.{i}.layer_output_scale.weight"));
+        }
         let block = layer.ffn.as_ref();
         for (part, id) in [
             ("attn_norm", Some(layer.attn_norm)),
@@ -621,13 +634,20 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
             }
         }
         let name_attention = |naming: &mut Naming, attention: &Attention<_, _>| {
+            let (k, v) = (attention.k.as_ref(), attention.v.as_ref());
             for (part, projection, order) in [
-                (part("attn_q", "attn_qkv"), &attention.q, Order::Rotated),
-                (part("attn_k", "attn_qkv"), &attention.k, Order::Rotated),
-                (part("attn_v", "attn_qkv"), &attention.v, Order::Same),
-                ("attn_output", &attention.o, Order::Same),
+                (
+                    part("attn_q", "attn_qkv"),
+                    Some(&attention.q),
+                    Order::Rotated,
+                ),
+                (part("attn_k", "attn_qkv"), k, Order::Rotated),
+                (part("attn_v", "attn_qkv"), v, Order::Same),
+                ("attn_output", Some(&attention.o), Order::Same),
             ] {
-                naming.projection(projection, &format!("blk.{i}.{part}"), order);
+                if let Some(projection) = projection {
+                    naming.projection(projection, &format!("blk.{i}.{part}"), order);
+                }
             }
         };
         match &layer.mixer {

@@ -30,6 +30,9 @@ pub struct Family {
     /// Gemma's conventions: embeddings times the square root of the width; in Hugging Face files, the attention
     /// scale in `query_pre_attn_scalar`.
     pub(crate) gemma: bool,
+    /// Gemma 4's: layers without a window may have wider heads, the last layers may share keys and values, each layer may
+    /// have an input of its own, and scores aren't scaled.
+    pub(crate) gemma4: bool,
     /// Norm weights in Hugging Face files are stored less one.
     pub(crate) norms_less_one: bool,
     /// Every linear layer is a BitLinear, however it is stored.
@@ -116,6 +119,8 @@ pub(crate) struct Parts {
     pub(crate) output_gates: bool,
     /// Each head has the score of what gives nothing.
     pub(crate) sinks: bool,
+    /// Each head of values is normalised, without weights.
+    pub(crate) value_norms: bool,
 }
 
 /// Norms of queries and keys.
@@ -182,6 +187,7 @@ const PLAIN: Parts = Parts {
     qkv_biases: false,
     output_gates: false,
     sinks: false,
+    value_norms: false,
 };
 
 const HF_DEFAULTS: HfDefaults = HfDefaults {
@@ -205,6 +211,7 @@ const LLAMA: Family = Family {
     gguf_fused: false,
     parts: PLAIN,
     gemma: false,
+    gemma4: false,
     norms_less_one: false,
     bit_linear: false,
     windows: WindowPattern::None,
@@ -336,6 +343,32 @@ const GEMMA2: Family = Family {
     ..LLAMA
 };
 
+const GEMMA4: Family = Family {
+    name: "gemma4",
+    gguf: &["gemma4"],
+    hf: &["gemma4_text", "gemma4"],
+    parts: Parts {
+        qk_norms: QkNorms::Heads,
+        post_norms: true,
+        value_norms: true,
+        ..PLAIN
+    },
+    gemma4: true,
+    norms_less_one: false,
+    windows: WindowPattern::AllButEvery(6),
+    local_rope_base: Some(10_000.0),
+    hf_defaults: HfDefaults {
+        rope_base: 1_000_000.0,
+        window: Some(512),
+        max_ctx: 131_072,
+        ..GEMMA2.hf_defaults
+    },
+    gguf_softcaps: None,
+    gguf_window: None,
+    wide_scale_layers: None,
+    ..GEMMA2
+};
+
 /// Nothing but state spaces.
 const MAMBA: Family = Family {
     name: "mamba",
@@ -405,9 +438,10 @@ const GPT_OSS: Family = Family {
     ..LLAMA
 };
 
-static FAMILIES: [Family; 26] = [
+static FAMILIES: [Family; 27] = [
     LLAMA,
     GPT_OSS,
+    GEMMA4,
     BITNET,
     // The community's first BitNet models (0.7B, 3B) have the same graph with another activation.
     Family {

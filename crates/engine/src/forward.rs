@@ -18,7 +18,7 @@ use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
 use crate::weights::{
     self, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock, LatentAttention,
-    Layer, Mamba, Mixer, Projection, SharedExpert, Ssm,
+    Layer, LayerInput, LayerInputs, Mamba, Mixer, Projection, SharedExpert, Ssm,
 };
 
 /// Buffers of a forward pass, reused by the next.
@@ -42,8 +42,10 @@ pub(crate) struct Scratch<B: Backend> {
     up: B::Buffer,
     /// Scores of experts, `[m, n_experts]`; of the shared one, `[m, 1]`.
     scores: B::Buffer,
-    /// What the shared expert gives, `[m, model_dim]`.
+    /// What the shared expert gives, `[m, model_dim]`; the input of a layer, `[m, layer_input_dim]`.
     shared: B::Buffer,
+    /// What all layers are given besides the residual stream, `[m, n_layers · layer_input_dim]`.
+    inputs: B::Buffer,
     /// What experts give, `[routes, model_dim]`.
     given: B::Buffer,
     /// The experts of each row.
@@ -70,6 +72,7 @@ impl<B: Backend> Scratch<B> {
             up: buffer(),
             scores: buffer(),
             shared: buffer(),
+            inputs: buffer(),
             given: buffer(),
             routes: backend.routes(),
             normed: buffer(),
@@ -124,10 +127,19 @@ impl<B: Backend> Model<B> {
         let (be, c) = (&self.backend, &self.config);
         be.begin_step()?;
         be.embed(w.token_embd(), batch.ids, c.embed_scale, &mut s.x)?;
+        if let (Some(inputs), Some(dim)) = (w.layer_inputs(), c.layer_input_dim) {
+            self.layer_inputs(s, batch.ids, inputs, dim)?;
+        }
         for (i, (layer, settings)) in w.layers().zip(&c.layers).enumerate() {
             self.mixer_block(s, batch, i, layer, settings)?;
             if let Some(block) = &layer.ffn {
                 self.ffn_block(s, batch, i, block)?;
+            }
+            if let (Some(input), Some(dim)) = (&layer.input, c.layer_input_dim) {
+                self.layer_input(s, i, input, dim)?;
+            }
+            if let Some(scale) = &layer.scale {
+                be.scale_by(of_layer(i, Operation::LayerScale), &mut s.x, scale)?;
             }
         }
         if batch.wanted.is_empty() {
@@ -152,6 +164,47 @@ impl<B: Backend> Model<B> {
             be.softcap(outside(Operation::LogitSoftcap), &mut s.logits, cap)?;
         }
         Ok(())
+    }
+
+    /// What all layers are given: `inputs ← (√dim · table[ids] + norm(W · x / √model_dim)) / √2`.
+    fn layer_inputs(
+        &self,
+        s: &mut Scratch<B>,
+        ids: &[u32],
+        weights: &LayerInputs<B::Linear, B::Vector>,
+        dim: usize,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        let stage = outside(Operation::LayerInputs);
+        be.embed(&weights.table, ids, (dim as f32).sqrt(), &mut s.inputs)?;
+        let projected = (LinearLayer::LayerInputs, &weights.projection, &mut s.up);
+        let separate = OutputLayout::Separate;
+        self.project(None, separate, &s.x, &mut s.normed, &mut [projected])?;
+        be.rms_norm_in_place(stage, &mut s.up, &weights.norm, c.norm_eps)?;
+        be.add(stage, &mut s.inputs, &s.up)?;
+        be.scale(stage, &mut s.inputs, std::f32::consts::FRAC_1_SQRT_2)
+    }
+
+    /// `x ← x + norm(W_out · (activation(W_gate · x) ∘ inputs[i]))`.
+    fn layer_input(
+        &self,
+        s: &mut Scratch<B>,
+        i: usize,
+        weights: &LayerInput<B::Linear, B::Vector>,
+        dim: usize,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (&self.backend, &self.config);
+        let stage = of_layer(i, Operation::LayerInput);
+        let separate = OutputLayout::Separate;
+        let gate = (LinearLayer::LayerInputGate, &weights.gate, &mut s.gate);
+        self.project(Some(i), separate, &s.x, &mut s.normed, &mut [gate])?;
+        be.columns(stage, &s.inputs, i * dim..(i + 1) * dim, &mut s.shared)?;
+        be.gate(stage, c.activation, &mut s.gate, &s.shared)?;
+        let output = (LinearLayer::LayerInputOut, &weights.output, &mut s.h);
+        self.project(Some(i), separate, &s.gate, &mut s.normed, &mut [output])?;
+        be.rms_norm_in_place(stage, &mut s.h, &weights.norm, c.norm_eps)?;
+        let stage = of_layer(i, Operation::LayerInputResidual);
+        be.add(stage, &mut s.x, &s.h)
     }
 
     /// `logits ← W_head · h`.
@@ -411,27 +464,18 @@ impl<B: Backend> Model<B> {
             QkNorms::Whole => OutputLayout::Separate,
             QkNorms::None | QkNorms::Heads => OutputLayout::SideBySide,
         };
-        self.project(
-            Some(i),
-            layout,
-            &s.h,
-            &mut s.normed,
-            &mut [
-                (LinearLayer::Q, &weights.q, &mut s.q),
-                (LinearLayer::K, &weights.k, &mut s.k),
-                (LinearLayer::V, &weights.v, &mut s.v),
-            ],
-        )?;
-        self.adapt(
-            adapters,
-            i,
-            &s.h,
-            &mut [
-                (LinearLayer::Q, &mut s.q),
-                (LinearLayer::K, &mut s.k),
-                (LinearLayer::V, &mut s.v),
-            ],
-        )?;
+        let mut inputs = vec![(LinearLayer::Q, &weights.q, &mut s.q)];
+        let mut adapted = vec![LinearLayer::Q];
+        if let Some(k) = &weights.k {
+            let v = weights.v.as_ref().unwrap_or(k);
+            inputs.push((LinearLayer::K, k, &mut s.k));
+            inputs.push((LinearLayer::V, v, &mut s.v));
+            adapted.extend([LinearLayer::K, LinearLayer::V]);
+        }
+        self.project(Some(i), layout, &s.h, &mut s.normed, &mut inputs)?;
+        let outputs = [&mut s.q, &mut s.k, &mut s.v];
+        let mut outputs: Vec<_> = adapted.into_iter().zip(outputs).collect();
+        self.adapt(adapters, i, &s.h, &mut outputs)?;
         let (mut q_norm, mut k_norm) = (weights.q_norm.as_ref(), weights.k_norm.as_ref());
         if parts.qk_norms == QkNorms::Whole {
             for (linear, x, norm) in [
@@ -443,12 +487,17 @@ impl<B: Backend> Model<B> {
                 }
             }
         }
+        let heads = c.heads_of(i);
+        let shared = c.shared_layer(i);
+        if parts.value_norms && shared.is_none() {
+            be.normalize_heads(stage(Operation::ValueNorm), &mut s.v, heads.head_dim, eps)?;
+        }
         let attention = Attention {
             layer: i,
             shape: AttentionShape {
                 n_heads: c.n_heads,
-                n_kv_heads: c.n_kv_heads,
-                head_dim: c.head_dim,
+                n_kv_heads: heads.n_kv_heads,
+                head_dim: heads.head_dim,
                 scale: c.attn_scale,
                 softcap: c.attn_softcap,
                 window: settings.window,
@@ -465,6 +514,7 @@ impl<B: Backend> Model<B> {
                 angles: &batch.angles[index],
             }),
             sinks: weights.sinks.as_ref(),
+            shared,
         };
         be.attention(attention, batch.sequences, &mut s.a)?;
         if let Some(norm) = &weights.sub_norm {
@@ -546,6 +596,7 @@ impl<B: Backend> Model<B> {
                 angles: &batch.angles[index],
             }),
             sinks: None,
+            shared: None,
         };
         be.attention(attention, batch.sequences, &mut s.a)?;
         let w: Vec<_> = weights.v_up.iter().collect();

@@ -18,8 +18,8 @@ use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CacheType, ExpertInput, ExpertMatrices,
-    ExpertProduct, KvCache, LinearSource, OutputLayout, Product, Rotation, Rounding, Sequence,
-    TernaryPacking, WeightData,
+    ExpertProduct, KvCache, KvHeads, LinearSource, OutputLayout, Product, Rotation, Rounding,
+    Sequence, TernaryPacking, WeightData,
 };
 use crate::cpu::Cpu;
 use crate::rope::Angles;
@@ -407,10 +407,12 @@ async fn attention<B: Backend>(
     steps: &[usize],
 ) -> Result<Vec<f32>, BackendError> {
     let (n_heads, n_kv_heads, head_dim) = (4, 2, 64);
-    let mut cache = b.cache(&CacheShape {
-        n_layers: 1,
+    let heads = KvHeads {
         n_kv_heads,
         head_dim,
+    };
+    let mut cache = b.cache(&CacheShape {
+        layers: [heads].into(),
         dtype,
     })?;
     let mut results = Vec::new();
@@ -467,6 +469,7 @@ async fn attention<B: Backend>(
                 angles: &angles,
             }),
             sinks: None,
+            shared: None,
         };
         let sequence = Sequence {
             cache: &mut cache,

@@ -191,9 +191,7 @@ impl<B: Backend> Session<B> {
             .map(|rope| Rope::new(rope, options.ctx_len))
             .collect();
         let cache = model.backend.cache(&CacheShape {
-            n_layers: config.n_layers,
-            n_kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
+            layers: config.kv_heads(),
             dtype: options.cache,
         })?;
         let scratch = Scratch::new(&model.backend);

@@ -67,6 +67,16 @@ pub enum Operation {
     FfnScale,
     /// The residual after the feed-forward network, which ends a block.
     FfnResidual,
+    /// What every layer is given besides the residual stream.
+    LayerInputs,
+    /// What a layer makes of its own input.
+    LayerInput,
+    /// The residual after that.
+    LayerInputResidual,
+    /// The factor on what leaves a block.
+    LayerScale,
+    /// The norms of the heads of values.
+    ValueNorm,
     /// A whole block.
     Layer,
     /// The norm before the output head.
@@ -127,6 +137,12 @@ pub enum LinearLayer {
     SharedDown,
     /// How much the expert of every row counts.
     SharedScore,
+    /// What all layers' own inputs follow from.
+    LayerInputs,
+    /// The gates of a layer's own input.
+    LayerInputGate,
+    /// What the gated input gives.
+    LayerInputOut,
     /// The router, which computes the scores of experts.
     Router,
     /// The output head, which computes logits.
@@ -163,6 +179,9 @@ impl LinearLayer {
             LinearLayer::SharedUp => "shared_up",
             LinearLayer::SharedDown => "shared_down",
             LinearLayer::SharedScore => "shared_score",
+            LinearLayer::LayerInputs => "layer_inputs",
+            LinearLayer::LayerInputGate => "layer_input_gate",
+            LinearLayer::LayerInputOut => "layer_input_out",
             LinearLayer::Router => "router",
             LinearLayer::Head => "logits",
         }
@@ -213,6 +232,11 @@ impl fmt::Display for Operation {
             Operation::SharedExpert => ("shared_expert", ""),
             Operation::PostFfnNorm => ("post_ffn_norm", ""),
             Operation::FfnResidual => ("ffn_residual", ""),
+            Operation::LayerInputs => ("layer_inputs", ""),
+            Operation::LayerInput => ("layer_input", ""),
+            Operation::LayerInputResidual => ("layer_input_residual", ""),
+            Operation::LayerScale => ("layer_scale", ""),
+            Operation::ValueNorm => ("value_norm", ""),
             Operation::Layer => ("layer", ""),
             Operation::OutputNorm => ("output_norm", ""),
             Operation::LogitSoftcap => ("logits_softcap", ""),

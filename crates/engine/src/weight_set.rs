@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::screening::Screening;
-use crate::weights::{Group, Layer, Projection};
+use crate::weights::{Group, Layer, LayerInputs, Projection};
 
 /// All weights of a model. Generations share unchanged groups.
 pub(crate) struct WeightSet<B: Backend> {
@@ -51,6 +51,7 @@ impl<T> Clone for Versioned<T> {
 pub(crate) struct Embedding<B: Backend> {
     /// `[n_vocab, model_dim]`.
     pub(crate) token_embd: B::Linear,
+    pub(crate) layer_inputs: Option<LayerInputs<B::Linear, B::Vector>>,
     /// The matrix that computes logits, if that is the same table.
     pub(crate) output: Option<Output<B>>,
 }
@@ -132,6 +133,10 @@ impl<B: Backend> WeightSet<B> {
     /// `[n_vocab, model_dim]`.
     pub(crate) fn token_embd(&self) -> &B::Linear {
         &self.embedding.weights.token_embd
+    }
+
+    pub(crate) fn layer_inputs(&self) -> Option<&LayerInputs<B::Linear, B::Vector>> {
+        self.embedding.weights.layer_inputs.as_ref()
     }
 
     pub(crate) fn layers(&self) -> impl Iterator<Item = &Layer<B::Linear, B::Vector>> {

@@ -17,11 +17,24 @@ pub enum Group {
 pub(crate) struct Weights<L, V> {
     /// `[n_vocab, model_dim]`.
     pub(crate) token_embd: L,
+    pub(crate) layer_inputs: Option<LayerInputs<L, V>>,
     pub(crate) layers: Vec<Layer<L, V>>,
     /// `[model_dim]`.
     pub(crate) output_norm: V,
     /// `[n_vocab, model_dim]`; the embedding table if `None`.
     pub(crate) output: Option<Projection<L, V>>,
+}
+
+/// What each layer is given besides the residual stream: of a token, the sum of a row of a table and of what follows
+/// from its embedding.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerInputs<L, V> {
+    /// `[n_vocab, n_layers · layer_input_dim]`.
+    pub(crate) table: L,
+    /// `[n_layers · layer_input_dim, model_dim]`.
+    pub(crate) projection: Projection<L, V>,
+    /// Of what that gives for each layer, `[layer_input_dim]`.
+    pub(crate) norm: V,
 }
 
 /// One transformer block.
@@ -33,6 +46,21 @@ pub(crate) struct Layer<L, V> {
     pub(crate) post_attn_norm: Option<V>,
     /// What follows the mixer, if something does.
     pub(crate) ffn: Option<FeedForwardBlock<L, V>>,
+    /// What follows that, if the layer has an input of its own.
+    pub(crate) input: Option<LayerInput<L, V>>,
+    /// Factor on what leaves the block, `[1]`.
+    pub(crate) scale: Option<V>,
+}
+
+/// How a layer takes its own input in.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerInput<L, V> {
+    /// `[layer_input_dim, model_dim]`: gates of the input.
+    pub(crate) gate: Projection<L, V>,
+    /// `[model_dim, layer_input_dim]`.
+    pub(crate) output: Projection<L, V>,
+    /// On what that gives.
+    pub(crate) norm: V,
 }
 
 /// A feed-forward network, and the norms around it.
@@ -68,8 +96,10 @@ pub(crate) enum Mixer<L, V> {
 pub(crate) struct Attention<L, V> {
     /// Each query may be followed by a gate of what attention gives for it.
     pub(crate) q: Projection<L, V>,
-    pub(crate) k: Projection<L, V>,
-    pub(crate) v: Projection<L, V>,
+    /// `None` where keys and values are those of an earlier layer.
+    pub(crate) k: Option<Projection<L, V>>,
+    /// `None` there, and where values are keys before their norm.
+    pub(crate) v: Option<Projection<L, V>>,
     /// `[head_dim]`, or of all heads together.
     pub(crate) q_norm: Option<V>,
     /// The same.
@@ -263,7 +293,7 @@ impl<L, V> Layer<L, V> {
     /// Its linear layers, but for those of experts that rows are chosen for.
     pub(crate) fn projections(&self) -> impl Iterator<Item = &Projection<L, V>> {
         let mut all = match &self.mixer {
-            Mixer::Attention(attention) => attention.projections().to_vec(),
+            Mixer::Attention(attention) => attention.projections(),
             Mixer::Latent(latent) => {
                 let LatentAttention {
                     q_down,
@@ -296,7 +326,9 @@ impl<L, V> Layer<L, V> {
                 output,
                 ..
             }) => vec![input, gate, dt_in, b, c, dt, output],
-            Mixer::Both(attention, ssm) => [attention.projections(), ssm.projections()].concat(),
+            Mixer::Both(attention, ssm) => {
+                [attention.projections(), ssm.projections().to_vec()].concat()
+            }
         };
         match self.network() {
             None => {}
@@ -308,6 +340,9 @@ impl<L, V> Layer<L, V> {
                     all.extend(gate);
                 }
             }
+        }
+        if let Some(LayerInput { gate, output, .. }) = &self.input {
+            all.extend([gate, output]);
         }
         all.into_iter()
     }
@@ -398,20 +433,38 @@ impl<L, V> Layer<L, V> {
                 },
                 post_norm: block.post_norm.map(|v| c.vector(v)),
             }),
+            input: self.input.map(|input| LayerInput {
+                gate: input.gate.convert(c),
+                output: input.output.convert(c),
+                norm: c.vector(input.norm),
+            }),
+            scale: self.scale.map(|v| c.vector(v)),
+        }
+    }
+}
+
+impl<L, V> LayerInputs<L, V> {
+    pub(crate) fn convert<C: Convert<L, V>>(self, c: &mut C) -> LayerInputs<C::Linear, C::Vector> {
+        LayerInputs {
+            table: c.linear(self.table),
+            projection: self.projection.convert(c),
+            norm: c.vector(self.norm),
         }
     }
 }
 
 impl<L, V> Attention<L, V> {
-    fn projections(&self) -> [&Projection<L, V>; 4] {
-        [&self.q, &self.k, &self.v, &self.o]
+    fn projections(&self) -> Vec<&Projection<L, V>> {
+        let Attention { q, k, v, o, .. } = self;
+        let all = [Some(q), k.as_ref(), v.as_ref(), Some(o)];
+        all.into_iter().flatten().collect()
     }
 
     fn convert<C: Convert<L, V>>(self, c: &mut C) -> Attention<C::Linear, C::Vector> {
         Attention {
             q: self.q.convert(c),
-            k: self.k.convert(c),
-            v: self.v.convert(c),
+            k: self.k.map(|k| k.convert(c)),
+            v: self.v.map(|v| v.convert(c)),
             q_norm: self.q_norm.map(|v| c.vector(v)),
             k_norm: self.k_norm.map(|v| c.vector(v)),
             sinks: self.sinks.map(|v| c.vector(v)),

@@ -218,6 +218,7 @@ impl<B: Backend> Backend for Faulty<B> {
             eps,
             rope,
             sinks,
+            shared,
         }: Attention<'_, Faulty<B>>,
         sequences: &mut [Sequence<'_, B::Cache>],
         out: &mut B::Buffer,
@@ -234,6 +235,7 @@ impl<B: Backend> Backend for Faulty<B> {
             eps,
             rope,
             sinks,
+            shared,
         };
         (self.inner).attention(attention, sequences, out)?;
         if self.layer == Some(layer) {

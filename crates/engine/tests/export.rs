@@ -120,6 +120,7 @@ fn hugging_face_models_export_bit_for_bit() {
     let (mut n, mut unfit) = (0, Vec::new());
     for set in [
         "reference-logits",
+        "reference-layers/hf",
         "reference-variants",
         "reference-mixtures/hf",
         "reference-states/hf",

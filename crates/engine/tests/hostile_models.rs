@@ -180,6 +180,41 @@ fn configurations_that_contradict_their_files() {
             "clip_qkv: expected nothing, found 8",
         ),
         (
+            "reference-layers/hf/gemma4",
+            json!({"num_kv_shared_layers": 6}),
+            "layers that share keys and values: expected fewer than 6 layers, found 6",
+        ),
+        (
+            "reference-layers/hf/gemma4",
+            json!({"num_kv_shared_layers": 1}),
+            "layers that share keys and values: expected an earlier layer like each, found none like layer 5",
+        ),
+        (
+            "reference-layers/hf/gemma4",
+            json!({"hidden_size_per_layer_input": 1_000_000_000}),
+            "width of a layer's own input: expected 1 to",
+        ),
+        (
+            "reference-layers/hf/gemma4",
+            json!({"per_layer_config": {"2": {"head_dim": 512}}}),
+            "per_layer_config: expected (2, 32) in layer 2, found (2, 512)",
+        ),
+        (
+            "reference-layers/hf/gemma4",
+            json!({"enable_moe_block": true}),
+            "enable_moe_block: expected false, since experts beside a network aren't supported",
+        ),
+        (
+            "reference-layers/hf/gemma4-sharing",
+            json!({"global_head_dim": 0}),
+            "head width of layers without a window: expected 1 to",
+        ),
+        (
+            "reference-layers/hf/gemma4-sharing",
+            json!({"num_global_key_value_heads": 3}),
+            "key-value heads of layers without a window: expected a divisor of 4 heads, found 3",
+        ),
+        (
             "reference-mixtures/hf/gpt-oss",
             json!({"swiglu_limit": 10.0}),
             "swiglu_limit: expected 7, found 10",

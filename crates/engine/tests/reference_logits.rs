@@ -145,6 +145,14 @@ fn mixtures() {
     }
 }
 
+/// Layers whose heads and inputs differ, and that share keys and values.
+#[test]
+fn layers_that_differ() {
+    for name in ["gemma4", "gemma4-sharing"] {
+        check_float(&testdata().join("reference-layers/hf").join(name));
+    }
+}
+
 /// Layers with states.
 #[test]
 fn states() {

@@ -336,7 +336,11 @@ fn check_together(model: &Arc<Model<Cpu>>, name: &str) {
 
 #[test]
 fn sequences_of_a_batch_do_not_meet() {
-    for folder in ["reference-logits", "reference-variants"] {
+    for folder in [
+        "reference-logits",
+        "reference-variants",
+        "reference-layers/hf",
+    ] {
         for entry in std::fs::read_dir(testdata().join(folder)).unwrap() {
             let dir = entry.unwrap().path();
             if dir.join("config.json").exists() {
@@ -406,6 +410,7 @@ fn a_restored_sequence_goes_on_with_the_bits_of_the_saved_one() {
         bitllama(),
         load_hf(&testdata().join("stories260K/hf")),
         load_hf(&testdata().join("reference-mixtures/hf/deepseek-v3")),
+        load_hf(&testdata().join("reference-layers/hf/gemma4-sharing")),
     ];
     for model in attending.iter().chain(&stateful()) {
         for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {

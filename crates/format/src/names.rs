@@ -91,11 +91,16 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
     if let Some(weight) = outside {
         return Some(format!("{}.{kind}", weight.trim_end_matches(".weight")));
     }
-    let (layer, module) = module.strip_prefix("blk.")?.split_once('.')?;
     let inverse = |table: &[(&'static str, &str)], module: &str| {
         let row = table.iter().find(|(_, gguf)| *gguf == module);
         row.map(|(hf, _)| *hf)
     };
+    if is_gemma4(model_type)
+        && let Some(hf) = inverse(&GEMMA4_OUTSIDE, module)
+    {
+        return Some(format!("{stem}.{hf}.{kind}"));
+    }
+    let (layer, module) = module.strip_prefix("blk.")?.split_once('.')?;
     let module = match module.strip_suffix("_norm_in") {
         Some(linear) => format!("{}.rms_norm", inverse(&LINEARS, linear)?),
         None => inverse(own(model_type), module)
@@ -166,7 +171,7 @@ const PREFIXES: [&str; 5] = [
 ];
 
 /// What the language model doesn't need: other modalities, and layers that predict several tokens at once.
-const OTHER_PARTS: [&str; 9] = [
+const OTHER_PARTS: [&str; 15] = [
     "mtp.",
     "vision_tower.",
     "vision_model.",
@@ -176,6 +181,12 @@ const OTHER_PARTS: [&str; 9] = [
     "model.vision_model.",
     "model.visual.",
     "model.multi_modal_projector.",
+    "audio_tower.",
+    "embed_audio.",
+    "embed_vision.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+    "model.embed_vision.",
 ];
 
 fn is_ignored(name: &str) -> bool {
@@ -193,6 +204,7 @@ fn outside_layers(model_type: &str, name: &str) -> Option<String> {
         "norm_f" if is_mamba(model_type) => "output_norm",
         "final_layernorm" if is_hybrid(model_type) => "output_norm",
         "lm_head" => "output",
+        _ if is_gemma4(model_type) => find(&GEMMA4_OUTSIDE, module)?,
         _ => return None,
     };
     KINDS.contains(&kind).then(|| format!("{module}.{kind}"))
@@ -246,6 +258,24 @@ fn is_lfm2(model_type: &str) -> bool {
 
 /// The norm before the output head of LFM2's checkpoints.
 const LFM2_OUTPUT_NORM: &str = "model.embedding_norm.weight";
+
+fn is_gemma4(model_type: &str) -> bool {
+    matches!(model_type, "gemma4" | "gemma4_text")
+}
+
+/// Modules of Gemma 4 outside of layers: what each layer is given besides the residual stream.
+const GEMMA4_OUTSIDE: [(&str, &str); 3] = [
+    ("embed_tokens_per_layer", "per_layer_token_embd"),
+    ("per_layer_model_projection", "per_layer_model_proj"),
+    ("per_layer_projection_norm", "per_layer_proj_norm"),
+];
+
+/// How its layers take that in.
+const GEMMA4_OWN: [(&str, &str); 3] = [
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+];
 
 /// gpt-oss.
 const GPT_OSS: &str = "gpt_oss";
@@ -313,6 +343,8 @@ fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
         &HYBRID
     } else if model_type == GPT_OSS {
         &GPT_OSS_OWN
+    } else if is_gemma4(model_type) {
+        &GEMMA4_OWN
     } else {
         &[]
     }
@@ -453,6 +485,8 @@ fn bare(model_type: &str) -> &'static [(&'static str, &'static str)] {
         ]
     } else if model_type == GPT_OSS {
         &GPT_OSS_BARE
+    } else if is_gemma4(model_type) {
+        &[("layer_scalar", "layer_output_scale.weight")]
     } else {
         &[]
     }
@@ -531,6 +565,7 @@ pub fn is_router(name: &str) -> bool {
 fn norms(model_type: &str) -> &'static [(&'static str, &'static str)] {
     match model_type {
         "gemma2" | "gemma3" | "gemma3_text" => &GEMMA_NORMS,
+        _ if is_gemma4(model_type) => &GEMMA_NORMS,
         _ => &LLAMA_NORMS,
     }
 }

@@ -28,6 +28,7 @@ pub(crate) fn models() -> Vec<PathBuf> {
     for set in [
         "reference-gguf",
         "reference-logits",
+        "reference-layers/hf",
         "reference-variants",
         "reference-mixtures/gguf",
         "reference-mixtures/hf",

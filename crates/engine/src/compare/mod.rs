@@ -456,6 +456,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             eps,
             rope,
             sinks,
+            shared,
         } = attention;
         let width = q.width;
         let to = &mut out.both;
@@ -478,6 +479,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             eps,
             rope,
             sinks: sinks.map(|sinks| &sinks.reference),
+            shared,
         };
         (self.reference).attention(of_reference, &mut own, &mut to.reference)?;
         let mut own = Vec::with_capacity(sequences.len());
@@ -499,6 +501,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             eps,
             rope,
             sinks: sinks.map(|sinks| &sinks.tested),
+            shared,
         };
         (self.tested).attention(of_tested, &mut own, &mut to.tested)?;
         out.fill(stage, width);

@@ -14,7 +14,7 @@ use sterna_kernels::ssm::SsmShape;
 use super::hf::FULL_ATTENTION_INTERVAL;
 use super::{
     ExpertsConfig, HEADLESS, LatentConfig, LayerConfig, MAX_COUNT, MAX_LAYERS, MixerKind,
-    ModelConfig, Multipliers, yarn_magnitude,
+    ModelConfig, Multipliers, WideHeads, yarn_magnitude,
 };
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
@@ -25,6 +25,9 @@ pub(crate) const INPUT_NORM_EPS: f32 = 1e-6;
 
 /// What `expert_gating_func` is where experts are chosen by sigmoids.
 const SIGMOID: usize = 2;
+
+/// How much YaRN sharpens attention.
+pub(super) const YARN_LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 
 /// The scaling type of models with divisors for short and long contexts.
 pub(super) const LONG_ROPE: &str = "longrope";
@@ -59,8 +62,17 @@ impl ModelConfig {
                 (n_heads, keys.count("attention.key_length")?.unwrap_or(each))
             }
         };
+        // The key is that of layers without a window.
+        let full_dim = head_dim;
+        let head_dim = match keys.count("attention.key_length_swa")? {
+            Some(dim) if family.gemma4 => dim,
+            _ => head_dim,
+        };
         let latent = keys.latent(family, head_dim)?;
-        let value_dim = keys.count("attention.value_length")?;
+        let value_dim = match family.gemma4 {
+            true => keys.count("attention.value_length_swa")?,
+            false => keys.count("attention.value_length")?,
+        };
         let head_dim = latent.map_or(head_dim, |latent| latent.head_dim());
         if let Some(value_dim) = value_dim.filter(|_| latent.is_none())
             && value_dim != head_dim
@@ -74,14 +86,16 @@ impl ModelConfig {
         let max_ctx = keys.required("context_length")?;
         let mut kv_heads = match is_alone || latent.is_some() {
             true => vec![1; n_blocks],
-            false => keys.kv_heads(n_blocks, n_heads)?,
+            false => keys.kv_heads(family, n_blocks, n_heads)?,
         };
         kv_heads.truncate(n_layers);
-        let (layers, ropes) = keys.layers(family, &kv_heads, head_dim, max_ctx)?;
+        let wide_heads = keys.wide_heads(family, &mut kv_heads, full_dim)?;
+        let (layers, ropes) = keys.layers(family, &kv_heads, [full_dim, head_dim], max_ctx)?;
         let (attn_cap, logit_cap) = family.gguf_softcaps.unzip();
         let experts = keys.experts(family)?;
         let (ssm, mamba) = (keys.ssm(family)?, keys.mamba(family)?);
-        let ffn_dim = match (keys.count("feed_forward_length")?, &experts) {
+        let (ffn_dim, wide_networks) = keys.networks(family)?;
+        let ffn_dim = match (ffn_dim, &experts) {
             _ if is_alone => keys.required("ssm.inner_size")?,
             (None, Some(experts)) => experts.ffn_dim,
             _ => keys.required("feed_forward_length")?,
@@ -93,6 +107,14 @@ impl ModelConfig {
             n_heads,
             n_kv_heads: kv_heads.iter().copied().max().unwrap_or(n_heads),
             head_dim,
+            wide_heads,
+            n_sharing: match keys.count("attention.shared_kv_layers")? {
+                Some(n) if family.gemma4 => n,
+                _ => 0,
+            },
+            layer_input_dim: (keys.count("embedding_length_per_layer_input")?)
+                .filter(|&dim| family.gemma4 && dim > 0),
+            wide_networks,
             ffn_dim,
             n_vocab,
             max_ctx,
@@ -119,6 +141,7 @@ impl ModelConfig {
             latent,
             activation: keys.activation()?.unwrap_or(family.activation),
             attn_scale: match keys.float("attention.scale")? {
+                None if family.gemma4 => 1.0,
                 Some(scale) if scale != 0.0 => scale,
                 _ => match &latent {
                     Some(latent) => keys.latent_scale(latent)?,
@@ -250,7 +273,12 @@ impl<'a> Keys<'a> {
     }
 
     /// Key and value heads of each layer: 0 of those with a convolution, as many as heads if the file doesn't say.
-    fn kv_heads(&self, n_layers: usize, n_heads: usize) -> Result<Vec<usize>, PlanError> {
+    fn kv_heads(
+        &self,
+        family: &Family,
+        n_layers: usize,
+        n_heads: usize,
+    ) -> Result<Vec<usize>, PlanError> {
         let key = self.key("attention.head_count_kv");
         if !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
             let n = self.count("attention.head_count_kv")?.unwrap_or(n_heads);
@@ -268,12 +296,77 @@ impl<'a> Keys<'a> {
             }
         };
         let attends = heads.iter().copied().filter(|&n| n > 0);
-        let alike = attends.clone().min() == attends.max();
+        let alike = family.gemma4 || attends.clone().min() == attends.max();
         if heads.len() != n_layers || !alike {
             let expected = format!("{n_layers} times 0 or the same number");
             return Err(PlanError::config(key, expected, format!("{heads:?}")));
         }
         Ok(heads)
+    }
+
+    /// The heads of layers without a window; those of all become those of layers with one.
+    fn wide_heads(
+        &self,
+        family: &Family,
+        kv_heads: &mut [usize],
+        head_dim: usize,
+    ) -> Result<Option<WideHeads>, PlanError> {
+        if !family.gemma4 {
+            return Ok(None);
+        }
+        let windowed = self.windowed_layers(family, kv_heads.len())?;
+        let of = |kv_heads: &[usize], with: bool| {
+            let layers = kv_heads.iter().zip(&windowed);
+            let own: Vec<usize> = layers
+                .filter(|(_, windowed)| **windowed == with)
+                .map(|(heads, _)| *heads)
+                .collect();
+            let alike = own.windows(2).all(|pair| pair[0] == pair[1]);
+            (own.first().copied(), alike)
+        };
+        let ((full, full_alike), (others, others_alike)) =
+            (of(kv_heads, false), of(kv_heads, true));
+        let Some(most) = others.or(full).filter(|_| full_alike && others_alike) else {
+            return Err(PlanError::config(
+                self.key("attention.head_count_kv"),
+                "one number for layers with a window, and one for others",
+                format!("{kv_heads:?}"),
+            ));
+        };
+        kv_heads.fill(most);
+        Ok(Some(WideHeads {
+            n_kv_heads: full.unwrap_or(most),
+            head_dim,
+            values_are_keys: false,
+        }))
+    }
+
+    /// The width of networks, and whether the last ones are twice as wide, where the key is a list.
+    fn networks(&self, family: &Family) -> Result<(Option<usize>, bool), PlanError> {
+        const KEY: &str = "feed_forward_length";
+        let key = self.key(KEY);
+        if !family.gemma4 || !matches!(self.metadata.get(&key), Some(Value::Array(_))) {
+            return Ok((self.count(KEY)?, false));
+        }
+        let widths = match self.metadata.get_u32s(&key) {
+            Ok(widths) => widths.unwrap_or_default(),
+            Err(_) => {
+                let widths = self.metadata.get_i32s(&key)?.unwrap_or_default();
+                widths.iter().map(|&n| n.max(0) as u32).collect()
+            }
+        };
+        let n_sharing = self.count("attention.shared_kv_layers")?.unwrap_or(0);
+        let first = widths.first().copied().unwrap_or(0);
+        let n_plain = widths.len().saturating_sub(n_sharing);
+        let (plain, last) = widths.split_at(n_plain);
+        let is_wide = !last.is_empty() && last.iter().all(|&n| Some(n) == first.checked_mul(2));
+        let fits =
+            plain.iter().all(|&n| n == first) && (is_wide || last.iter().all(|&n| n == first));
+        if first as u64 > MAX_COUNT || !fits {
+            let expected = "one number, or twice as much in layers that share keys and values";
+            return Err(PlanError::config(key, expected, format!("{widths:?}")));
+        }
+        Ok((Some(first as usize), is_wide))
     }
 
     /// The mixture of experts.
@@ -363,7 +456,7 @@ impl<'a> Keys<'a> {
 
     /// The scale of its query-key products, which depends on how far the context is stretched.
     fn latent_scale(&self, latent: &LatentConfig) -> Result<f32, PlanError> {
-        let stretch = match self.float("rope.scaling.yarn_log_multiplier")? {
+        let stretch = match self.float(YARN_LOG_MULTIPLIER)? {
             // A tenth of what configurations call `mscale_all_dim`.
             Some(strength) => {
                 let factor = self.float("rope.scaling.factor")?.unwrap_or(1.0);
@@ -483,11 +576,11 @@ impl<'a> Keys<'a> {
         &self,
         family: &Family,
         kv_heads: &[usize],
-        head_dim: usize,
+        [full_dim, head_dim]: [usize; 2],
         max_ctx: usize,
     ) -> Result<(Vec<LayerConfig>, Vec<RopeConfig>), PlanError> {
         let rope = RopeConfig {
-            dim: self.count("rope.dimension_count")?.unwrap_or(head_dim),
+            dim: self.count("rope.dimension_count")?.unwrap_or(full_dim),
             base: self.float("rope.freq_base")?.map_or(10_000.0, f64::from),
             layout: family.gguf_rope,
             scaling: self.rope_scaling(family, max_ctx)?,
@@ -498,7 +591,13 @@ impl<'a> Keys<'a> {
         };
         let mut ropes = vec![rope];
         if let Some(base) = local_base {
+            let dim = match self.count("rope.dimension_count_swa")? {
+                Some(dim) if family.gemma4 => dim,
+                _ if family.gemma4 => head_dim,
+                _ => ropes[0].dim,
+            };
             ropes.push(RopeConfig {
+                dim,
                 base,
                 scaling: RopeScaling::None,
                 ..ropes[0].clone()
@@ -597,7 +696,7 @@ impl<'a> Keys<'a> {
                     Some(factor) => factor,
                     None => self.float("rope.scaling.attn_factor")?.unwrap_or(1.0),
                 };
-                let damping = match self.float("rope.scaling.yarn_log_multiplier")? {
+                let damping = match self.float(YARN_LOG_MULTIPLIER)? {
                     Some(strength) if strength != 0.0 => {
                         yarn_magnitude(factor, f64::from(strength))
                     }

@@ -12,7 +12,7 @@ use sterna_kernels::ssm::SsmShape;
 
 use super::{
     ExpertsConfig, HEADLESS, LatentConfig, LayerConfig, MAX_LAYERS, MixerKind, ModelConfig,
-    Multipliers, long_rope_magnitude, yarn_magnitude,
+    Multipliers, WideHeads, long_rope_magnitude, yarn_magnitude,
 };
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
@@ -20,6 +20,8 @@ use crate::rope::{RopeConfig, RopeScaling};
 
 /// Default of `query_pre_attn_scalar` in Gemma configurations.
 const GEMMA_ATTN_SCALAR: f64 = 256.0;
+/// The divisor of frequencies of elements that aren't rotated, as GGUF files have it.
+pub(super) const STILL: f32 = 1e30;
 /// Default of `full_attention_interval`.
 pub(super) const FULL_ATTENTION_INTERVAL: usize = 4;
 /// Default of the first windowed layer in Qwen configurations.
@@ -84,7 +86,13 @@ impl ModelConfig {
             }
             None => family.activation,
         };
-        let attn_scale = if let Some(scale) = hf
+        if hf.enable_moe_block == Some(true) {
+            let expected = "false, since experts beside a network aren't supported";
+            return Err(PlanError::config("enable_moe_block", expected, "true"));
+        }
+        let attn_scale = if family.gemma4 {
+            1.0
+        } else if let Some(scale) = hf
             .attention_multiplier
             .filter(|_| is_granite || family.latent)
         {
@@ -107,7 +115,9 @@ impl ModelConfig {
         let softcap = |value: Option<f64>| value.map(|v| v as f32);
         let rotated = rotated_layers(hf, family, n_layers)?;
         let windows = windows(hf, family, &rotated)?;
-        let mut ropes = ropes(hf, family, head_dim, max_ctx)?;
+        let wide_heads = wide_heads(hf, family, &windows, (n_kv_heads, head_dim))?;
+        let whole = wide_heads.map_or(head_dim, |wide| wide.head_dim);
+        let mut ropes = ropes(hf, family, [whole, head_dim], max_ctx)?;
         if let Some(latent) = &latent {
             ropes[0].dim = latent.rope_dim;
             ropes[0].layout = RopeLayout::Pairs;
@@ -132,6 +142,13 @@ impl ModelConfig {
             n_heads,
             n_kv_heads,
             head_dim,
+            wide_heads,
+            n_sharing: (hf.num_kv_shared_layers)
+                .filter(|_| family.gemma4)
+                .unwrap_or(0),
+            layer_input_dim: (hf.hidden_size_per_layer_input)
+                .filter(|&dim| family.gemma4 && dim > 0),
+            wide_networks: family.gemma4 && hf.use_double_wide_mlp == Some(true),
             ffn_dim: match hf.shared_intermediate_size.filter(|_| experts.is_none()) {
                 Some(dim) if is_granite => dim,
                 _ if is_alone => inner_width(&mamba, &ssm),
@@ -649,11 +666,53 @@ fn check_per_layer(what: &'static str, found: usize, n_layers: usize) -> Result<
     }
 }
 
-/// The rotary embeddings: of full layers, and of windowed ones where the family distinguishes them.
+/// The heads of layers without a window, if the family lets them differ from the others', `(n_kv_heads, head_dim)`.
+fn wide_heads(
+    hf: &Config,
+    family: &Family,
+    windows: &[Option<usize>],
+    (n_kv_heads, head_dim): (usize, usize),
+) -> Result<Option<WideHeads>, PlanError> {
+    if !family.gemma4 {
+        return Ok(None);
+    }
+    let mut wide = WideHeads {
+        n_kv_heads: hf.num_global_key_value_heads.unwrap_or(n_kv_heads),
+        head_dim: hf.global_head_dim.unwrap_or(head_dim),
+        values_are_keys: hf.attention_k_eq_v == Some(true),
+    };
+    if let Some(layers) = &hf.per_layer_config {
+        let of = |layer: usize| {
+            let own = layers.iter().find(|(i, ..)| *i == layer);
+            let (dim, heads) = own.map_or((None, None), |(_, dim, heads)| (*dim, *heads));
+            (heads.unwrap_or(n_kv_heads), dim.unwrap_or(head_dim))
+        };
+        let full = windows.iter().position(Option::is_none);
+        (wide.n_kv_heads, wide.head_dim) = full.map_or((n_kv_heads, head_dim), of);
+        for (i, window) in windows.iter().enumerate() {
+            let expected = match window {
+                Some(_) => (n_kv_heads, head_dim),
+                None => (wide.n_kv_heads, wide.head_dim),
+            };
+            if of(i) != expected {
+                let (expected, found) = (format!("{expected:?} in layer {i}"), of(i));
+                return Err(PlanError::config(
+                    "per_layer_config",
+                    expected,
+                    format!("{found:?}"),
+                ));
+            }
+        }
+    }
+    Ok(Some(wide))
+}
+
+/// The rotary embeddings: of full layers, and of windowed ones where the family distinguishes them, whose heads have
+/// the second number of elements.
 fn ropes(
     hf: &Config,
     family: &Family,
-    head_dim: usize,
+    [head_dim, windowed_dim]: [usize; 2],
     max_ctx: usize,
 ) -> Result<Vec<RopeConfig>, PlanError> {
     let full = hf.rope("full_attention");
@@ -668,6 +727,7 @@ fn ropes(
         // A file with a single set of parameters means it for full layers.
         let local = listed.unwrap_or_default();
         let base = hf.rope_local_base_freq.unwrap_or(base);
+        let whole = (windowed_dim, defaults.partial_rotary);
         ropes.push(rope(hf, &local, base, whole, max_ctx)?);
     }
     Ok(ropes)
@@ -686,6 +746,9 @@ fn rope(
         Some(kind) => kind,
         None => "default",
     };
+    if kind == "proportional" {
+        return proportional(parameters, default_base, head_dim);
+    }
     let scaling = rope_scaling(hf, parameters, kind, max_ctx)?;
     let dim = match parameters.partial_rotary_factor.or(partial) {
         // The unscaled embedding of the other families rotates whole heads, whatever the file says.
@@ -706,6 +769,31 @@ fn rope(
         base: parameters.rope_theta.unwrap_or(default_base),
         layout: RopeLayout::Halves,
         scaling,
+    })
+}
+
+/// Frequencies of whole heads, of which only the first part rotates.
+fn proportional(
+    parameters: &RopeParameters,
+    default_base: f64,
+    head_dim: usize,
+) -> Result<RopeConfig, PlanError> {
+    let part = parameters.partial_rotary_factor.unwrap_or(1.0);
+    if !(part > 0.0 && part <= 1.0) {
+        return Err(PlanError::config(
+            "partial_rotary_factor",
+            "a number above 0, up to 1",
+            part,
+        ));
+    }
+    let pairs = head_dim.div_ceil(2);
+    let n_rotated = (head_dim as f64 * part / 2.0) as usize;
+    let divisor = |pair| if pair < n_rotated { 1.0 } else { STILL };
+    Ok(RopeConfig {
+        dim: head_dim,
+        base: parameters.rope_theta.unwrap_or(default_base),
+        layout: RopeLayout::Halves,
+        scaling: RopeScaling::Factors((0..pairs).map(divisor).collect()),
     })
 }
 

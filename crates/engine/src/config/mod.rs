@@ -17,6 +17,7 @@ use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::rope::RopeLayout;
 use sterna_kernels::ssm::SsmShape;
 
+use crate::backend::KvHeads;
 use crate::error::PlanError;
 pub use crate::family::Family;
 use crate::rope::{RopeConfig, RopeScaling};
@@ -37,6 +38,15 @@ pub struct ModelConfig {
     pub n_kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// Heads of layers without a window, where they differ from those of the others.
+    pub wide_heads: Option<WideHeads>,
+    /// Last layers, which attend to the keys and values of the last layer of their kind, with a window or without one,
+    /// before them.
+    pub n_sharing: usize,
+    /// Width of what each layer is given besides the residual stream.
+    pub layer_input_dim: Option<usize>,
+    /// Whether networks of layers that share keys and values are twice as wide.
+    pub wide_networks: bool,
     /// Width of the feed-forward block, where that isn't a mixture of experts.
     pub ffn_dim: usize,
     /// Size of the vocabulary; ids are below it. Rows of the embedding table.
@@ -82,6 +92,17 @@ pub struct ModelConfig {
     pub layers: Vec<LayerConfig>,
     /// Rotary embeddings that layers refer to.
     pub ropes: Vec<RopeConfig>,
+}
+
+/// Heads of layers without a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WideHeads {
+    /// Those of keys and values.
+    pub n_kv_heads: usize,
+    /// Their elements.
+    pub head_dim: usize,
+    /// Whether values are keys, before their norm and rotation.
+    pub values_are_keys: bool,
 }
 
 /// Factors of Falcon-H1, which GGUF files have in the weights; 1 in all other families.
@@ -295,21 +316,59 @@ const MAX_CHANNELS: usize = 1 << 20;
 const MAX_EXPERTS: usize = 4096;
 
 impl ModelConfig {
-    /// Width of the keys (or values) of one position.
-    pub fn kv_dim(&self) -> usize {
-        self.n_kv_heads * self.head_dim
+    /// The heads of keys and values of layer `i`.
+    pub fn heads_of(&self, i: usize) -> KvHeads {
+        match self.wide_heads {
+            Some(wide) if self.layers[i].window.is_none() => KvHeads {
+                n_kv_heads: wide.n_kv_heads,
+                head_dim: wide.head_dim,
+            },
+            _ => KvHeads {
+                n_kv_heads: self.n_kv_heads,
+                head_dim: self.head_dim,
+            },
+        }
     }
 
-    /// Width of the queries of one position.
-    pub fn q_dim(&self) -> usize {
-        self.n_heads * self.head_dim
+    /// Those of every layer.
+    pub(crate) fn kv_heads(&self) -> Arc<[KvHeads]> {
+        (0..self.n_layers).map(|i| self.heads_of(i)).collect()
+    }
+
+    /// The earlier layer whose keys and values layer `i` attends to, if they aren't its own.
+    pub fn shared_layer(&self, i: usize) -> Option<usize> {
+        let first = self.n_layers - self.n_sharing;
+        let has_window = |layer: usize| self.layers[layer].window.is_some();
+        let alike = (0..first)
+            .rev()
+            .find(|&layer| has_window(layer) == has_window(i));
+        alike.filter(|_| i >= first)
+    }
+
+    /// Width of the keys (or values) of one position in layer `i`.
+    pub fn kv_dim(&self, i: usize) -> usize {
+        let heads = self.heads_of(i);
+        heads.n_kv_heads * heads.head_dim
+    }
+
+    /// Width of the queries of one position in layer `i`.
+    pub fn q_dim(&self, i: usize) -> usize {
+        self.n_heads * self.heads_of(i).head_dim
     }
 
     /// Rows of the matrix of queries: their elements, and those of gates where they come with some.
-    pub(crate) fn q_rows(&self) -> usize {
+    pub(crate) fn q_rows(&self, i: usize) -> usize {
         match self.family.parts.output_gates {
-            true => 2 * self.q_dim(),
-            false => self.q_dim(),
+            true => 2 * self.q_dim(i),
+            false => self.q_dim(i),
+        }
+    }
+
+    /// Width of the network of layer `i`, where that isn't a mixture of experts.
+    pub fn ffn_dim_of(&self, i: usize) -> usize {
+        match self.wide_networks && i >= self.n_layers - self.n_sharing {
+            true => 2 * self.ffn_dim,
+            false => self.ffn_dim,
         }
     }
 
@@ -318,9 +377,11 @@ impl ModelConfig {
         self.layers.iter().any(|layer| layer.mixer.has_state())
     }
 
-    /// Whether some layers have heads with states, whose norms divide by what may be small.
-    pub(crate) fn has_heads_of_states(&self) -> bool {
-        self.delta.is_some() || self.ssm.is_some() || self.mamba.is_some()
+    /// Whether small errors of products grow: heads with states have norms that divide by what may be small, and scores of
+    /// normalised heads that aren't scaled are large.
+    pub(crate) fn is_sensitive(&self) -> bool {
+        let has_states = self.delta.is_some() || self.ssm.is_some() || self.mamba.is_some();
+        has_states || self.family.gemma4
     }
 
     /// Values that all layers with a state remember of a sequence.
@@ -408,6 +469,7 @@ impl ModelConfig {
                 self.n_layers,
             ));
         }
+        self.check_wide_heads()?;
         if !self.n_heads.is_multiple_of(self.n_kv_heads) {
             return Err(PlanError::config(
                 "key-value heads",
@@ -496,17 +558,72 @@ impl ModelConfig {
             }
             None => {}
         }
-        for rope in &self.ropes {
-            self.check_rope(rope)?;
+        for (index, rope) in self.ropes.iter().enumerate() {
+            self.check_rope(index, rope)?;
         }
         Ok(self)
     }
 
-    fn check_rope(&self, rope: &RopeConfig) -> Result<(), PlanError> {
-        if 2 * rope.pairs() > self.head_dim || rope.dim == 0 {
+    fn check_wide_heads(&self) -> Result<(), PlanError> {
+        if self.n_sharing >= self.n_layers {
+            return Err(PlanError::config(
+                "layers that share keys and values",
+                format!("fewer than {} layers", self.n_layers),
+                self.n_sharing,
+            ));
+        }
+        let first = self.n_layers - self.n_sharing;
+        if let Some(i) = (first..self.n_layers).find(|&i| self.shared_layer(i).is_none()) {
+            return Err(PlanError::config(
+                "layers that share keys and values",
+                "an earlier layer like each",
+                format!("none like layer {i}"),
+            ));
+        }
+        if let Some(dim) = self.layer_input_dim
+            && (dim == 0 || dim as u64 * self.n_layers as u64 > MAX_COUNT)
+        {
+            return Err(PlanError::config(
+                "width of a layer's own input",
+                format!("1 to {}", MAX_COUNT / self.n_layers as u64),
+                dim,
+            ));
+        }
+        let Some(wide) = self.wide_heads else {
+            return Ok(());
+        };
+        for (what, value) in [
+            (
+                "key-value heads of layers without a window",
+                wide.n_kv_heads,
+            ),
+            ("head width of layers without a window", wide.head_dim),
+        ] {
+            if value == 0 || self.n_heads as u64 * value as u64 > MAX_COUNT {
+                let most = MAX_COUNT / self.n_heads as u64;
+                return Err(PlanError::config(what, format!("1 to {most}"), value));
+            }
+        }
+        if !self.n_heads.is_multiple_of(wide.n_kv_heads) {
+            return Err(PlanError::config(
+                "key-value heads of layers without a window",
+                format!("a divisor of {} heads", self.n_heads),
+                wide.n_kv_heads,
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_rope(&self, index: usize, rope: &RopeConfig) -> Result<(), PlanError> {
+        let of = |layer: &LayerConfig| layer.rope == Some(index);
+        let head_dim = match (self.wide_heads, self.layers.iter().position(of)) {
+            (Some(_), Some(i)) => self.heads_of(i).head_dim,
+            _ => self.head_dim,
+        };
+        if 2 * rope.pairs() > head_dim || rope.dim == 0 {
             return Err(PlanError::config(
                 "rotated elements of a head",
-                format!("1 to {}", self.head_dim),
+                format!("1 to {head_dim}"),
                 rope.dim,
             ));
         }
@@ -773,6 +890,9 @@ impl Family {
         n_heads: usize,
         head_dim: usize,
     ) -> f32 {
+        if self.gemma4 {
+            return 1.0;
+        }
         let width = if self.wide_scale_layers == Some(n_layers) {
             model_dim as f64 / n_heads as f64
         } else {

@@ -7,7 +7,8 @@ use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
 
-use super::{ExpertsConfig, LayerConfig, ModelConfig, Multipliers, gguf, yarn_magnitude};
+use super::gguf::{self, YARN_LOG_MULTIPLIER};
+use super::{ExpertsConfig, LatentConfig, LayerConfig, ModelConfig, Multipliers, yarn_magnitude};
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
 use crate::plan::RopeFactors;
@@ -81,16 +82,27 @@ impl ModelConfig {
             ("context_length", self.max_ctx),
             ("embedding_length", self.model_dim),
             ("block_count", self.n_layers),
-            ("feed_forward_length", unless_alone(self.ffn_dim)),
             ("attention.head_count", unless_alone(self.n_heads)),
         ] {
             out.count(key, count)?;
         }
+        const WIDTH: &str = "feed_forward_length";
+        match self.wide_networks {
+            true => {
+                let widths = (0..self.n_layers).map(|i| self.ffn_dim_of(i) as u32);
+                out.put(WIDTH, Value::Array(Array::U32(widths.collect())))?;
+            }
+            false => out.count(WIDTH, unless_alone(self.ffn_dim))?,
+        }
         self.put_kv_heads(&mut out)?;
         if !is_alone {
             let value_dim = self.latent.map_or(self.head_dim, |latent| latent.kv_rank);
+            let (key_dim, value_dim) = match self.wide_heads {
+                Some(wide) => (wide.head_dim, wide.head_dim),
+                None => (self.head_dim, value_dim),
+            };
             for (key, count) in [
-                ("attention.key_length", self.head_dim),
+                ("attention.key_length", key_dim),
                 ("attention.value_length", value_dim),
                 ("rope.dimension_count", self.ropes[0].dim),
             ] {
@@ -109,6 +121,9 @@ impl ModelConfig {
                 out.count("attention.q_lora_rank", rank)?;
             }
         }
+        if self.family.gemma4 {
+            self.put_gemma4(&mut out)?;
+        }
         out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
         self.put_experts(&mut out)?;
         if let Some(hadamard) = &self.hadamard {
@@ -126,8 +141,35 @@ impl ModelConfig {
         Ok(out.config)
     }
 
+    /// What is said of Gemma 4 besides.
+    fn put_gemma4(&self, out: &mut Keys) -> Result<(), PlanError> {
+        let windowed_dim = self.ropes.get(1).map_or(self.head_dim, |rope| rope.dim);
+        for (key, count) in [
+            ("attention.key_length_swa", self.head_dim),
+            ("attention.value_length_swa", self.head_dim),
+            ("rope.dimension_count_swa", windowed_dim),
+            ("attention.shared_kv_layers", self.n_sharing),
+            (
+                "embedding_length_per_layer_input",
+                self.layer_input_dim.unwrap_or(0),
+            ),
+        ] {
+            out.count(key, count)?;
+        }
+        let windowed = self.layers.iter().map(|layer| layer.window.is_some());
+        let windowed = Value::Array(Array::Bool(windowed.collect()));
+        out.put("attention.sliding_window_pattern", windowed)
+    }
+
     fn put_kv_heads(&self, out: &mut Keys) -> Result<(), PlanError> {
         const HEADS: &str = "attention.head_count_kv";
+        if self
+            .wide_heads
+            .is_some_and(|wide| wide.n_kv_heads != self.n_kv_heads)
+        {
+            let heads = (0..self.n_layers).map(|i| self.heads_of(i).n_kv_heads as u32);
+            return out.put(HEADS, Value::Array(Array::U32(heads.collect())));
+        }
         if let (Some(n_taps), Some(family)) = (self.conv_taps, self.family.ssm) {
             self.put_ssm(out, n_taps)?;
             return match family {
@@ -291,13 +333,19 @@ impl ModelConfig {
 
     fn put_what_others_do_not_read(&self, out: &mut Keys, named: &Family) -> Result<(), PlanError> {
         let (n_layers, model_dim) = (self.n_layers, self.model_dim);
-        let scale = match &self.latent {
-            Some(latent) => latent.attn_scale(1.0),
-            None => (self.family).attn_scale(n_layers, model_dim, self.n_heads, self.head_dim),
+        let (scale, is_said) = match &self.latent {
+            Some(latent) => self.put_latent_scale(out, latent)?,
+            None => {
+                let scale =
+                    (self.family).attn_scale(n_layers, model_dim, self.n_heads, self.head_dim);
+                (scale, false)
+            }
         };
         if self.attn_scale != scale {
             out.float("attention.scale", self.attn_scale)?;
-            out.remark("attention.scale", "uses the family's default scale");
+            if !is_said {
+                out.remark("attention.scale", "uses the family's default scale");
+            }
         }
         if self.activation != named.activation {
             let name = match self.activation {
@@ -315,6 +363,27 @@ impl ModelConfig {
             out.remark("hidden_act", "uses the family's default activation");
         }
         Ok(())
+    }
+
+    /// Says how YaRN sharpens latent attention. Returns the scale that this comes to, which rounding may set apart from
+    /// that of the model, and whether something was said.
+    fn put_latent_scale(
+        &self,
+        out: &mut Keys,
+        latent: &LatentConfig,
+    ) -> Result<(f32, bool), PlanError> {
+        let RopeScaling::Yarn { factor, .. } = self.ropes[0].scaling else {
+            return Ok((latent.attn_scale(1.0), false));
+        };
+        let stretch = f64::from(self.attn_scale) * (latent.query_dim() as f64).sqrt();
+        let factor = f64::from(factor as f32);
+        let strength = ((stretch.sqrt() - 1.0) / libm::log(factor)) as f32;
+        if factor <= 1.0 || self.attn_scale == latent.attn_scale(1.0) {
+            return Ok((latent.attn_scale(1.0), false));
+        }
+        out.float(YARN_LOG_MULTIPLIER, strength)?;
+        let stretch = yarn_magnitude(factor, 10.0 * f64::from(strength));
+        Ok((latent.attn_scale(stretch), true))
     }
 
     fn put_windows(&self, out: &mut Keys) -> Result<(), PlanError> {
@@ -339,6 +408,10 @@ impl ModelConfig {
         };
         let windowed: Vec<bool> = self.layers.iter().map(is_windowed).collect();
         if window.is_none() && self.family.local_rope_base.is_none() {
+            return Ok(());
+        }
+        if self.family.gemma4 {
+            // Written layer by layer.
             return Ok(());
         }
         let is_every = |n: usize| {

@@ -6,6 +6,7 @@ use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::HeadOrder;
 use sterna_kernels::experts::Gating;
 
+use super::hf::STILL;
 use super::{ExpertsConfig, MixerKind, ModelConfig, Multipliers};
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
@@ -180,8 +181,12 @@ impl ModelConfig {
             false => "hidden_act",
         };
         set(key, json!(activation));
-        if self.family.gemma {
+        if self.family.gemma4 {
+            self.set_gemma4(&mut set);
+        } else if self.family.gemma {
             set("query_pre_attn_scalar", self.query_scalar());
+        }
+        if self.family.gemma {
             set(
                 "attn_logit_softcapping",
                 json!(self.attn_softcap.map(shortest)),
@@ -195,6 +200,21 @@ impl ModelConfig {
         self.set_ropes(&mut set);
         self.check(&hf)?;
         Ok(hf)
+    }
+
+    /// What is said of Gemma 4 besides.
+    fn set_gemma4(&self, set: &mut impl FnMut(&str, Value)) {
+        if let Some(wide) = self.wide_heads {
+            set("global_head_dim", json!(wide.head_dim));
+            set("num_global_key_value_heads", json!(wide.n_kv_heads));
+            set("attention_k_eq_v", json!(wide.values_are_keys));
+        }
+        set("num_kv_shared_layers", json!(self.n_sharing));
+        set("use_double_wide_mlp", json!(self.wide_networks));
+        let input_dim = self.layer_input_dim.unwrap_or(0);
+        set("hidden_size_per_layer_input", json!(input_dim));
+        set("vocab_size_per_layer_input", json!(self.n_vocab));
+        set("enable_moe_block", json!(false));
     }
 
     /// What is said of state spaces in families other than Granite's.
@@ -289,7 +309,13 @@ impl ModelConfig {
     fn set_ropes(&self, set: &mut impl FnMut(&str, Value)) {
         let full = &self.ropes[0];
         set("rope_theta", json!(full.base));
-        set("rope_scaling", self.rope_scaling(full));
+        match still_part(full).filter(|_| self.family.gemma4) {
+            Some(part) => set(
+                "rope_scaling",
+                json!({"rope_type": "proportional", "partial_rotary_factor": part}),
+            ),
+            None => set("rope_scaling", self.rope_scaling(full)),
+        }
         if self.family.hf_defaults.partial_rotary.is_some() {
             let part = full.dim as f64 / self.head_dim as f64;
             set("partial_rotary_factor", json!(part));
@@ -429,6 +455,16 @@ impl ModelConfig {
 fn shortest(value: f32) -> f64 {
     let decimal = value.to_string();
     decimal.parse().expect("a float is written as a number")
+}
+
+/// The part of a head that is rotated, if the frequencies of the rest are divided away.
+fn still_part(rope: &RopeConfig) -> Option<f64> {
+    let RopeScaling::Factors(factors) = &rope.scaling else {
+        return None;
+    };
+    let n_rotated = factors.iter().take_while(|&&factor| factor == 1.0).count();
+    let are_still = factors[n_rotated..].iter().all(|&factor| factor == STILL);
+    are_still.then(|| n_rotated as f64 / factors.len() as f64)
 }
 
 #[cfg(test)]

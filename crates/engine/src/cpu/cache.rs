@@ -7,7 +7,9 @@ use sterna_kernels::attention::{KvPage, PAGE_LEN};
 use sterna_kernels::{Exec, ShapeError};
 
 use super::states::States;
-use crate::backend::{CacheShape, KvCache, LayerContents, SnapshotError, read_form, read_saved};
+use crate::backend::{
+    CacheShape, KvCache, KvHeads, LayerContents, SnapshotError, read_form, read_saved,
+};
 
 /// Keys and values of one sequence.
 ///
@@ -29,9 +31,9 @@ const FORM: &[u8; 4] = b"page";
 impl CpuCache {
     pub(super) fn new(shape: &CacheShape) -> CpuCache {
         CpuCache {
-            shape: *shape,
+            shape: shape.clone(),
             len: 0,
-            layers: vec![Vec::new(); shape.n_layers],
+            layers: vec![Vec::new(); shape.layers.len()],
             states: None,
         }
     }
@@ -39,7 +41,7 @@ impl CpuCache {
     /// The state of a layer after the tokens so far, `n` values, which are zeros at the beginning; and where the one
     /// after those that the cache advances by next goes, whose values are unspecified.
     pub(super) fn state(&mut self, layer: usize, n: usize) -> (&[f32], &mut [f32]) {
-        let n_layers = self.shape.n_layers;
+        let n_layers = self.shape.layers.len();
         let states = self.states.get_or_insert_with(|| States::new(n_layers));
         states.next(layer, n)
     }
@@ -52,12 +54,11 @@ impl CpuCache {
         k: &[f32],
         v: &[f32],
     ) -> Result<(), ShapeError> {
-        let CacheShape {
+        let (heads, dtype) = (self.shape.layers[layer], self.shape.dtype);
+        let KvHeads {
             n_kv_heads,
             head_dim,
-            dtype,
-            ..
-        } = self.shape;
+        } = heads;
         let width = n_kv_heads * head_dim;
         let pages = &mut self.layers[layer];
         let (mut at, end) = (self.len, self.len + k.len() / width);
@@ -96,12 +97,11 @@ impl CpuCache {
         LayerContents { n_keys, n_state }: LayerContents,
         from: &mut dyn Read,
     ) -> Result<(), SnapshotError> {
-        let CacheShape {
+        let (heads, dtype) = (self.shape.layers[layer], self.shape.dtype);
+        let KvHeads {
             n_kv_heads,
             head_dim,
-            dtype,
-            ..
-        } = self.shape;
+        } = heads;
         read_form(from, FORM)?;
         for _ in 0..n_keys.div_ceil(PAGE_LEN) {
             let mut page = KvPage::new(dtype, n_kv_heads, head_dim);
@@ -166,7 +166,7 @@ impl KvCache for CpuCache {
             pages[..n_pages].to_vec()
         };
         CpuCache {
-            shape: self.shape,
+            shape: self.shape.clone(),
             len,
             layers: self.layers.iter().map(shared).collect(),
             states,

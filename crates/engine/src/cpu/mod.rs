@@ -518,6 +518,7 @@ impl Backend for Cpu {
             eps,
             rope,
             sinks,
+            shared,
         }: Attention<'_, Cpu>,
         sequences: &mut [Sequence<'_, CpuCache>],
         out: &mut CpuBuffer,
@@ -539,7 +540,8 @@ impl Backend for Cpu {
                 dim,
                 layout,
             } = angles;
-            for x in [&mut *q, &mut *k] {
+            let keys = shared.is_none().then_some(&mut *k);
+            for x in std::iter::once(&mut *q).chain(keys) {
                 rope::rope(&mut x.values, shape.head_dim, *dim, cos, sin, *layout)?;
             }
         }
@@ -549,7 +551,9 @@ impl Backend for Cpu {
         for Sequence { cache, n_rows } in sequences {
             let rows = first..first + *n_rows;
             first = rows.end;
-            cache.append(&self.exec, layer, k.rows(&rows), v.rows(&rows))?;
+            if shared.is_none() {
+                cache.append(&self.exec, layer, k.rows(&rows), v.rows(&rows))?;
+            }
             let queries = Queries {
                 shape: &shape,
                 q: q.rows(&rows),
@@ -559,7 +563,7 @@ impl Backend for Cpu {
             attention(
                 &self.exec,
                 &queries,
-                cache.pages(layer),
+                cache.pages(shared.unwrap_or(layer)),
                 &mut scratch,
                 out.rows_mut(&rows),
             )?;
@@ -838,6 +842,37 @@ impl Backend for Cpu {
             &y.values,
             &gate.values,
         )?)
+    }
+
+    fn normalize_heads(
+        &self,
+        _: Stage,
+        x: &mut CpuBuffer,
+        head_dim: usize,
+        eps: f32,
+    ) -> Result<(), BackendError> {
+        let ones = vec![1.0; head_dim];
+        Ok(norm::rms_norm(&self.exec, &mut x.values, &ones, eps)?)
+    }
+
+    fn columns(
+        &self,
+        _: Stage,
+        x: &CpuBuffer,
+        columns: Range<usize>,
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let width = columns.len();
+        let out = out.shape(x.n_rows(), width).chunks_exact_mut(width);
+        for (out, row) in out.zip(x.values.chunks_exact(x.width)) {
+            out.copy_from_slice(&row[columns.clone()]);
+        }
+        Ok(())
+    }
+
+    fn scale_by(&self, _: Stage, x: &mut CpuBuffer, factor: &Vec<f32>) -> Result<(), BackendError> {
+        vector::scale(&self.exec, &mut x.values, factor[0]);
+        Ok(())
     }
 
     fn choose_experts(

@@ -11,8 +11,8 @@ use sterna_gpu::{Device, GpuError};
 
 use super::decode::SampleScratch;
 use crate::backend::{
-    BackendError, CONVOLUTIONS, CacheShape, KvCache, LayerContents, Rotation, SnapshotError,
-    read_form, read_saved,
+    BackendError, CONVOLUTIONS, CacheShape, CacheType, KvCache, KvHeads, LayerContents, Rotation,
+    SnapshotError, read_form, read_saved,
 };
 use crate::sampling::Sampling;
 
@@ -64,12 +64,16 @@ const FIRST_CAPACITY: usize = 256;
 /// Memory of a layer for at least `need` positions.
 pub(super) fn memory(
     device: &Device,
-    shape: &CacheShape,
+    heads: KvHeads,
+    dtype: CacheType,
     need: usize,
 ) -> Result<CacheLayer, GpuError> {
     let capacity = need.next_power_of_two().max(FIRST_CAPACITY);
-    let (n_kv_heads, head_dim) = (shape.n_kv_heads, shape.head_dim);
-    CacheLayer::new(device, n_kv_heads, head_dim, shape.dtype, capacity)
+    let KvHeads {
+        n_kv_heads,
+        head_dim,
+    } = heads;
+    CacheLayer::new(device, n_kv_heads, head_dim, dtype, capacity)
 }
 
 /// The shortest context length that commands are recorded for.
@@ -85,9 +89,9 @@ impl GpuCache {
     pub(super) fn new(shape: &CacheShape, graph: &SharedGraph) -> GpuCache {
         GpuCache {
             graph: graph.clone(),
-            shape: *shape,
+            shape: shape.clone(),
             len: 0,
-            layers: vec![None; shape.n_layers],
+            layers: vec![None; shape.layers.len()],
             position: None,
             tables: Vec::new(),
             sampling: SampleScratch::default(),
@@ -110,7 +114,7 @@ impl GpuCache {
         {
             return Ok(memory.clone());
         }
-        let memory = memory(device, &self.shape, need)?;
+        let memory = memory(device, self.shape.layers[layer], self.shape.dtype, need)?;
         if let Some(old) = old {
             // What is copied may not have been computed yet.
             graph.flush()?;

@@ -34,8 +34,8 @@ use sterna_kernels::{Exec, Isa};
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeviceError,
     DeviceErrorKind, EXPERT_GROUPS, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
-    LayerContents, LinearSource, LowRank, OUTPUT_GATES, OutputLayout, Product, SIGMOIDS,
-    ScreenedRows, Sequence, SnapshotError,
+    LayerContents, LinearSource, LowRank, OUTPUT_GATES, OutputLayout, Product, SHARED_KEYS,
+    SIGMOIDS, ScreenedRows, Sequence, SnapshotError,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -431,12 +431,16 @@ impl Backend for Gpu {
             eps,
             rope,
             sinks,
+            shared,
         }: Attention<'_, Gpu>,
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
         if gated {
             return Err(BackendError::Unsupported(OUTPUT_GATES));
+        }
+        if shared.is_some() {
+            return Err(BackendError::Unsupported(SHARED_KEYS));
         }
         let mut graph = self.graph.lock();
         let device = &self.device;

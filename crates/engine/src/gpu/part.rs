@@ -5,7 +5,7 @@ use sterna_gpu::kernels::attention::CacheLayer;
 use sterna_gpu::memory::Buffer;
 
 use super::{Gpu, GpuBuffer, cache};
-use crate::backend::{BackendError, CacheShape};
+use crate::backend::{BackendError, CacheType, KvHeads};
 
 impl GpuBuffer {
     /// Elements of a row.
@@ -43,10 +43,11 @@ impl Reserve {
     pub(crate) fn keep_layer(
         &mut self,
         gpu: &Gpu,
-        shape: &CacheShape,
+        heads: KvHeads,
+        dtype: CacheType,
         ctx_len: usize,
     ) -> Result<(), GpuError> {
-        let layer = cache::memory(&gpu.device, shape, ctx_len)?;
+        let layer = cache::memory(&gpu.device, heads, dtype, ctx_len)?;
         self.layers.push(layer);
         Ok(())
     }

@@ -548,6 +548,7 @@ impl Backend for Hybrid {
             eps,
             rope,
             sinks,
+            shared,
         } = attention;
         match self.side_of_layer(layer, q.side()) {
             Side::Cpu => {
@@ -570,6 +571,7 @@ impl Backend for Hybrid {
                     eps,
                     rope,
                     sinks: of_side(sinks, Either::cpu)?,
+                    shared,
                 };
                 let own = &mut own.collect::<Vec<_>>()[..];
                 self.cpu.attention(attention, own, out.fill_on_cpu())
@@ -600,6 +602,7 @@ impl Backend for Hybrid {
                     eps,
                     rope,
                     sinks: of_side(sinks, Either::gpu)?,
+                    shared,
                 };
                 self.gpu()?.attention(attention, own, out.fill_on_gpu())
             }
@@ -773,6 +776,38 @@ impl Backend for Hybrid {
     ) -> Result<(), BackendError> {
         let x = self.change_on_cpu(x)?;
         (self.cpu).add_gated(stage, x, &*self.on_cpu(y)?, &*self.on_cpu(gate)?)
+    }
+
+    fn normalize_heads(
+        &self,
+        stage: Stage,
+        x: &mut HybridBuffer,
+        head_dim: usize,
+        eps: f32,
+    ) -> Result<(), BackendError> {
+        let x = self.change_on_cpu(x)?;
+        self.cpu.normalize_heads(stage, x, head_dim, eps)
+    }
+
+    fn columns(
+        &self,
+        stage: Stage,
+        x: &HybridBuffer,
+        columns: Range<usize>,
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let x = &*self.on_cpu(x)?;
+        self.cpu.columns(stage, x, columns, out.fill_on_cpu())
+    }
+
+    fn scale_by(
+        &self,
+        stage: Stage,
+        x: &mut HybridBuffer,
+        factor: &OfVector,
+    ) -> Result<(), BackendError> {
+        let factor = factor.cpu().ok_or(BackendError::WrongDevice)?;
+        self.cpu.scale_by(stage, self.change_on_cpu(x)?, factor)
     }
 
     /// Where the scores were computed: experts are where their router is.

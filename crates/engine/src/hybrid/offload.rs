@@ -23,7 +23,7 @@ pub(super) enum Side {
 ///
 /// Available memory is the device's budget
 /// ([`DeviceOptions::memory_budget`](sterna_gpu::DeviceOptions::memory_budget)), or what its driver provides.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct OffloadPlan {
     most_layers: usize,
     cache: CacheShape,
@@ -40,9 +40,7 @@ impl OffloadPlan {
     pub fn new(plan: &ModelPlan, options: &SessionOptions) -> OffloadPlan {
         let c = plan.config();
         let cache = CacheShape {
-            n_layers: c.n_layers,
-            n_kv_heads: c.n_kv_heads,
-            head_dim: c.head_dim,
+            layers: c.kv_heads(),
             dtype: options.cache,
         };
         let (heads, kv) = (c.n_heads * c.head_dim, 2 * c.n_kv_heads * c.head_dim);
@@ -96,9 +94,9 @@ pub(super) struct Placement {
 impl Placement {
     pub(super) fn new(share: OffloadPlan) -> Placement {
         Placement {
-            share,
             sides: BTreeMap::new(),
             full: share.most_layers == 0,
+            share,
             reserve: Reserve::default(),
         }
     }
@@ -139,15 +137,20 @@ impl Placement {
             self.reserve.keep(gpu, self.share.activations)?;
             // A growing layer has its old and its new memory for a moment.
             let half = self.share.ctx_len / 2;
-            self.reserve.keep_layer(gpu, &self.share.cache, half)?;
+            if let Some(heads) = self.share.cache.layers.first() {
+                let dtype = self.share.cache.dtype;
+                self.reserve.keep_layer(gpu, *heads, dtype, half)?;
+            }
         }
-        if let Group::Layer(_) = group {
+        if let Group::Layer(i) = group {
             if self.n_layers() == self.share.most_layers {
                 self.full = true;
                 return Ok(());
             }
             let (cache, ctx_len) = (&self.share.cache, self.share.ctx_len);
-            self.reserve.keep_layer(gpu, cache, ctx_len)?;
+            if let Some(heads) = cache.layers.get(i) {
+                self.reserve.keep_layer(gpu, *heads, cache.dtype, ctx_len)?;
+            }
         }
         Ok(())
     }

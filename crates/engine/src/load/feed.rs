@@ -330,7 +330,8 @@ impl<B: Backend> WeightFeed<B> {
         let layer = &self.plan.weights.layers[i];
         let mut families = Vec::new();
         if let Some(Attention { q, k, v, .. }) = layer.attention() {
-            families.push(vec![q, k, v]);
+            let all = [Some(q), k.as_ref(), v.as_ref()];
+            families.push(all.into_iter().flatten().collect());
         }
         if let Some(FeedForward::Dense(Dense { gate, up, .. })) = layer.network() {
             families.push(vec![gate, up]);
@@ -368,6 +369,8 @@ impl<B: Backend> WeightFeed<B> {
                 screening: self.screening(),
             }),
             token_embd: Take(&mut self.loaded).linear(self.plan.weights.token_embd),
+            layer_inputs: (self.plan.weights.layer_inputs.clone())
+                .map(|inputs| inputs.convert(&mut Take(&mut self.loaded))),
         }
     }
 
@@ -406,7 +409,12 @@ impl Ids {
     fn of(plan: &ModelPlan, group: Group) -> Ids {
         let (mut ids, weights) = (Ids::default(), &plan.weights);
         match group {
-            Group::Embedding => ids.linear(weights.token_embd),
+            Group::Embedding => {
+                ids.linear(weights.token_embd);
+                if let Some(inputs) = weights.layer_inputs.clone() {
+                    inputs.convert(&mut ids);
+                }
+            }
             Group::Layer(i) => {
                 weights.layers[i].clone().convert(&mut ids);
             }

@@ -153,7 +153,7 @@ pub(super) fn check(
         for matrix in [&a, &b] {
             check_matrix(matrix)?;
         }
-        let shape = Shape::of(config, module);
+        let shape = Shape::of(config, layer, module);
         let (rank, orientation) = shape.orient(orientation, &a, &b)?;
         let a_factor = factor(rank, shape.n_in, &a, orientation, |row| row);
         let mut first = 0;
@@ -165,7 +165,7 @@ pub(super) fn check(
                     layer,
                 });
             }
-            let n_out = Shape::of(config, part).n_out;
+            let n_out = Shape::of(config, layer, part).n_out;
             let rotated = matches!(part, Module::Q | Module::K);
             let order = |row| match rotated {
                 true => config.checkpoint_row(row),
@@ -195,12 +195,10 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(config: &ModelConfig, module: Module) -> Shape {
-        let ModelConfig {
-            model_dim, ffn_dim, ..
-        } = *config;
-        let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
-        let q_rows = config.q_rows();
+    fn of(config: &ModelConfig, layer: usize, module: Module) -> Shape {
+        let (model_dim, ffn_dim) = (config.model_dim, config.ffn_dim_of(layer));
+        let (q_dim, kv_dim) = (config.q_dim(layer), config.kv_dim(layer));
+        let q_rows = config.q_rows(layer);
         let (n_in, n_out) = match module {
             Module::Q => (model_dim, q_rows),
             Module::K | Module::V => (model_dim, kv_dim),

@@ -17,7 +17,8 @@ use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 
 use crate::backend::{
     BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, EXPERT_GROUPS, LATENT_ATTENTION,
-    OUTPUT_GATES, ROTATIONS, SCALES, SHARED_EXPERTS, SIGMOIDS, STATE_SPACES,
+    LAYER_INPUTS, OUTPUT_GATES, ROTATIONS, SCALES, SHARED_EXPERTS, SHARED_KEYS, SIGMOIDS,
+    STATE_SPACES, VALUE_NORMS,
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
@@ -294,6 +295,15 @@ impl ModelPlan {
                 layer.has_experts = config.experts.is_some() && router.is_some();
             }
         }
+        if let Some(wide) = &mut config.wide_heads {
+            // Nothing else says so.
+            let full = config
+                .layers
+                .iter()
+                .position(|layer| layer.window.is_none());
+            let has_values = |i| catalog.get(&format!("blk.{i}.attn_v.weight")).is_some();
+            wide.values_are_keys = full.is_some_and(|i| !has_values(i));
+        }
         let oddity = config::gguf::check_vocab(metadata, config.n_vocab)?;
         let bit_linears = if family.bit_linear {
             BitLinears::All
@@ -379,11 +389,13 @@ impl ModelPlan {
     }
 
     /// Bytes of the weights that decoding one token reads: all but the embedding table, of which it reads a
-    /// row, unless the table is also the output head. Of a head with a screen, the screen is counted: the
+    /// row, unless the table is also the output head; and of a table with inputs of all layers. Of a head with a screen, the screen is counted: the
     /// rows that it doesn't rule out are extra.
     pub fn bytes_per_token(&self) -> u64 {
         let table = self.specs[self.weights.token_embd.0].memory_bytes();
-        let all = self.memory_bytes() - self.resting_bytes();
+        let inputs = self.weights.layer_inputs.as_ref();
+        let inputs = inputs.map_or(0, |inputs| self.specs[inputs.table.0].memory_bytes());
+        let all = self.memory_bytes() - self.resting_bytes() - inputs;
         let read = match (&self.weights.output, self.head.dtype) {
             (None, None) => all,
             _ => all - table,
@@ -407,6 +419,9 @@ impl ModelPlan {
             (c.residual_scale != 1.0 || c.logit_scale != 1.0, SCALES),
             (c.family.parts.output_gates, OUTPUT_GATES),
             (c.hadamard.is_some(), ROTATIONS),
+            (c.layer_input_dim.is_some(), LAYER_INPUTS),
+            (c.n_sharing > 0, SHARED_KEYS),
+            (c.family.parts.value_norms, VALUE_NORMS),
             (c.latent.is_some(), LATENT_ATTENTION),
             (
                 c.experts
@@ -445,8 +460,13 @@ impl ModelPlan {
     /// Bytes of a cache of `ctx_len` positions, and of the states at its end.
     pub fn cache_bytes(&self, ctx_len: usize, dtype: CacheType) -> u64 {
         let c = &self.config;
-        let position = 2 * c.n_attention_layers() as u64 * c.n_kv_heads as u64;
-        let position = position * dtype.head_bytes(c.head_dim) as u64;
+        let own = (0..c.n_layers).filter(|&i| c.layers[i].mixer.attends());
+        let own = own.filter(|&i| c.shared_layer(i).is_none());
+        let of_layer = own.map(|i| {
+            let heads = c.heads_of(i);
+            2 * heads.n_kv_heads as u64 * dtype.head_bytes(heads.head_dim) as u64
+        });
+        let position: u64 = of_layer.sum();
         let states = 4 * c.state_values() as u64;
         position
             .saturating_mul(ctx_len as u64)

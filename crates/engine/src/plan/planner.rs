@@ -24,7 +24,8 @@ use crate::family::{Family, Mixture, QkNorms, SsmFamily};
 use crate::rope::RopeScaling;
 use crate::weights::{
     Attention, Convolution, DeltaNet, Dense, ExpertBiases, Experts, FeedForward, FeedForwardBlock,
-    LatentAttention, Layer, Mamba, Mixer, Projection, SharedExpert, Ssm, Weights,
+    LatentAttention, Layer, LayerInput, LayerInputs, Mamba, Mixer, Projection, SharedExpert, Ssm,
+    Weights,
 };
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
@@ -245,6 +246,10 @@ impl<'a> Planner<'a> {
     ) -> Result<Weights<LinearId, VectorId>, PlanError> {
         let (n_vocab, model_dim) = (self.config.n_vocab, self.config.model_dim);
         let token_embd = self.matrix("token_embd", Rows::all(n_vocab), model_dim)?;
+        let layer_inputs = match self.config.layer_input_dim {
+            Some(dim) => Some(self.layer_inputs(dim)?),
+            None => None,
+        };
         let layers = (0..self.config.n_layers)
             .map(|i| self.layer(i))
             .collect::<Result<_, _>>()?;
@@ -260,6 +265,7 @@ impl<'a> Planner<'a> {
         };
         Ok(Weights {
             token_embd,
+            layer_inputs,
             layers,
             output_norm,
             output,
@@ -271,17 +277,17 @@ impl<'a> Planner<'a> {
         &self,
         weights: &Weights<LinearId, VectorId>,
     ) -> Result<(), PlanError> {
-        let (q_dim, kv_dim) = (self.config.q_rows(), self.config.kv_dim());
         for (i, layer) in weights.layers.iter().enumerate() {
             let Some(Attention { q, k, v, .. }) = layer.attention() else {
                 continue;
             };
+            let (q_dim, kv_dim) = (self.config.q_rows(i), self.config.kv_dim(i));
             for (part, projection, len) in [
-                ("attn_q", q, q_dim),
-                ("attn_k", k, kv_dim),
-                ("attn_v", v, kv_dim),
+                ("attn_q", Some(q), q_dim),
+                ("attn_k", k.as_ref(), kv_dim),
+                ("attn_v", v.as_ref(), kv_dim),
             ] {
-                if projection.bias.is_none() {
+                if projection.is_some_and(|projection| projection.bias.is_none()) {
                     return Err(self.missing(&format!("blk.{i}.{part}.bias"), &[len]));
                 }
             }
@@ -343,6 +349,35 @@ impl<'a> Planner<'a> {
         }))
     }
 
+    /// What each layer is given besides the residual stream, `dim` elements.
+    fn layer_inputs(&mut self, dim: usize) -> Result<LayerInputs<LinearId, VectorId>, PlanError> {
+        let (n_vocab, model_dim) = (self.config.n_vocab, self.config.model_dim);
+        let all = self.config.n_layers * dim;
+        let table = self.matrix("per_layer_token_embd", Rows::all(n_vocab), all)?;
+        let mut projection = self.projection("per_layer_model_proj", Rows::all(all), model_dim)?;
+        projection.scale = (1.0 / (model_dim as f64).sqrt()) as f32;
+        Ok(LayerInputs {
+            table,
+            projection,
+            norm: self.norm("per_layer_proj_norm", dim)?,
+        })
+    }
+
+    /// How block `i` takes its own input in, `dim` elements.
+    fn layer_input(
+        &mut self,
+        i: usize,
+        dim: usize,
+    ) -> Result<LayerInput<LinearId, VectorId>, PlanError> {
+        let model_dim = self.config.model_dim;
+        let name = |part: &str| format!("blk.{i}.{part}");
+        Ok(LayerInput {
+            gate: self.projection(&name("inp_gate"), Rows::all(dim), model_dim)?,
+            output: self.projection(&name("proj"), Rows::all(model_dim), dim)?,
+            norm: self.norm(&name("post_norm"), model_dim)?,
+        })
+    }
+
     fn layer(&mut self, i: usize) -> Result<Layer<LinearId, VectorId>, PlanError> {
         let model_dim = self.config.model_dim;
         let parts = self.config.family.parts;
@@ -377,6 +412,8 @@ impl<'a> Planner<'a> {
                 mixer,
                 post_attn_norm: None,
                 ffn: None,
+                input: None,
+                scale: None,
             });
         }
         let ffn_norm = self.config.family.ffn_norm;
@@ -394,6 +431,15 @@ impl<'a> Planner<'a> {
             _ => FeedForward::Dense(self.dense(i)?),
         };
         let post_norm = self.optional_norm(&name("post_ffw_norm"), model_dim, parts.post_norms)?;
+        let input = match self.config.layer_input_dim {
+            Some(dim) => Some(self.layer_input(i, dim)?),
+            None => None,
+        };
+        let scale = name("layer_output_scale.weight");
+        let scale = match self.find(&scale) {
+            Some(_) => Some(self.vector(&scale, 1, Transform::None)?),
+            None => None,
+        };
         Ok(Layer {
             attn_norm,
             mixer,
@@ -403,21 +449,27 @@ impl<'a> Planner<'a> {
                 network: ffn,
                 post_norm,
             }),
+            input,
+            scale,
         })
     }
 
     /// The attention of block `i`.
     fn attention(&mut self, i: usize) -> Result<Attention<LinearId, VectorId>, PlanError> {
         let ModelConfig {
-            model_dim,
-            n_heads,
-            head_dim,
-            ..
+            model_dim, n_heads, ..
         } = *self.config;
-        let (q_dim, kv_dim) = (self.config.q_dim(), self.config.kv_dim());
-        let q_rows = self.config.q_rows();
+        let head_dim = self.config.heads_of(i).head_dim;
+        let (q_dim, kv_dim) = (self.config.q_dim(i), self.config.kv_dim(i));
+        let q_rows = self.config.q_rows(i);
         let parts = self.config.family.parts;
         let name = |part: &str| format!("blk.{i}.{part}");
+        let shares = self.config.shared_layer(i).is_some();
+        let are_keys = self
+            .config
+            .wide_heads
+            .is_some_and(|wide| wide.values_are_keys)
+            && self.config.layers[i].window.is_none();
         let stored = q_rows + 2 * kv_dim;
         let fused = self.find(&name("attn_qkv.weight")).is_some();
         let mut qkv = |part: &str, first, n| {
@@ -428,20 +480,35 @@ impl<'a> Planner<'a> {
             }
         };
         let mut q = qkv("attn_q", 0, q_rows)?;
-        let mut k = qkv("attn_k", q_rows, kv_dim)?;
-        let mut v = qkv("attn_v", q_rows + kv_dim, kv_dim)?;
+        let mut k = match shares {
+            true => None,
+            false => Some(qkv("attn_k", q_rows, kv_dim)?),
+        };
+        let mut v = match shares || are_keys {
+            true => None,
+            false => Some(qkv("attn_v", q_rows + kv_dim, kv_dim)?),
+        };
         let factors = &self.config.multipliers;
-        for projection in [&mut q, &mut k, &mut v] {
+        for projection in [Some(&mut q), k.as_mut(), v.as_mut()].into_iter().flatten() {
             projection.scale = factors.attention_in;
         }
-        k.scale *= factors.key;
+        if let Some(k) = &mut k {
+            k.scale *= factors.key;
+        }
         for (part, projection, len) in [
-            ("attn_q", &q, q_rows),
-            ("attn_k", &k, kv_dim),
-            ("attn_v", &v, kv_dim),
+            ("attn_q", Some(&q), q_rows),
+            ("attn_k", k.as_ref(), kv_dim),
+            ("attn_v", v.as_ref(), kv_dim),
         ] {
-            if parts.qkv_biases && projection.bias.is_none() {
+            let lacks = projection.is_some_and(|projection| projection.bias.is_none());
+            if parts.qkv_biases && lacks {
                 return Err(self.missing(&name(&format!("{part}.bias")), &[len]));
+            }
+        }
+        if shares {
+            // Checkpoints have them nevertheless.
+            for part in ["attn_k", "attn_v", "attn_k_norm"] {
+                self.find(&name(&format!("{part}.weight")));
             }
         }
         let (q_norm_dim, k_norm_dim) = match parts.qk_norms {
@@ -450,7 +517,10 @@ impl<'a> Planner<'a> {
         };
         let normed = parts.qk_norms != QkNorms::None;
         let q_norm = self.optional_norm(&name("attn_q_norm"), q_norm_dim, normed)?;
-        let k_norm = self.optional_norm(&name("attn_k_norm"), k_norm_dim, normed)?;
+        let k_norm = match shares {
+            true => None,
+            false => self.optional_norm(&name("attn_k_norm"), k_norm_dim, normed)?,
+        };
         let sinks = name("attn_sinks.weight");
         let sinks = match parts.sinks || self.find(&sinks).is_some() {
             true => Some(self.vector(&sinks, n_heads, Transform::None)?),
@@ -850,9 +920,7 @@ impl<'a> Planner<'a> {
 
     /// The feed-forward network of block `i`.
     fn dense(&mut self, i: usize) -> Result<Dense<LinearId, VectorId>, PlanError> {
-        let ModelConfig {
-            model_dim, ffn_dim, ..
-        } = *self.config;
+        let (model_dim, ffn_dim) = (self.config.model_dim, self.config.ffn_dim_of(i));
         let parts = self.config.family.parts;
         // Granite's checkpoints call the only network what others call the shared expert.
         let end = match self.find(&format!("blk.{i}.ffn_up.weight")) {
@@ -1149,7 +1217,7 @@ impl<'a> Planner<'a> {
             stored: Stored::Blocks(DType::MXFP4),
             scale: None,
             n_runs: 1,
-            precise: self.config.has_heads_of_states(),
+            precise: self.config.is_sensitive(),
             rotation: None,
             transposed: false,
             every,
@@ -1310,7 +1378,7 @@ impl<'a> Planner<'a> {
             stored: Stored::Packed,
             scale: None,
             n_runs: 1,
-            precise: self.config.has_heads_of_states(),
+            precise: self.config.is_sensitive(),
             rotation,
             transposed: false,
             every: Every::ONE,
@@ -1434,7 +1502,7 @@ impl<'a> Planner<'a> {
             stored: self.bit_linears.stored(name, entry.dtype),
             scale: None,
             n_runs: 1,
-            precise: self.config.has_heads_of_states(),
+            precise: self.config.is_sensitive(),
             rotation,
             transposed: false,
             every: Every::ONE,

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 
 use super::{EngineError, Session};
 use crate::backend::{Backend, KvCache, LayerContents, SnapshotError, read_saved};
-use crate::config::{LayerConfig, ModelConfig};
+use crate::config::ModelConfig;
 
 /// The form of the file, and the machine's byte order.
 const MAGIC: u64 = u64::from_be_bytes(*b"strnseq1");
@@ -76,8 +76,8 @@ impl<B: Backend> Session<B> {
             }
         }
         let model = self.model.clone();
-        for (i, layer) in model.config.layers.iter().enumerate() {
-            let held = contents(&model.config, layer, len);
+        for i in 0..model.config.n_layers {
+            let held = contents(&model.config, i, len);
             let backend = &model.backend;
             backend.restore_layer(&mut self.cache, i, held, from)?;
         }
@@ -114,11 +114,13 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// What a cache holds for a layer, of `len` tokens.
-fn contents(config: &ModelConfig, layer: &LayerConfig, len: usize) -> LayerContents {
+/// What a cache holds for layer `i`, of `len` tokens.
+fn contents(config: &ModelConfig, i: usize, len: usize) -> LayerContents {
+    let layer = &config.layers[i];
     let n_state = config.layer_state(layer);
+    let has_keys = layer.mixer.attends() && config.shared_layer(i).is_none();
     LayerContents {
-        n_keys: if layer.mixer.attends() { len } else { 0 },
+        n_keys: if has_keys { len } else { 0 },
         n_state: if len == 0 { 0 } else { n_state },
     }
 }

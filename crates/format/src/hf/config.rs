@@ -37,6 +37,24 @@ pub struct Config {
     pub norm_eps: Option<f64>,
     pub hidden_act: Option<String>,
     pub hidden_activation: Option<String>,
+    /// Elements of a head in Gemma 4's layers without a window.
+    pub global_head_dim: Option<usize>,
+    /// Key-value heads there.
+    pub num_global_key_value_heads: Option<usize>,
+    /// The same layer by layer, as Transformers 5 writes it: a layer, the elements of its heads and its key-value heads.
+    pub per_layer_config: Option<Vec<(usize, Option<usize>, Option<usize>)>>,
+    /// Whether values are keys there.
+    pub attention_k_eq_v: Option<bool>,
+    /// Last layers, which attend to keys and values of earlier ones.
+    pub num_kv_shared_layers: Option<usize>,
+    /// Width of what each layer is given besides the residual stream.
+    pub hidden_size_per_layer_input: Option<usize>,
+    /// Rows of the table that it is from.
+    pub vocab_size_per_layer_input: Option<usize>,
+    /// Whether networks of layers that share keys and values are twice as wide.
+    pub use_double_wide_mlp: Option<bool>,
+    /// Whether layers have experts beside a network.
+    pub enable_moe_block: Option<bool>,
     /// Bound of the gates of gpt-oss's experts and of what they are multiplied with.
     pub swiglu_limit: Option<f64>,
     /// The factor in their logistic function.
@@ -271,6 +289,15 @@ impl Config {
             norm_eps: f64("norm_eps")?,
             hidden_act: string("hidden_act")?,
             hidden_activation: string("hidden_activation")?,
+            global_head_dim: count("global_head_dim")?,
+            num_global_key_value_heads: count("num_global_key_value_heads")?,
+            per_layer_config: get("per_layer_config").map(|n| layers(&n)).transpose()?,
+            attention_k_eq_v: bool("attention_k_eq_v")?,
+            num_kv_shared_layers: count("num_kv_shared_layers")?,
+            hidden_size_per_layer_input: count("hidden_size_per_layer_input")?,
+            vocab_size_per_layer_input: count("vocab_size_per_layer_input")?,
+            use_double_wide_mlp: bool("use_double_wide_mlp")?,
+            enable_moe_block: bool("enable_moe_block")?,
             swiglu_limit: f64("swiglu_limit")?,
             swiglu_alpha: f64("swiglu_alpha")?,
             tie_word_embeddings: bool("tie_word_embeddings")?,
@@ -470,6 +497,20 @@ pub(super) fn token_ids(node: Option<Node<'_>>) -> Result<Vec<u32>, ConfigError>
         false => vec![node.token_id()?],
     };
     Ok(ids.into_iter().flatten().collect())
+}
+
+/// Numbers of layers, and what is said of the heads of each.
+fn layers(node: &Node<'_>) -> Result<Vec<(usize, Option<usize>, Option<usize>)>, ConfigError> {
+    let mut layers = Vec::new();
+    for (layer, node) in node.members()? {
+        let count = |key: &str| node.get(key).map(|n| n.count()).transpose();
+        let heads = (count("head_dim")?, count("num_key_value_heads")?);
+        // Others are names of kinds of layers, for which each layer of the kind has its own.
+        if let Ok(layer) = layer.parse() {
+            layers.push((layer, heads.0, heads.1));
+        }
+    }
+    Ok(layers)
 }
 
 /// The id, or the first of a list.
