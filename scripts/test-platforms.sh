@@ -69,6 +69,12 @@ tale() {
   grep -q Ruby <<<"$tale"
 }
 step "release build" cargo build --release -p sterna-cli
+if driver=$(scripts/software-gpu.sh); then
+  step "kernels for GPUs with every mix of features" env "$driver" STERNA_REQUIRE_GPU=1 LP_NUM_THREADS=0 \
+    STERNA_EVERY_VARIANT=1 cargo test -p sterna-gpu
+else
+  skip "kernels for GPUs with every mix of features" "no software driver for Vulkan"
+fi
 step "a tale of the release" tale "$target/release/sterna"
 
 # The npm package as it is published. Then models of every family on a browser's GPU, and GPUs that compute each kernel of

@@ -2,7 +2,7 @@
 
 mod common;
 
-use sterna_format::gguf::{Metadata, Value};
+use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_format::hf::TokenizerConfig;
 use sterna_text::{Decode, Encode, GgufTokenizer, Tokenizer};
 
@@ -206,4 +206,95 @@ fn what_gguf_has_no_words_for_is_refused() {
         let error = tokenizer.to_gguf("llama", 10).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
+}
+
+/// Gemma 4's files have marked spaces and byte tokens as SentencePiece's, and a table of merges.
+#[test]
+fn marked_spaces_are_merged_by_a_table() {
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let mut tokens: Vec<String> = ["<pad>", "<eos>", "<bos>", "<unk>"]
+        .map(str::to_owned)
+        .to_vec();
+    tokens.extend(bytes);
+    for piece in [
+        "▁", "a", "b", "c", "\n", "ab", "bc", "▁a", "▁ab", "\n\n", "abc", "▁▁",
+    ] {
+        tokens.push(piece.to_owned());
+    }
+    // Not in the order of ids, and none that makes `▁ab` of `▁` and `ab`.
+    let merges = ["b c", "a bc", "▁ ▁", "▁ a", "a b", "▁a b", "\n \n"];
+
+    let vocab: serde_json::Map<String, serde_json::Value> = tokens
+        .iter()
+        .cloned()
+        .zip((0..).map(serde_json::Value::from))
+        .collect();
+    let special = |id: u32| {
+        serde_json::json!({"id": id, "content": tokens[id as usize], "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+    };
+    let json = serde_json::json!({
+        "added_tokens": (0..4).map(special).collect::<Vec<_>>(),
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+        ]},
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true,
+            "vocab": vocab, "merges": merges},
+    });
+    let json = Tokenizer::from_hf_json(&serde_json::to_vec(&json).unwrap(), None).unwrap();
+
+    let mut metadata = Metadata::new();
+    let strings = |texts: Vec<String>| {
+        Value::Array(Array::String(texts.iter().map(String::as_str).collect()))
+    };
+    let types = (0..tokens.len()).map(|id| match id {
+        0..3 => 3,
+        3 => 2,
+        4..260 => 6,
+        _ => 1,
+    });
+    for (key, value) in [
+        ("general.architecture", Value::String("gemma4".into())),
+        ("tokenizer.ggml.model", Value::String("gemma4".into())),
+        (
+            "tokenizer.ggml.token_type",
+            Value::Array(Array::I32(types.collect())),
+        ),
+        (
+            "tokenizer.ggml.scores",
+            Value::Array(Array::F32(vec![-1000.0; tokens.len()])),
+        ),
+        (
+            "tokenizer.ggml.merges",
+            strings(merges.map(str::to_owned).to_vec()),
+        ),
+        ("tokenizer.ggml.tokens", strings(tokens)),
+        ("tokenizer.ggml.bos_token_id", Value::U32(2)),
+        ("tokenizer.ggml.add_space_prefix", Value::Bool(false)),
+    ] {
+        metadata.insert(key, value).unwrap();
+    }
+    let gguf = Tokenizer::from_gguf(&metadata).unwrap();
+    let plain = Encode {
+        add_special: false,
+        parse_special: false,
+    };
+    for text in [
+        "abc",
+        " abc",
+        " ab",
+        "  ab  c",
+        "a\n\n\nb",
+        "a b c",
+        "héllo <eos>",
+        "",
+        " ",
+    ] {
+        let (found, expected) = (gguf.encode(text, plain), json.encode(text, plain));
+        assert_eq!(found.unwrap(), expected.unwrap(), "{text:?}");
+    }
+    let ids = gguf.encode(" ab\n", plain).unwrap();
+    assert_eq!(gguf.decode(&ids, Decode::default()), " ab\n");
 }

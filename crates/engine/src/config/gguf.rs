@@ -97,8 +97,9 @@ impl ModelConfig {
         let (ffn_dim, wide_networks) = keys.networks(family)?;
         let ffn_dim = match (ffn_dim, &experts) {
             _ if is_alone => keys.required("ssm.inner_size")?,
+            (Some(dim), _) => dim,
             (None, Some(experts)) => experts.ffn_dim,
-            _ => keys.required("feed_forward_length")?,
+            (None, None) => keys.required("feed_forward_length")?,
         };
         ModelConfig {
             family,
@@ -371,7 +372,9 @@ impl<'a> Keys<'a> {
 
     /// The mixture of experts.
     fn experts(&self, family: &Family) -> Result<Option<ExpertsConfig>, PlanError> {
-        let n_experts = self.count("expert_count")?.filter(|&n| n > 0);
+        // A Jamba of one expert has networks.
+        let is_none = |n: usize| n == 0 || n == 1 && family.ssm == Some(SsmFamily::Jamba);
+        let n_experts = self.count("expert_count")?.filter(|&n| !is_none(n));
         let (Some(n_experts), Some(mixture)) = (n_experts, family.mixture) else {
             return match n_experts {
                 None => Ok(None),

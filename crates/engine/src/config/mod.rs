@@ -520,48 +520,39 @@ impl ModelConfig {
                 "nothing",
             ));
         }
-        let has_ssm = |layer: &LayerConfig| {
-            matches!(layer.mixer, MixerKind::Ssm | MixerKind::AttentionAndSsm)
-        };
-        let has_mamba = |layer: &LayerConfig| layer.mixer == MixerKind::Mamba;
-        match &self.mamba {
-            Some(mamba) => check_mamba(mamba)?,
-            None if self.layers.iter().any(has_mamba) => {
-                return Err(PlanError::config(
-                    "channels of a state space",
-                    "counts",
-                    "nothing",
-                ));
-            }
-            None => {}
-        }
-        match &self.ssm {
-            Some(ssm) => check_ssm(ssm)?,
-            None if self.layers.iter().any(has_ssm) => {
-                return Err(PlanError::config(
-                    "heads of a state space",
-                    "counts",
-                    "nothing",
-                ));
-            }
-            None => {}
-        }
-        let has_delta = |layer: &LayerConfig| layer.mixer == MixerKind::DeltaNet;
-        match &self.delta {
-            Some(delta) => check_delta(delta)?,
-            None if self.layers.iter().any(has_delta) => {
-                return Err(PlanError::config(
-                    "heads of a delta net",
-                    "counts",
-                    "nothing",
-                ));
-            }
-            None => {}
-        }
+        self.check_kind(
+            &self.mamba,
+            "channels of a state space",
+            check_mamba,
+            |kind| kind == MixerKind::Mamba,
+        )?;
+        self.check_kind(&self.ssm, "heads of a state space", check_ssm, |kind| {
+            matches!(kind, MixerKind::Ssm | MixerKind::AttentionAndSsm)
+        })?;
+        self.check_kind(&self.delta, "heads of a delta net", check_delta, |kind| {
+            kind == MixerKind::DeltaNet
+        })?;
         for (index, rope) in self.ropes.iter().enumerate() {
             self.check_rope(index, rope)?;
         }
         Ok(self)
+    }
+
+    /// Checks the `shape` of layers whose mixer `is_one`, which must be there if such a layer is.
+    fn check_kind<T>(
+        &self,
+        shape: &Option<T>,
+        what: &'static str,
+        check: impl Fn(&T) -> Result<(), PlanError>,
+        is_one: impl Fn(MixerKind) -> bool,
+    ) -> Result<(), PlanError> {
+        match shape {
+            Some(shape) => check(shape),
+            None if self.layers.iter().any(|layer| is_one(layer.mixer)) => {
+                Err(PlanError::config(what, "counts", "nothing"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_wide_heads(&self) -> Result<(), PlanError> {

@@ -82,7 +82,6 @@ impl ModelConfig {
             ("context_length", self.max_ctx),
             ("embedding_length", self.model_dim),
             ("block_count", self.n_layers),
-            ("attention.head_count", unless_alone(self.n_heads)),
         ] {
             out.count(key, count)?;
         }
@@ -94,6 +93,7 @@ impl ModelConfig {
             }
             false => out.count(WIDTH, unless_alone(self.ffn_dim))?,
         }
+        out.count("attention.head_count", unless_alone(self.n_heads))?;
         self.put_kv_heads(&mut out)?;
         if !is_alone {
             let value_dim = self.latent.map_or(self.head_dim, |latent| latent.kv_rank);
@@ -543,6 +543,10 @@ impl ModelConfig {
                 original_ctx,
                 attention_factor,
             };
+        }
+        // Tensors say so.
+        if let (Some(read), Some(own)) = (&mut read.wide_heads, self.wide_heads) {
+            read.values_are_keys = own.values_are_keys;
         }
         let read = read.validated()?;
         let ctx_lens = [1, self.max_ctx, self.max_ctx.saturating_mul(2)];

@@ -21,7 +21,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// [`TokenizerError::Metadata`] if the file holds none or keys of the wrong type,
-    /// [`TokenizerError::Unsupported`] for kinds other than `gpt2`, `llama`, `t5` and `bert`.
+    /// [`TokenizerError::Unsupported`] for kinds other than `gpt2`, `llama`, `gemma4`, `t5` and `bert`.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
         let keys = Keys(metadata);
         let kind = metadata.require_str("tokenizer.ggml.model")?;
@@ -29,6 +29,13 @@ impl Tokenizer {
             "gpt2" => byte_level(&keys)?,
             "llama" => (
                 sentence_pieces(&keys, Choice::Bpe)?,
+                Around {
+                    bos: true,
+                    eos: false,
+                },
+            ),
+            "gemma4" => (
+                merged_pieces(&keys)?,
                 Around {
                     bos: true,
                     eos: false,
@@ -245,6 +252,16 @@ fn sentence_pieces(keys: &Keys<'_>, choice: Choice) -> Result<Parts, TokenizerEr
         parts.added = parts
             .added
             .stripping_right(|token| !["<unk>", "<s>", "<|endoftext|>"].contains(&token))?;
+    }
+    Ok(parts)
+}
+
+/// Pieces with marked spaces, which are merged by a table over whole texts, and not by scores.
+fn merged_pieces(keys: &Keys<'_>) -> Result<Parts, TokenizerError> {
+    let mut parts = sentence_pieces(keys, Choice::Bpe)?;
+    let merges = keys.0.require_strings("tokenizer.ggml.merges")?;
+    if let Model::Bpe(bpe) = &mut parts.model {
+        bpe.merges = merge_table(merges.iter(), &parts.vocab);
     }
     Ok(parts)
 }
