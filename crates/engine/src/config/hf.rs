@@ -683,8 +683,9 @@ fn wide_heads(
     };
     if let Some(layers) = &hf.per_layer_config {
         let of = |layer: usize| {
-            let own = layers.iter().find(|(i, ..)| *i == layer);
-            let (dim, heads) = own.map_or((None, None), |(_, dim, heads)| (*dim, *heads));
+            let own = layers.iter().find(|own| own.layer == layer);
+            let heads = own.and_then(|own| own.n_kv_heads);
+            let dim = own.and_then(|own| own.head_dim);
             (heads.unwrap_or(n_kv_heads), dim.unwrap_or(head_dim))
         };
         let full = windows.iter().position(Option::is_none);

@@ -41,8 +41,8 @@ pub struct Config {
     pub global_head_dim: Option<usize>,
     /// Key-value heads there.
     pub num_global_key_value_heads: Option<usize>,
-    /// The same layer by layer, as Transformers 5 writes it: a layer, the elements of its heads and its key-value heads.
-    pub per_layer_config: Option<Vec<(usize, Option<usize>, Option<usize>)>>,
+    /// The same layer by layer, as Transformers 5 writes it.
+    pub per_layer_config: Option<Vec<LayerHeads>>,
     /// Whether values are keys there.
     pub attention_k_eq_v: Option<bool>,
     /// Last layers, which attend to keys and values of earlier ones.
@@ -499,15 +499,30 @@ pub(super) fn token_ids(node: Option<Node<'_>>) -> Result<Vec<u32>, ConfigError>
     Ok(ids.into_iter().flatten().collect())
 }
 
+/// What a configuration says of the heads of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerHeads {
+    /// The layer, from 0.
+    pub layer: usize,
+    /// Elements of a head.
+    pub head_dim: Option<usize>,
+    /// Key-value heads.
+    pub n_kv_heads: Option<usize>,
+}
+
 /// Numbers of layers, and what is said of the heads of each.
-fn layers(node: &Node<'_>) -> Result<Vec<(usize, Option<usize>, Option<usize>)>, ConfigError> {
+fn layers(node: &Node<'_>) -> Result<Vec<LayerHeads>, ConfigError> {
     let mut layers = Vec::new();
     for (layer, node) in node.members()? {
         let count = |key: &str| node.get(key).map(|n| n.count()).transpose();
-        let heads = (count("head_dim")?, count("num_key_value_heads")?);
+        let (head_dim, n_kv_heads) = (count("head_dim")?, count("num_key_value_heads")?);
         // Others are names of kinds of layers, for which each layer of the kind has its own.
         if let Ok(layer) = layer.parse() {
-            layers.push((layer, heads.0, heads.1));
+            layers.push(LayerHeads {
+                layer,
+                head_dim,
+                n_kv_heads,
+            });
         }
     }
     Ok(layers)

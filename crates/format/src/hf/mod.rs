@@ -12,7 +12,7 @@ mod rope;
 mod tokenizer;
 
 pub use adapter::{AdapterConfig, AdapterNameError, AdapterTensor, LoraFactor};
-pub use config::{Config, QuantizationConfig};
+pub use config::{Config, LayerHeads, QuantizationConfig};
 pub use generation::GenerationConfig;
 pub use node::parse_json;
 pub use rope::{RopeParameters, RopeSet};
