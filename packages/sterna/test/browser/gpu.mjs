@@ -88,11 +88,11 @@ const KERNELS = {
   'quantization': ['bitcast<u32>(scale)', 'bitcast<u32>(1.5 * scale)', 'product'],
   'an embedding': ['params.factor * values', '1.5 * params.factor * values', 'embedding'],
   'a norm': ['* inverse * weight[i]', '* inverse', 'norms'],
-  'an activation': ['activate(x[i]) * y[other]', 'activate(x[i])', 'activations'],
+  'an activation': ['gated(x[i], y[other])', 'gated(x[i], 1.0)', 'activations'],
   'a norm within quantization': ['v * inverse * weight[i]', 'v * weight[i]', 'feed-forward'],
   'a residual within a product': ['select(value.x, old.x + value.x, EPILOGUE == 1u)', 'value.x', 'feed-forward'],
-  'a gate within a product': ['activate(value.x) * value.y', 'activate(value.x)', 'feed-forward'],
-  'attention of a prompt': ['sums[c][r] / weight[r]', 'sums[c][r]', 'attention of a prompt'],
+  'a gate within a product': ['gated(value.x, value.y)', 'gated(value.x, 1.0)', 'feed-forward'],
+  'attention of a prompt': ['sums[c][r] * shrink / total', 'sums[c][r]', 'attention of a prompt'],
   'attention of a token': ['all.x / all.y', 'all.x', 'attention of a token'],
 }
 
