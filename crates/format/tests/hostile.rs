@@ -63,7 +63,8 @@ fn measured<T>(what: &str, f: impl FnOnce() -> T) -> T {
     let result = f();
     let (time, memory) = (start.elapsed(), PEAK.get() - before);
     println!("{what}: {time:?}, {} KiB", memory / 1024);
-    assert!(time < Duration::from_secs(1), "{what}: {time:?}");
+    // A quarter of a second, and four times that where other tests run beside; what isn't linear takes minutes.
+    assert!(time < Duration::from_secs(10), "{what}: {time:?}");
     assert!(memory < 64 * MIB, "{what}: {memory} bytes");
     result
 }
