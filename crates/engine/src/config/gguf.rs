@@ -142,7 +142,6 @@ impl ModelConfig {
             latent,
             activation: keys.activation()?.unwrap_or(family.activation),
             attn_scale: match keys.float("attention.scale")? {
-                None if family.gemma4 => 1.0,
                 Some(scale) if scale != 0.0 => scale,
                 _ => match &latent {
                     Some(latent) => keys.latent_scale(latent)?,

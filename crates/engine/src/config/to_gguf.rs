@@ -375,12 +375,12 @@ impl ModelConfig {
         let RopeScaling::Yarn { factor, .. } = self.ropes[0].scaling else {
             return Ok((latent.attn_scale(1.0), false));
         };
-        let stretch = f64::from(self.attn_scale) * (latent.query_dim() as f64).sqrt();
         let factor = f64::from(factor as f32);
-        let strength = ((stretch.sqrt() - 1.0) / libm::log(factor)) as f32;
         if factor <= 1.0 || self.attn_scale == latent.attn_scale(1.0) {
             return Ok((latent.attn_scale(1.0), false));
         }
+        let stretch = f64::from(self.attn_scale) * (latent.query_dim() as f64).sqrt();
+        let strength = ((stretch.sqrt() - 1.0) / libm::log(factor)) as f32;
         out.float(YARN_LOG_MULTIPLIER, strength)?;
         let stretch = yarn_magnitude(factor, 10.0 * f64::from(strength));
         Ok((latent.attn_scale(stretch), true))

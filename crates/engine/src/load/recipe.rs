@@ -9,7 +9,7 @@ use sterna_kernels::{Exec, check_finite as check_finite_blocks, repack, requanti
 use super::LoadError;
 use crate::backend::{Rounding, TernaryPacking, WeightData};
 use crate::plan::{
-    Every, LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float, multiplied_as,
+    LinearRecipe, ScaleRecipe, Stored, TensorRequest, VectorRecipe, is_float, multiplied_as,
 };
 
 /// Fails at the first weight that is NaN or infinite.
@@ -119,10 +119,7 @@ pub(crate) fn linear(
             &turned
         }
     };
-    let bytes = &match recipe.every {
-        Every::ONE => bytes.clone(),
-        every => every.of(bytes, bytes.len() / n_rows.max(1)),
-    };
+    let bytes = &recipe.every.of(bytes, bytes.len() / n_rows.max(1));
     let given_scale = match &recipe.scale {
         Some(scale) => {
             let at = recipe.n_runs;

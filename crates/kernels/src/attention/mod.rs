@@ -6,8 +6,8 @@
 //! over elements in order; the weights `e^(score − maximum)` are summed in 16 lanes (by position) and then
 //! across them; the weighted sum of values runs over positions in order. Spans are merged in order, each side
 //! scaled to the larger maximum, and the sum is divided by the total weight at the end, to which a sink, if
-//! heads have one, adds its own: a score without a value. Nothing else affects a result: not the threads, not the instruction set, not the other queries of the batch, not how the cache
-//! was filled.
+//! heads have one, adds its own: a score without a value. Nothing else affects a result: not the threads, not the
+//! instruction set, not the other queries of the batch, not how the cache was filled.
 //!
 //! Operands are rounded where that makes products exact, so that fused multiply-adds give the same bits as
 //! two operations:
