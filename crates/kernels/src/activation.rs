@@ -1,12 +1,12 @@
-//! Activation functions of gated feed-forward blocks.
+//! Activation functions, of gated feed-forward blocks and alone.
 
 pub use sterna_format::model::Activation;
 
-use crate::Exec;
 use crate::isa::multiversion;
 use crate::math;
 use crate::pool::SharedSlice;
 use crate::shape::{ShapeError, expect_len};
+use crate::{Exec, Isa};
 
 /// Elements per task.
 const ELEMENTS_PER_TASK: usize = 8192;
@@ -26,16 +26,67 @@ pub fn gate(
         let up = &up[range.clone()];
         // SAFETY: ranges of different tasks don't overlap.
         let gate = unsafe { shared.range_mut(range) };
-        match activation {
-            Activation::Silu => silu(exec.isa, gate, up),
-            Activation::Relu2 => relu2(exec.isa, gate, up),
-            Activation::Relu => relu(exec.isa, gate, up),
-            Activation::GeluTanh => gelu_tanh(exec.isa, gate, up),
-            Activation::GeluErf => gelu_erf(exec.isa, gate, up),
-            Activation::ClampedSwiglu => clamped_swiglu(exec.isa, gate, up),
-        }
+        gate_by(exec.isa, activation, gate, up);
     });
     Ok(())
+}
+
+fn gate_by(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    match activation {
+        Activation::Silu => silu(isa, gate, up),
+        Activation::Relu2 => relu2(isa, gate, up),
+        Activation::Relu => relu(isa, gate, up),
+        Activation::GeluTanh => gelu_tanh(isa, gate, up),
+        Activation::GeluErf => gelu_erf(isa, gate, up),
+        Activation::ClampedSwiglu => clamped_swiglu(isa, gate, up),
+    }
+}
+
+/// A function of single values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Function {
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `1 / (1 + e^−x)`.
+    Sigmoid,
+    /// An activation, of a gate for 1.
+    Activation(Activation),
+}
+
+/// `x[i] ← function(x[i])`.
+pub fn apply(exec: &Exec, function: Function, x: &mut [f32]) {
+    const ONES: [f32; 256] = [1.0; 256];
+    let n = x.len();
+    let shared = SharedSlice::new(x);
+    exec.pool.for_ranges(n, ELEMENTS_PER_TASK, |range| {
+        // SAFETY: ranges of different tasks don't overlap.
+        let x = unsafe { shared.range_mut(range) };
+        match function {
+            Function::Tanh => tanh(exec.isa, x),
+            Function::Sigmoid => sigmoid(exec.isa, x),
+            Function::Activation(activation) => {
+                for x in x.chunks_mut(ONES.len()) {
+                    gate_by(exec.isa, activation, x, &ONES[..x.len()]);
+                }
+            }
+        }
+    });
+}
+
+multiversion! {
+    fn tanh(x: &mut [f32]) {
+        for x in x {
+            *x = math::tanh(*x);
+        }
+    }
+}
+
+multiversion! {
+    fn sigmoid(x: &mut [f32]) {
+        for x in x {
+            *x = math::sigmoid(*x);
+        }
+    }
 }
 
 multiversion! {
@@ -132,6 +183,28 @@ mod tests {
                         (got - want).abs() < 2e-6,
                         "{activation:?}: {got}, not {want}"
                     );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn functions_of_single_values() {
+        for exec in exec_matrix() {
+            for n in [5, 300] {
+                let values: Vec<f32> = (0..n).map(|i| i as f32 / 50.0 - 2.0).collect();
+                let of = |function| {
+                    let mut x = values.clone();
+                    apply(&exec, function, &mut x);
+                    x
+                };
+                for (i, x) in values.iter().map(|&x| f64::from(x)).enumerate() {
+                    let tanh = f64::from(of(Function::Tanh)[i]);
+                    assert!((tanh - x.tanh()).abs() < 1e-6);
+                    let sigmoid = f64::from(of(Function::Sigmoid)[i]);
+                    assert!((sigmoid - 1.0 / (1.0 + (-x).exp())).abs() < 1e-6);
+                    let relu2 = f64::from(of(Function::Activation(Activation::Relu2))[i]);
+                    assert!((relu2 - x.max(0.0).powi(2)).abs() < 1e-6);
                 }
             }
         }

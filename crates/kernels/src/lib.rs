@@ -50,6 +50,7 @@ pub mod quant;
 pub mod repack;
 mod requantize;
 pub mod rope;
+pub mod rwkv;
 mod scan;
 mod shape;
 pub mod ssm;
