@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use sterna_format::DType;
-use sterna_kernels::activation::Activation;
+use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::attention::AttentionShape;
 pub use sterna_kernels::attention::CacheType;
 use sterna_kernels::delta::DeltaShape;
@@ -21,6 +21,7 @@ pub use sterna_kernels::gemm::TernaryPacking;
 use sterna_kernels::hadamard;
 use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::quant::QuantError;
+use sterna_kernels::rwkv::{Part, RwkvShape};
 use sterna_kernels::ssm::SsmShape;
 use sterna_kernels::{Exec, ShapeError};
 
@@ -321,6 +322,66 @@ pub trait Backend: Sized {
         Err(BackendError::Unsupported(STATE_SPACES))
     }
 
+    /// `out ← (x − mean) / √(variance + eps) · weight + bias`, row by row.
+    fn layer_norm(
+        &self,
+        _stage: Stage,
+        _x: &Self::Buffer,
+        _weights: (&Self::Vector, &Self::Vector),
+        _eps: f32,
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(RWKV))
+    }
+
+    /// `x ← function(x)`, value by value.
+    fn apply(
+        &self,
+        _stage: Stage,
+        _function: Function,
+        _x: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(RWKV))
+    }
+
+    /// `x ← x ∘ y`.
+    fn multiply(
+        &self,
+        _stage: Stage,
+        _x: &mut Self::Buffer,
+        _y: &Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(RWKV))
+    }
+
+    /// Mixes each position of each sequence with the one before ([`sterna_kernels::rwkv::token_shift`]), which the state
+    /// in the cache has at the beginning. That becomes the last one once the cache advances.
+    ///
+    /// `out` becomes `[n_tokens, inner]`.
+    fn token_shift(
+        &self,
+        _stage: Stage,
+        _shift: TokenShift<'_, Self>,
+        _sequences: &mut [Sequence<'_, Self::Cache>],
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(RWKV))
+    }
+
+    /// Time mixing of RWKV over the positions of each sequence, with the norm and gates of what heads give
+    /// ([`sterna_kernels::rwkv`]). The state in the cache becomes that after the batch once the cache advances.
+    ///
+    /// `out` becomes `[n_tokens, inner]`. Keys, values and what is given for decays and rates are unspecified afterwards.
+    fn time_mix(
+        &self,
+        _stage: Stage,
+        _mix: TimeMix<'_, Self>,
+        _sequences: &mut [Sequence<'_, Self::Cache>],
+        _out: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(RWKV))
+    }
+
     /// `x ← factor · x`.
     fn scale(
         &self,
@@ -467,6 +528,8 @@ const SNAPSHOTS: &str = "saved sequences";
 pub(crate) const CONVOLUTIONS: &str = "short convolutions";
 /// Likewise.
 pub(crate) const STATE_SPACES: &str = "state spaces";
+/// Likewise.
+pub(crate) const RWKV: &str = "time mixing";
 /// What it calls factors on the residual stream and on logits.
 pub(crate) const SCALES: &str = "factors on the residual stream";
 /// What it calls matrices that are stored rotated.
@@ -714,6 +777,81 @@ pub struct SelectiveScan<'a, B: Backend> {
     pub c: &'a B::Buffer,
     /// `[n_tokens, inner]`.
     pub gate: &'a mut B::Buffer,
+}
+
+/// The inputs of [`Backend::token_shift`].
+pub struct TokenShift<'a, B: Backend> {
+    /// The heads of the layer.
+    pub shape: RwkvShape,
+    /// The part of the state that has the position before.
+    pub part: Part,
+    /// `[n_tokens, inner]`.
+    pub x: &'a B::Buffer,
+    /// `[inner]`.
+    pub factors: &'a B::Vector,
+    /// Added to the factors, `[n_tokens, inner]`.
+    pub added: Option<&'a B::Buffer>,
+}
+
+/// The inputs of [`Backend::time_mix`], as the projections computed them, and its parameters.
+pub struct TimeMix<'a, B: Backend> {
+    /// Its heads.
+    pub shape: RwkvShape,
+    /// Receptances, `[n_tokens, inner]`.
+    pub r: &'a B::Buffer,
+    /// Keys, `[n_tokens, inner]`.
+    pub k: &'a mut B::Buffer,
+    /// Values, `[n_tokens, inner]`.
+    pub v: &'a mut B::Buffer,
+    /// What the generation has besides.
+    pub recurrence: Recurrence<'a, B>,
+    /// What becomes of what heads give, in generations from the fifth on.
+    pub finish: Option<HeadNorm<'a, B>>,
+}
+
+/// The norm of what each head gives, and its gates.
+pub struct HeadNorm<'a, B: Backend> {
+    /// `[inner]`.
+    pub weight: &'a B::Vector,
+    /// `[inner]`.
+    pub bias: &'a B::Vector,
+    /// Epsilon of the norm.
+    pub eps: f32,
+    /// `[n_tokens, inner]`.
+    pub gate: &'a B::Buffer,
+}
+
+/// What generations of RWKV have besides receptances, keys and values.
+pub enum Recurrence<'a, B: Backend> {
+    /// The fourth and fifth, `[inner]` each.
+    Fixed {
+        /// Of decays, which are `e^(−e^x)`, `x`.
+        decay: &'a B::Vector,
+        /// What keys of a position are multiplied with at that position.
+        first: &'a B::Vector,
+    },
+    /// The sixth.
+    Six {
+        /// The same, `[n_tokens, inner]`.
+        decay: &'a mut B::Buffer,
+        /// The same, `[inner]`.
+        first: &'a B::Vector,
+    },
+    /// The seventh.
+    Seven {
+        /// Of decays, `[n_tokens, inner]`.
+        decay: &'a mut B::Buffer,
+        /// How much of what keys hold is taken away, `[n_tokens, inner]`.
+        rate: &'a mut B::Buffer,
+        /// Values of the first layer, and how far those here are these, before a sigmoid, `[n_tokens, inner]` each.
+        residual: Option<(&'a B::Buffer, &'a B::Buffer)>,
+        /// Factors on keys in directions that are forgotten, `[inner]`.
+        k_k: &'a B::Vector,
+        /// How far rates change keys, `[inner]`.
+        k_a: &'a B::Vector,
+        /// What a position adds of its own values, `[inner]`.
+        r_k: &'a B::Vector,
+    },
 }
 
 /// The rotary embedding of a batch.

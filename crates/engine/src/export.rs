@@ -12,6 +12,7 @@ use sterna_format::names::hugging_face;
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::quant::ternary::{BLOCK, BLOCK_BYTES, Layout, row_bytes, unpack_row};
 use sterna_kernels::rope::RopeLayout;
+use sterna_kernels::rwkv::{Generation, RwkvShape};
 use sterna_kernels::{Exec, repack};
 
 use crate::backend::{TernaryPacking, WeightData};
@@ -22,11 +23,12 @@ use crate::error::PlanError;
 use crate::load::{LoadError, expect_wanted, linear, vector};
 use crate::plan::{
     LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored, TensorRequest, Values,
-    VectorId, is_float,
+    VectorId, fused_mixes, is_float,
 };
 use crate::weights::{
-    Attention, Convolution, DeltaNet, ExpertBiases, Experts, FeedForward, LatentAttention,
-    LayerInput, Mamba, Mixer, Projection, SharedExpert, Ssm,
+    Attention, ChannelMix, Convolution, DeltaNet, ExpertBiases, Experts, FeedForward,
+    LatentAttention, LayerInput, Mamba, Mixer, Norm, Projection, Recurrence, SharedExpert, Shifted,
+    Ssm, TimeMix,
 };
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
@@ -147,9 +149,29 @@ impl ModelPlan {
         });
         Ok(GgufHead {
             metadata,
-            tensors: tensors.collect(),
+            tensors: tensors.chain(self.unused_in_first_layer()).collect(),
             remarks,
         })
+    }
+}
+
+impl ModelPlan {
+    /// What llama.cpp expects in the first layer of RWKV's seventh generation, and doesn't compute with.
+    fn unused_in_first_layer(&self) -> Vec<Exported> {
+        let Some(rwkv) = &self.config.rwkv else {
+            return Vec::new();
+        };
+        if rwkv.shape.generation != Generation::V7 {
+            return Vec::new();
+        }
+        let (dim, rank) = (self.config.model_dim, rwkv.ranks.rate);
+        let shapes = [vec![dim], vec![rank, dim], vec![dim, rank]];
+        let tensors = shapes.into_iter().enumerate().map(|(i, shape)| Exported {
+            name: format!("blk.0.time_mix_v{i}.weight"),
+            data: f32s(&vec![0.0; shape.iter().product()]),
+            shape,
+        });
+        tensors.collect()
     }
 }
 
@@ -191,6 +213,8 @@ struct Target {
     less_one: bool,
     /// The tensor is `[n_experts, n, k]`; this is the matrix of one expert.
     stacked: bool,
+    /// Its place among the parts of the tensor, where that isn't the order of execution.
+    row: usize,
     /// The shape of values that are no list.
     shape: Option<Vec<usize>>,
 }
@@ -227,8 +251,8 @@ fn order(targets: &[Option<Target>]) -> Vec<usize> {
     let mut first = HashMap::new();
     let mut order: Vec<usize> = (0..targets.len()).collect();
     order.sort_by_cached_key(|&i| match &targets[i] {
-        Some(target) => *first.entry(target.name.as_str()).or_insert(i),
-        None => i,
+        Some(target) => (*first.entry(target.name.as_str()).or_insert(i), target.row),
+        None => (i, 0),
     });
     order
 }
@@ -607,6 +631,10 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
                 naming.experts(experts, i, config);
                 None
             }
+            Some(FeedForward::Channel(mix)) => {
+                naming.channel_mix(mix, i, config);
+                None
+            }
             None => None,
         };
         if let Some(LayerInput { gate, output, norm }) = &layer.input {
@@ -618,14 +646,24 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
             naming.set(scale.0, &format!("blk.{i}.layer_output_scale.weight"));
         }
         let block = layer.ffn.as_ref();
+        for (name, norm) in [
+            ("token_embd_norm", layer.embed_norm.as_ref()),
+            (&format!("blk.{i}.attn_norm"), Some(&layer.attn_norm)),
+            (
+                &format!("blk.{i}.{}", config.family.ffn_norm),
+                block.map(|block| &block.norm),
+            ),
+        ] {
+            if let Some(norm) = norm {
+                naming.stream_norm(norm, name);
+            }
+        }
         for (part, id) in [
-            ("attn_norm", Some(layer.attn_norm)),
             ("attn_q_norm", attention.and_then(|a| a.q_norm)),
             ("attn_k_norm", attention.and_then(|a| a.k_norm)),
             ("attn_sinks", attention.and_then(|a| a.sinks)),
             ("attn_sub_norm", attention.and_then(|a| a.sub_norm)),
             ("post_attention_norm", layer.post_attn_norm),
-            (config.family.ffn_norm, block.map(|block| block.norm)),
             ("ffn_sub_norm", dense.and_then(|dense| dense.sub_norm)),
             ("post_ffw_norm", block.and_then(|block| block.post_norm)),
         ] {
@@ -657,6 +695,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
                 naming.ssm(ssm, i, config);
             }
             Mixer::Mamba(mamba) => naming.mamba(mamba, i, config),
+            Mixer::Time(time) => naming.time_mix(time, i, config),
             Mixer::Latent(latent) => naming.latent_attention(latent, i),
             Mixer::Convolution(convolution) => naming.convolution(convolution, i, config),
             Mixer::DeltaNet(net) => naming.delta_net(net, i, config),
@@ -676,7 +715,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
         Values::Gguf => config.family.gguf_output_norm,
         Values::HuggingFace => "output_norm",
     };
-    naming.norm(weights.output_norm, &format!("{output_norm}.weight"));
+    naming.stream_norm(&weights.output_norm, output_norm);
     if let Some(head) = &weights.output {
         naming.projection(head, "output", Order::Same);
     }
@@ -706,6 +745,7 @@ impl Naming {
             order: Order::Same,
             less_one: false,
             stacked: false,
+            row: 0,
             shape: None,
         })
     }
@@ -853,6 +893,154 @@ impl Naming {
         let of_state = vec![shape.inner, shape.state_dim];
         self.decay(mamba.a, &name("ssm_a")).shape = Some(of_state);
         self.set(mamba.d.0, &name("ssm_d"));
+    }
+
+    /// The time mixing of block `i`.
+    fn time_mix(&mut self, time: &TimeMix<LinearId, VectorId>, i: usize, config: &ModelConfig) {
+        let Some(rwkv) = &config.rwkv else {
+            return;
+        };
+        let shape = rwkv.shape;
+        let name = |part: &str| format!("blk.{i}.time_mix_{part}");
+        let heads = vec![shape.n_heads, shape.head_dim];
+        let mut mixes = vec![
+            ("r", time.r.factors),
+            ("k", time.k.factors),
+            ("v", time.v.factors),
+        ];
+        self.projection(&time.r.projection, &name("receptance"), Order::Same);
+        self.projection(&time.k.projection, &name("key"), Order::Same);
+        self.projection(&time.v.projection, &name("value"), Order::Same);
+        self.projection(&time.output, &name("output"), Order::Same);
+        if let Some((norm, gate)) = &time.finish {
+            self.stream_norm(norm, &name("ln"));
+            mixes.push(("g", gate.factors));
+            match &gate.down {
+                Some(down) => self.low_rank([down, &gate.projection], &name("g"), &name("g0")),
+                None => self.projection(&gate.projection, &name("gate"), Order::Same),
+            }
+        }
+        match &time.recurrence {
+            Recurrence::Fixed { decay, first } => {
+                let of = (shape.generation == Generation::V5).then_some(heads);
+                self.set(decay.0, &name("decay.weight")).shape = of.clone();
+                self.set(first.0, &name("first.weight")).shape = of;
+            }
+            Recurrence::Six {
+                shares,
+                decay,
+                first,
+            } => {
+                mixes.push(("w", decay.factors));
+                self.shifted_pair(decay, &name("decay_w"), &name("decay"));
+                self.set(first.0, &name("first.weight")).shape = Some(heads);
+                mixes.push(("x", shares.factors));
+                self.set(shares.down.weight.0, &name("w1.weight"));
+                for id in &shares.up {
+                    self.set(id.0, &name("w2.weight")).stacked = true;
+                }
+            }
+            Recurrence::Seven {
+                decay,
+                rate,
+                residual,
+                k_k,
+                k_a,
+                r_k,
+            } => {
+                mixes.extend([("w", decay.factors), ("a", rate.factors)]);
+                self.shifted_pair(decay, &name("w"), &name("w0"));
+                self.shifted_pair(rate, &name("a"), &name("a0"));
+                if let Some([down, up]) = residual {
+                    self.low_rank([down, up], &name("v"), &name("v0"));
+                }
+                self.set(k_k.0, &name("k_k.weight"));
+                self.set(k_a.0, &name("k_a.weight"));
+                self.set(r_k.0, &name("r_k.weight")).shape =
+                    (self.to == Values::HuggingFace).then_some(heads);
+            }
+        }
+        for (letter, id) in mixes {
+            self.mix(id, i, ("time_mix", letter), shape);
+        }
+    }
+
+    /// The channel mixing of block `i`.
+    fn channel_mix(
+        &mut self,
+        mix: &ChannelMix<LinearId, VectorId>,
+        i: usize,
+        config: &ModelConfig,
+    ) {
+        let Some(rwkv) = &config.rwkv else {
+            return;
+        };
+        let name = |part: &str| format!("blk.{i}.channel_mix_{part}");
+        let receptance = mix.receptance.as_ref();
+        for (letter, part, shifted) in [
+            ("k", "key", Some(&mix.key)),
+            ("r", "receptance", receptance),
+        ] {
+            if let Some(shifted) = shifted {
+                self.projection(&shifted.projection, &name(part), Order::Same);
+                self.mix(shifted.factors, i, ("channel_mix", letter), rwkv.shape);
+            }
+        }
+        self.projection(&mix.value, &name("value"), Order::Same);
+    }
+
+    /// The factors of a mix of positions: in GGUF files those of time mixing are one tensor.
+    fn mix(
+        &mut self,
+        id: VectorId,
+        i: usize,
+        (kind, letter): (&str, &str),
+        RwkvShape {
+            generation,
+            n_heads,
+            head_dim,
+        }: RwkvShape,
+    ) {
+        let dim = n_heads * head_dim;
+        let place = fused_mixes(generation).iter().position(|&of| of == letter);
+        let is_fused = self.to == Values::Gguf && kind == "time_mix" && place.is_some();
+        let part = if is_fused { "fused" } else { letter };
+        let is_hf = self.to == Values::HuggingFace;
+        let target = self.set(id.0, &format!("blk.{i}.{kind}_lerp_{part}.weight"));
+        target.row = place.filter(|_| is_fused).unwrap_or(0);
+        target.shape = match (is_fused, is_hf && generation != Generation::V7) {
+            (true, _) => Some(vec![1, 1, 1, dim]),
+            (false, true) => Some(vec![1, 1, dim]),
+            (false, false) => None,
+        };
+    }
+
+    fn shifted_pair(&mut self, shifted: &Shifted<LinearId, VectorId>, pair: &str, bias: &str) {
+        if let Some(down) = &shifted.down {
+            self.low_rank([down, &shifted.projection], pair, bias);
+        }
+    }
+
+    /// A pair of matrices of low rank, and what is added then.
+    fn low_rank(
+        &mut self,
+        [down, up]: [&Projection<LinearId, VectorId>; 2],
+        pair: &str,
+        bias: &str,
+    ) {
+        self.set(down.weight.0, &format!("{pair}1.weight"));
+        self.set(up.weight.0, &format!("{pair}2.weight"));
+        if let Some(id) = up.bias {
+            self.set(id.0, &format!("{bias}.weight"));
+        }
+    }
+
+    /// A norm with its bias.
+    fn stream_norm(&mut self, norm: &Norm<VectorId>, name: &str) {
+        self.norm(norm.weight, &format!("{name}.weight"));
+        if let Some(bias) = norm.bias {
+            self.set(bias.0, &format!("{name}.bias"));
+        }
     }
 
     /// The decays of heads, of a GGUF file in its form: their logarithms may not give back every bit.

@@ -7,6 +7,7 @@ use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::HeadOrder;
 use sterna_kernels::experts::Gating;
 use sterna_kernels::rope::RopeLayout;
+use sterna_kernels::rwkv::Generation;
 
 use crate::config::MixerKind;
 
@@ -64,6 +65,8 @@ pub struct Family {
     pub(crate) delta: Option<HeadOrder>,
     /// Blocks have a selective state space, all or some.
     pub(crate) ssm: Option<SsmFamily>,
+    /// Blocks have time mixing and channel mixing, and nothing else.
+    pub(crate) rwkv: Option<Generation>,
     /// Attention is latent.
     pub(crate) latent: bool,
 }
@@ -227,7 +230,25 @@ const LLAMA: Family = Family {
     mixture: None,
     delta: None,
     ssm: None,
+    rwkv: None,
     latent: false,
+};
+
+/// Time mixing and channel mixing.
+const RWKV: Family = Family {
+    name: "rwkv-4",
+    // None reads the fourth and the fifth.
+    gguf: &[],
+    hf: &["rwkv"],
+    rwkv: Some(Generation::V4),
+    activation: Activation::Relu2,
+    gguf_rope: RopeLayout::Halves,
+    ffn_norm: "attn_norm_2",
+    hf_defaults: HfDefaults {
+        norm_eps: 1e-5,
+        ..HF_DEFAULTS
+    },
+    ..LLAMA
 };
 
 /// Short convolutions in most layers.
@@ -438,7 +459,7 @@ const GPT_OSS: Family = Family {
     ..LLAMA
 };
 
-static FAMILIES: [Family; 27] = [
+static FAMILIES: [Family; 31] = [
     LLAMA,
     GPT_OSS,
     GEMMA4,
@@ -571,6 +592,27 @@ static FAMILIES: [Family; 27] = [
             hf_input_rows: false,
         }),
         ..LLAMA
+    },
+    RWKV,
+    Family {
+        name: "rwkv-5",
+        hf: &["rwkv5"],
+        rwkv: Some(Generation::V5),
+        ..RWKV
+    },
+    Family {
+        name: "rwkv-6",
+        gguf: &["rwkv6"],
+        hf: &["rwkv6"],
+        rwkv: Some(Generation::V6),
+        ..RWKV
+    },
+    Family {
+        name: "rwkv-7",
+        gguf: &["rwkv7"],
+        hf: &["rwkv7"],
+        rwkv: Some(Generation::V7),
+        ..RWKV
     },
     DEEPSEEK_V2,
     Family {
@@ -718,6 +760,11 @@ static FAMILIES: [Family; 27] = [
 ];
 
 impl Family {
+    /// Whether no block has attention.
+    pub(crate) fn is_headless(&self) -> bool {
+        self.rwkv.is_some() || self.ssm.is_some_and(SsmFamily::is_alone)
+    }
+
     /// The family of a GGUF architecture.
     pub(crate) fn of_gguf(architecture: &str) -> Option<&'static Family> {
         FAMILIES.iter().find(|f| f.gguf.contains(&architecture))

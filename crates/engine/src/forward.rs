@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::attention::AttentionShape;
+use sterna_kernels::rwkv::{Part, RwkvShape};
 
 use crate::backend::{
     self, Attention, Backend, BackendError, ExpertInput, ExpertProduct, OutputLayout, Product,
-    Rotation, ScreenedRows, Sequence,
+    Rotation, ScreenedRows, Sequence, TokenShift,
 };
 use crate::config::LayerConfig;
 use crate::family::QkNorms;
@@ -17,8 +19,9 @@ use crate::screening::{ScreenBudget, Screening};
 use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
 use crate::weights::{
-    self, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock, LatentAttention,
-    Layer, LayerInput, LayerInputs, Mamba, Mixer, Projection, SharedExpert, Ssm,
+    self, ChannelMix, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock,
+    LatentAttention, Layer, LayerInput, LayerInputs, Mamba, Mixer, Norm, Projection, Recurrence,
+    SharedExpert, Shifted, Ssm, TimeMix,
 };
 
 /// Buffers of a forward pass, reused by the next.
@@ -44,7 +47,8 @@ pub(crate) struct Scratch<B: Backend> {
     scores: B::Buffer,
     /// What the shared expert gives, `[m, model_dim]`; the input of a layer, `[m, layer_input_dim]`.
     shared: B::Buffer,
-    /// What all layers are given besides the residual stream, `[m, n_layers · layer_input_dim]`.
+    /// What all layers are given besides the residual stream, `[m, n_layers · layer_input_dim]`; of RWKV's seventh
+    /// generation, the values of the first layer, `[m, model_dim]`.
     inputs: B::Buffer,
     /// What experts give, `[routes, model_dim]`.
     given: B::Buffer,
@@ -96,6 +100,40 @@ type Output<'a, B> = (
     &'a Projection<<B as Backend>::Linear, <B as Backend>::Vector>,
     &'a mut <B as Backend>::Buffer,
 );
+
+/// Where linear layers that read mixes of positions are, and buffers that they need.
+struct Shifts<'a, B: Backend> {
+    layer: usize,
+    /// The part of the state that has the position before.
+    part: Part,
+    x: &'a B::Buffer,
+    /// What becomes of `x`.
+    mixed: &'a mut B::Buffer,
+    /// Between two layers of low rank.
+    inner: &'a mut B::Buffer,
+    normed: &'a mut B::Buffer,
+}
+
+impl<'a, B: Backend> Shifts<'a, B> {
+    /// A mix by `factors`.
+    fn of<'b>(
+        &self,
+        shape: RwkvShape,
+        factors: &'b B::Vector,
+        added: Option<&'b B::Buffer>,
+    ) -> TokenShift<'b, B>
+    where
+        'a: 'b,
+    {
+        TokenShift {
+            shape,
+            part: self.part,
+            x: self.x,
+            factors,
+            added,
+        }
+    }
+}
 
 /// The inputs of a batch of tokens. Each token is a row.
 pub(crate) struct Batch<'a, B: Backend> {
@@ -150,9 +188,9 @@ impl<B: Backend> Model<B> {
         }
         let stage = outside(Operation::OutputNorm);
         if batch.hidden {
-            return be.rms_norm(stage, &s.x, w.output_norm(), c.norm_eps, &mut s.logits);
+            return self.norm(stage, &s.x, w.output_norm(), &mut s.logits);
         }
-        be.rms_norm(stage, &s.x, w.output_norm(), c.norm_eps, &mut s.h)?;
+        self.norm(stage, &s.x, w.output_norm(), &mut s.h)?;
         if let (Some(screening), Some(top)) = (&w.output().screening, batch.top) {
             return self.largest_logits(w, s, screening, top);
         }
@@ -264,13 +302,11 @@ impl<B: Backend> Model<B> {
     ) -> Result<(), BackendError> {
         let (be, eps) = (&self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
-        be.rms_norm(
-            stage(Operation::AttnNorm),
-            &s.x,
-            &layer.attn_norm,
-            eps,
-            &mut s.h,
-        )?;
+        if let Some(norm) = &layer.embed_norm {
+            self.norm(stage(Operation::EmbedNorm), &s.x, norm, &mut s.h)?;
+            std::mem::swap(&mut s.x, &mut s.h);
+        }
+        self.norm(stage(Operation::AttnNorm), &s.x, &layer.attn_norm, &mut s.h)?;
         match &layer.mixer {
             Mixer::Attention(attention) => self.attention(s, batch, i, attention, settings)?,
             Mixer::Latent(latent) => self.latent_attention(s, batch, i, latent, settings)?,
@@ -283,6 +319,7 @@ impl<B: Backend> Model<B> {
                 self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])?;
             }
             Mixer::Mamba(mamba) => self.mamba(s, batch, i, mamba)?,
+            Mixer::Time(time) => self.time_mix(s, batch, i, time)?,
             Mixer::Both(attention, ssm) => {
                 self.ssm(s, batch, i, ssm)?;
                 let output = (LinearLayer::SsmOut, &ssm.output, &mut s.shared);
@@ -444,6 +481,248 @@ impl<B: Backend> Model<B> {
         be.selective_scan(stage, scan, sequences, &mut s.q)?;
         let output = (LinearLayer::SsmOut, &mamba.output, &mut s.h);
         self.project(Some(i), separate, &s.q, &mut s.normed, &mut [output])
+    }
+
+    /// `out ← norm(x)`.
+    fn norm(
+        &self,
+        stage: Stage,
+        x: &B::Buffer,
+        norm: &Norm<B::Vector>,
+        out: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        let (be, eps) = (&self.backend, self.config.norm_eps);
+        match &norm.bias {
+            None => be.rms_norm(stage, x, &norm.weight, eps, out),
+            Some(bias) => be.layer_norm(stage, x, (&norm.weight, bias), eps, out),
+        }
+    }
+
+    /// `h ← W_out · time_mix(h)`.
+    fn time_mix(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        time: &TimeMix<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let be = &self.backend;
+        let shape = self.rwkv_shape();
+        let sequences = &mut *batch.sequences;
+        let separate = OutputLayout::Separate;
+        let mut shifts = Shifts {
+            layer: i,
+            part: Part::TimeMix,
+            x: &s.h,
+            mixed: &mut s.a,
+            inner: &mut s.given,
+            normed: &mut s.normed,
+        };
+        // Values of the first layer, which later ones add a part of to theirs.
+        let is_first = matches!(&time.recurrence, Recurrence::Seven { residual: None, .. });
+        let v = match is_first {
+            true => &mut s.inputs,
+            false => &mut s.v,
+        };
+        let gate = time.finish.as_ref().map(|(_, gate)| gate);
+        let layers = [
+            (Some(&time.k), LinearLayer::TimeK, &mut s.k),
+            (Some(&time.v), LinearLayer::TimeV, v),
+            (Some(&time.r), LinearLayer::TimeR, &mut s.q),
+            (gate, LinearLayer::TimeGate, &mut s.gate),
+        ];
+        if let Recurrence::Six { shares, decay, .. } = &time.recurrence {
+            let linear = LinearLayer::TimeShares;
+            let stage = of_layer(i, Operation::Shift(linear));
+            let shift = shifts.of(shape, &shares.factors, None);
+            be.token_shift(stage, shift, sequences, shifts.mixed)?;
+            let down = (linear, &shares.down, &mut s.shared);
+            self.project(Some(i), separate, shifts.mixed, shifts.normed, &mut [down])?;
+            be.apply(stage, Function::Tanh, &mut s.shared)?;
+            let rank = self
+                .config
+                .rwkv
+                .as_ref()
+                .map_or(0, |rwkv| rwkv.ranks.shares);
+            let of_decay = (Some(decay), LinearLayer::TimeDecay, &mut s.up);
+            let layers = [of_decay].into_iter().chain(layers);
+            for (part, ((shifted, linear, out), up)) in layers.zip(&shares.up).enumerate() {
+                let columns = part * rank..(part + 1) * rank;
+                be.columns(stage, &s.shared, columns, shifts.inner)?;
+                let product = Product {
+                    stage: of_layer(i, Operation::Product(LinearLayer::TimeShares)),
+                    w: up,
+                    out: &mut s.scores,
+                };
+                be.linear(shifts.inner, separate, &mut [product])?;
+                if let Some(shifted) = shifted {
+                    let added = Some(&s.scores);
+                    self.shifted(&mut shifts, sequences, (linear, shifted, added), out)?;
+                }
+            }
+        } else {
+            for (shifted, linear, out) in layers {
+                let Some(shifted) = shifted else {
+                    continue;
+                };
+                self.shifted(&mut shifts, sequences, (linear, shifted, None), out)?;
+                if linear == LinearLayer::TimeV
+                    && let Recurrence::Seven {
+                        residual: Some([down, up]),
+                        ..
+                    } = &time.recurrence
+                {
+                    let linear = LinearLayer::TimeResidual;
+                    self.through(&mut shifts, linear, (Some(down), up), &mut s.shared)?;
+                }
+            }
+        }
+        if let Recurrence::Seven { decay, rate, .. } = &time.recurrence {
+            let decay = (LinearLayer::TimeDecay, decay, None);
+            self.shifted(&mut shifts, sequences, decay, &mut s.up)?;
+            let rate = (LinearLayer::TimeRate, rate, None);
+            self.shifted(&mut shifts, sequences, rate, &mut s.scores)?;
+        }
+        let (v, first_values) = match is_first {
+            true => (&mut s.inputs, None),
+            false => (&mut s.v, Some(&s.inputs)),
+        };
+        let mix = backend::TimeMix {
+            shape,
+            r: &s.q,
+            k: &mut s.k,
+            v,
+            recurrence: match &time.recurrence {
+                Recurrence::Fixed { decay, first } => backend::Recurrence::Fixed { decay, first },
+                Recurrence::Six { first, .. } => backend::Recurrence::Six {
+                    decay: &mut s.up,
+                    first,
+                },
+                Recurrence::Seven { k_k, k_a, r_k, .. } => backend::Recurrence::Seven {
+                    decay: &mut s.up,
+                    rate: &mut s.scores,
+                    residual: first_values.map(|first| (first, &s.shared)),
+                    k_k,
+                    k_a,
+                    r_k,
+                },
+            },
+            finish: match &time.finish {
+                Some((
+                    Norm {
+                        weight,
+                        bias: Some(bias),
+                    },
+                    _,
+                )) => Some(backend::HeadNorm {
+                    weight,
+                    bias,
+                    eps: self.config.rwkv.as_ref().map_or(0.0, |rwkv| rwkv.head_eps),
+                    gate: &s.gate,
+                }),
+                _ => None,
+            },
+        };
+        be.time_mix(of_layer(i, Operation::TimeMix), mix, sequences, &mut s.a)?;
+        let output = (LinearLayer::TimeOut, &time.output, &mut s.h);
+        self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
+    }
+
+    /// `h ← sigmoid(W_r · h_r) ∘ W_v · max(W_k · h_k, 0)²`, of mixes of positions.
+    fn channel_mix(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+        mix: &ChannelMix<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let be = &self.backend;
+        let stage = of_layer(i, Operation::Activation);
+        let mut shifts = Shifts {
+            layer: i,
+            part: Part::ChannelMix,
+            x: &s.h,
+            mixed: &mut s.a,
+            inner: &mut s.given,
+            normed: &mut s.normed,
+        };
+        let key = (LinearLayer::Up, &mix.key, None);
+        self.shifted(&mut shifts, batch.sequences, key, &mut s.up)?;
+        if let Some(receptance) = &mix.receptance {
+            let receptance = (LinearLayer::Gate, receptance, None);
+            self.shifted(&mut shifts, batch.sequences, receptance, &mut s.gate)?;
+        }
+        be.apply(stage, Function::Activation(Activation::Relu2), &mut s.up)?;
+        let value = (LinearLayer::Down, &mix.value, &mut s.h);
+        let separate = OutputLayout::Separate;
+        self.project(Some(i), separate, &s.up, &mut s.normed, &mut [value])?;
+        if mix.receptance.is_some() {
+            be.apply(stage, Function::Sigmoid, &mut s.gate)?;
+            be.multiply(stage, &mut s.h, &s.gate)?;
+        }
+        Ok(())
+    }
+
+    /// `out ← W · mix(x)`.
+    fn shifted(
+        &self,
+        shifts: &mut Shifts<'_, B>,
+        sequences: &mut [Sequence<'_, B::Cache>],
+        (linear, weights, added): (
+            LinearLayer,
+            &Shifted<B::Linear, B::Vector>,
+            Option<&B::Buffer>,
+        ),
+        out: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        let stage = of_layer(shifts.layer, Operation::Shift(linear));
+        let shift = shifts.of(self.rwkv_shape(), &weights.factors, added);
+        (self.backend).token_shift(stage, shift, sequences, shifts.mixed)?;
+        let layers = (weights.down.as_ref(), &weights.projection);
+        self.through(shifts, linear, layers, out)
+    }
+
+    /// `out ← W · mixed`, through a low rank if there is one, with what function is between the two.
+    fn through(
+        &self,
+        shifts: &mut Shifts<'_, B>,
+        linear: LinearLayer,
+        (down, up): (
+            Option<&Projection<B::Linear, B::Vector>>,
+            &Projection<B::Linear, B::Vector>,
+        ),
+        out: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        let be = &self.backend;
+        let separate = OutputLayout::Separate;
+        let layer = Some(shifts.layer);
+        let stage = of_layer(shifts.layer, Operation::Shift(linear));
+        let input = match down {
+            None => &*shifts.mixed,
+            Some(down) => {
+                let down = &mut [(linear, down, &mut *shifts.inner)];
+                self.project(layer, separate, shifts.mixed, shifts.normed, down)?;
+                match linear {
+                    LinearLayer::TimeDecay => be.apply(stage, Function::Tanh, shifts.inner)?,
+                    LinearLayer::TimeGate => be.apply(stage, Function::Sigmoid, shifts.inner)?,
+                    _ => {}
+                }
+                &*shifts.inner
+            }
+        };
+        self.project(
+            layer,
+            separate,
+            input,
+            shifts.normed,
+            &mut [(linear, up, out)],
+        )
+    }
+
+    fn rwkv_shape(&self) -> RwkvShape {
+        let rwkv = self.config.rwkv.as_ref();
+        rwkv.expect("a configuration with such layers has their heads")
+            .shape
     }
 
     /// `h ← W_o · attention(h)`.
@@ -609,15 +888,16 @@ impl<B: Backend> Model<B> {
     fn ffn_block(
         &self,
         s: &mut Scratch<B>,
-        batch: &Batch<'_, B>,
+        batch: &mut Batch<'_, B>,
         i: usize,
         block: &FeedForwardBlock<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
         let (be, eps) = (&self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
         let norm = stage(Operation::FfnNorm);
-        be.rms_norm(norm, &s.x, &block.norm, eps, &mut s.h)?;
+        self.norm(norm, &s.x, &block.norm, &mut s.h)?;
         match &block.network {
+            FeedForward::Channel(mix) => self.channel_mix(s, batch, i, mix)?,
             FeedForward::Dense(dense) => self.dense(s, batch, i, dense)?,
             FeedForward::Experts(experts) => self.experts(s, i, experts)?,
         }

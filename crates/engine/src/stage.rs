@@ -19,6 +19,8 @@ pub struct Stage {
 pub enum Operation {
     /// The embedding lookup.
     Embedding,
+    /// The norm of embeddings.
+    EmbedNorm,
     /// The norm before attention.
     AttnNorm,
     /// The norm of the input of one linear layer.
@@ -45,6 +47,10 @@ pub enum Operation {
     DeltaNet,
     /// A selective state space, with its convolution, norm and gates.
     Ssm,
+    /// Time mixing of RWKV, with its norm and gates.
+    TimeMix,
+    /// What is made of the input of a linear layer of RWKV.
+    Shift(LinearLayer),
     /// The norm before the output projection.
     AttnSubNorm,
     /// The norm of the output of attention, before the residual.
@@ -131,6 +137,24 @@ pub enum LinearLayer {
     SsmC,
     /// What the low rank of its time steps becomes.
     SsmDtUp,
+    /// Receptances of time mixing.
+    TimeR,
+    /// Its keys.
+    TimeK,
+    /// Its values.
+    TimeV,
+    /// Its gates.
+    TimeGate,
+    /// Its decays.
+    TimeDecay,
+    /// How much of what its keys hold is taken away.
+    TimeRate,
+    /// How far its values are those of the first layer.
+    TimeResidual,
+    /// What is added to the factors of its mixes.
+    TimeShares,
+    /// Its output projection.
+    TimeOut,
     /// Of the expert of every row.
     SharedGate,
     SharedUp,
@@ -175,6 +199,15 @@ impl LinearLayer {
             LinearLayer::SsmB => "ssm_b",
             LinearLayer::SsmC => "ssm_c",
             LinearLayer::SsmDtUp => "ssm_dt_up",
+            LinearLayer::TimeR => "time_r",
+            LinearLayer::TimeK => "time_k",
+            LinearLayer::TimeV => "time_v",
+            LinearLayer::TimeGate => "time_gate",
+            LinearLayer::TimeDecay => "time_decay",
+            LinearLayer::TimeRate => "time_rate",
+            LinearLayer::TimeResidual => "time_residual",
+            LinearLayer::TimeShares => "time_shares",
+            LinearLayer::TimeOut => "time_out",
             LinearLayer::SharedGate => "shared_gate",
             LinearLayer::SharedUp => "shared_up",
             LinearLayer::SharedDown => "shared_down",
@@ -207,6 +240,7 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, suffix) = match self {
             Operation::Embedding => ("embedding", ""),
+            Operation::EmbedNorm => ("embedding_norm", ""),
             Operation::AttnNorm => ("attn_norm", ""),
             Operation::InputNorm(linear) => (linear.name(), "_input_norm"),
             Operation::Product(linear) => (linear.name(), ""),
@@ -220,6 +254,8 @@ impl fmt::Display for Operation {
             Operation::Convolution => ("convolution", ""),
             Operation::DeltaNet => ("delta_net", ""),
             Operation::Ssm => ("ssm", ""),
+            Operation::TimeMix => ("time_mix", ""),
+            Operation::Shift(linear) => (linear.name(), "_shift"),
             Operation::AttnScale => ("attn_scale", ""),
             Operation::FfnScale => ("ffn_scale", ""),
             Operation::LogitScale => ("logits_scale", ""),

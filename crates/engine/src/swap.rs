@@ -193,7 +193,7 @@ fn compare(expected: &ModelConfig, found: &ModelConfig) -> Result<(), SwapError>
     each!(
         n_layers model_dim n_heads n_kv_heads head_dim ffn_dim n_vocab max_ctx norm_eps
         input_norm_eps embed_scale activation attn_scale attn_softcap logit_softcap experts conv_taps
-        delta hadamard ssm mamba multipliers latent residual_scale logit_scale wide_heads n_sharing
+        delta hadamard ssm mamba rwkv multipliers latent residual_scale logit_scale wide_heads n_sharing
         layer_input_dim wide_networks
     )
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::screening::Screening;
-use crate::weights::{Group, Layer, LayerInputs, Projection};
+use crate::weights::{Group, Layer, LayerInputs, Norm, Projection};
 
 /// All weights of a model. Generations share unchanged groups.
 pub(crate) struct WeightSet<B: Backend> {
@@ -59,7 +59,7 @@ pub(crate) struct Embedding<B: Backend> {
 /// The weights of [`Group::Head`].
 pub(crate) struct Head<B: Backend> {
     /// `[model_dim]`.
-    pub(crate) output_norm: B::Vector,
+    pub(crate) output_norm: Norm<B::Vector>,
     /// The matrix that computes logits, if that isn't the embedding table.
     pub(crate) output: Option<Output<B>>,
 }
@@ -144,7 +144,7 @@ impl<B: Backend> WeightSet<B> {
     }
 
     /// `[model_dim]`.
-    pub(crate) fn output_norm(&self) -> &B::Vector {
+    pub(crate) fn output_norm(&self) -> &Norm<B::Vector> {
         &self.head.weights.output_norm
     }
 

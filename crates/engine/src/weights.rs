@@ -19,10 +19,18 @@ pub(crate) struct Weights<L, V> {
     pub(crate) token_embd: L,
     pub(crate) layer_inputs: Option<LayerInputs<L, V>>,
     pub(crate) layers: Vec<Layer<L, V>>,
-    /// `[model_dim]`.
-    pub(crate) output_norm: V,
+    pub(crate) output_norm: Norm<V>,
     /// `[n_vocab, model_dim]`; the embedding table if `None`.
     pub(crate) output: Option<Projection<L, V>>,
+}
+
+/// A norm of the residual stream.
+#[derive(Debug, Clone)]
+pub(crate) struct Norm<V> {
+    /// `[model_dim]`.
+    pub(crate) weight: V,
+    /// `[model_dim]`: with one, mean and variance are normalised, without one the root mean square.
+    pub(crate) bias: Option<V>,
 }
 
 /// What each layer is given besides the residual stream: of a token, the sum of a row of a table and of what follows
@@ -40,7 +48,9 @@ pub(crate) struct LayerInputs<L, V> {
 /// One transformer block.
 #[derive(Debug, Clone)]
 pub(crate) struct Layer<L, V> {
-    pub(crate) attn_norm: V,
+    /// Of what enters the first block, in families that have one there.
+    pub(crate) embed_norm: Option<Norm<V>>,
+    pub(crate) attn_norm: Norm<V>,
     pub(crate) mixer: Mixer<L, V>,
     /// On the output of the mixer.
     pub(crate) post_attn_norm: Option<V>,
@@ -66,7 +76,7 @@ pub(crate) struct LayerInput<L, V> {
 /// A feed-forward network, and the norms around it.
 #[derive(Debug, Clone)]
 pub(crate) struct FeedForwardBlock<L, V> {
-    pub(crate) norm: V,
+    pub(crate) norm: Norm<V>,
     pub(crate) network: FeedForward<L, V>,
     /// On the output.
     pub(crate) post_norm: Option<V>,
@@ -89,6 +99,8 @@ pub(crate) enum Mixer<L, V> {
     Mamba(Mamba<L, V>),
     /// Attention and a state space, whose outputs are added.
     Both(Attention<L, V>, Ssm<L, V>),
+    /// Time mixing of RWKV.
+    Time(TimeMix<L, V>),
 }
 
 /// Attention.
@@ -218,9 +230,93 @@ pub(crate) struct Mamba<L, V> {
     pub(crate) output: Projection<L, V>,
 }
 
+/// Time mixing of RWKV ([`sterna_kernels::rwkv`]).
+#[derive(Debug, Clone)]
+pub(crate) struct TimeMix<L, V> {
+    /// Receptances, `[inner, model_dim]`.
+    pub(crate) r: Shifted<L, V>,
+    /// Keys, `[inner, model_dim]`.
+    pub(crate) k: Shifted<L, V>,
+    /// Values, `[inner, model_dim]`.
+    pub(crate) v: Shifted<L, V>,
+    /// What the generation has besides.
+    pub(crate) recurrence: Recurrence<L, V>,
+    /// Of what each head gives, and the gates of that, `[inner, model_dim]`.
+    pub(crate) finish: Option<(Norm<V>, Shifted<L, V>)>,
+    pub(crate) output: Projection<L, V>,
+}
+
+/// A linear layer that reads a mix of a position and the one before.
+#[derive(Debug, Clone)]
+pub(crate) struct Shifted<L, V> {
+    /// `[model_dim]`.
+    pub(crate) factors: V,
+    /// The first of two layers of low rank.
+    pub(crate) down: Option<Projection<L, V>>,
+    pub(crate) projection: Projection<L, V>,
+}
+
+/// What generations of RWKV differ in.
+#[derive(Debug, Clone)]
+pub(crate) enum Recurrence<L, V> {
+    /// The fourth and fifth.
+    Fixed {
+        /// `[inner]`.
+        decay: V,
+        /// `[inner]`.
+        first: V,
+    },
+    /// The sixth.
+    Six {
+        /// What is added to the factors of mixes.
+        shares: Shares<L, V>,
+        decay: Shifted<L, V>,
+        /// `[inner]`.
+        first: V,
+    },
+    /// The seventh.
+    Seven {
+        decay: Shifted<L, V>,
+        rate: Shifted<L, V>,
+        /// How far values are those of the first layer, by two layers of low rank that read the mix of values; `None`
+        /// there.
+        residual: Option<[Projection<L, V>; 2]>,
+        /// `[inner]`.
+        k_k: V,
+        /// `[inner]`.
+        k_a: V,
+        /// `[inner]`.
+        r_k: V,
+    },
+}
+
+/// Parts of the factors of mixes, which follow from the positions themselves.
+#[derive(Debug, Clone)]
+pub(crate) struct Shares<L, V> {
+    /// Of the mix that they follow from, `[model_dim]`.
+    pub(crate) factors: V,
+    /// `[5 · rank, model_dim]`.
+    pub(crate) down: Projection<L, V>,
+    /// `[model_dim, rank]` each: of decays, keys, values, receptances and gates.
+    pub(crate) up: Vec<L>,
+}
+
+/// Channel mixing of RWKV.
+#[derive(Debug, Clone)]
+pub(crate) struct ChannelMix<L, V> {
+    /// `[ffn_dim, model_dim]`.
+    pub(crate) key: Shifted<L, V>,
+    /// `[model_dim, model_dim]`: gates of the output.
+    pub(crate) receptance: Option<Shifted<L, V>>,
+    /// `[model_dim, ffn_dim]`.
+    pub(crate) value: Projection<L, V>,
+}
+
 /// The feed-forward network of a block.
 #[derive(Debug, Clone)]
 pub(crate) enum FeedForward<L, V> {
+    /// Channel mixing.
+    Channel(ChannelMix<L, V>),
     /// One network for every row.
     Dense(Dense<L, V>),
     /// Several, of which a router chooses some for each row.
@@ -329,9 +425,18 @@ impl<L, V> Layer<L, V> {
             Mixer::Both(attention, ssm) => {
                 [attention.projections(), ssm.projections().to_vec()].concat()
             }
+            Mixer::Time(time) => time.projections(),
         };
         match self.network() {
             None => {}
+            Some(FeedForward::Channel(ChannelMix {
+                key,
+                receptance,
+                value,
+            })) => {
+                let shifted = [Some(key), receptance.as_ref()].into_iter().flatten();
+                all.extend(shifted.flat_map(Shifted::projections).chain([value]));
+            }
             Some(FeedForward::Dense(Dense { gate, up, down, .. })) => all.extend([gate, up, down]),
             Some(FeedForward::Experts(Experts { router, shared, .. })) => {
                 all.push(router);
@@ -355,7 +460,8 @@ impl<L, V> Layer<L, V> {
             | Mixer::Convolution(_)
             | Mixer::DeltaNet(_)
             | Mixer::Ssm(_)
-            | Mixer::Mamba(_) => None,
+            | Mixer::Mamba(_)
+            | Mixer::Time(_) => None,
         }
     }
 
@@ -367,14 +473,15 @@ impl<L, V> Layer<L, V> {
     /// The mixture of experts, if the block has one.
     pub(crate) fn experts(&self) -> Option<&Experts<L, V>> {
         match self.network()? {
-            FeedForward::Dense(_) => None,
+            FeedForward::Dense(_) | FeedForward::Channel(_) => None,
             FeedForward::Experts(experts) => Some(experts),
         }
     }
 
     pub(crate) fn convert<C: Convert<L, V>>(self, c: &mut C) -> Layer<C::Linear, C::Vector> {
         Layer {
-            attn_norm: c.vector(self.attn_norm),
+            embed_norm: self.embed_norm.map(|norm| norm.convert(c)),
+            attn_norm: self.attn_norm.convert(c),
             mixer: match self.mixer {
                 Mixer::Attention(attention) => Mixer::Attention(attention.convert(c)),
                 Mixer::Latent(latent) => Mixer::Latent(LatentAttention {
@@ -423,11 +530,17 @@ impl<L, V> Layer<L, V> {
                     output: mamba.output.convert(c),
                 }),
                 Mixer::Both(attention, ssm) => Mixer::Both(attention.convert(c), ssm.convert(c)),
+                Mixer::Time(time) => Mixer::Time(time.convert(c)),
             },
             post_attn_norm: self.post_attn_norm.map(|v| c.vector(v)),
             ffn: self.ffn.map(|block| FeedForwardBlock {
-                norm: c.vector(block.norm),
+                norm: block.norm.convert(c),
                 network: match block.network {
+                    FeedForward::Channel(mix) => FeedForward::Channel(ChannelMix {
+                        key: mix.key.convert(c),
+                        receptance: mix.receptance.map(|receptance| receptance.convert(c)),
+                        value: mix.value.convert(c),
+                    }),
                     FeedForward::Dense(dense) => FeedForward::Dense(dense.convert(c)),
                     FeedForward::Experts(experts) => FeedForward::Experts(experts.convert(c)),
                 },
@@ -439,6 +552,106 @@ impl<L, V> Layer<L, V> {
                 norm: c.vector(input.norm),
             }),
             scale: self.scale.map(|v| c.vector(v)),
+        }
+    }
+}
+
+impl<V> Norm<V> {
+    pub(crate) fn convert<L, C: Convert<L, V>>(self, c: &mut C) -> Norm<C::Vector> {
+        Norm {
+            weight: c.vector(self.weight),
+            bias: self.bias.map(|bias| c.vector(bias)),
+        }
+    }
+}
+
+impl<L, V> TimeMix<L, V> {
+    fn projections(&self) -> Vec<&Projection<L, V>> {
+        let TimeMix {
+            r,
+            k,
+            v,
+            recurrence,
+            finish,
+            output,
+        } = self;
+        let (own, others) = match recurrence {
+            Recurrence::Fixed { .. } => ([None, None], vec![]),
+            Recurrence::Six { shares, decay, .. } => ([Some(decay), None], vec![&shares.down]),
+            Recurrence::Seven {
+                decay,
+                rate,
+                residual,
+                ..
+            } => (
+                [Some(decay), Some(rate)],
+                residual.iter().flatten().collect(),
+            ),
+        };
+        let gate = finish.as_ref().map(|(_, gate)| gate);
+        let shifted = [r, k, v].into_iter().chain(gate);
+        let shifted = shifted.chain(own.into_iter().flatten());
+        let all = shifted.flat_map(Shifted::projections).chain(others);
+        all.chain([output]).collect()
+    }
+
+    fn convert<C: Convert<L, V>>(self, c: &mut C) -> TimeMix<C::Linear, C::Vector> {
+        TimeMix {
+            r: self.r.convert(c),
+            k: self.k.convert(c),
+            v: self.v.convert(c),
+            recurrence: match self.recurrence {
+                Recurrence::Fixed { decay, first } => Recurrence::Fixed {
+                    decay: c.vector(decay),
+                    first: c.vector(first),
+                },
+                Recurrence::Six {
+                    shares,
+                    decay,
+                    first,
+                } => Recurrence::Six {
+                    shares: Shares {
+                        factors: c.vector(shares.factors),
+                        down: shares.down.convert(c),
+                        up: shares.up.into_iter().map(|l| c.linear(l)).collect(),
+                    },
+                    decay: decay.convert(c),
+                    first: c.vector(first),
+                },
+                Recurrence::Seven {
+                    decay,
+                    rate,
+                    residual,
+                    k_k,
+                    k_a,
+                    r_k,
+                } => Recurrence::Seven {
+                    decay: decay.convert(c),
+                    rate: rate.convert(c),
+                    residual: residual.map(|pair| pair.map(|layer| layer.convert(c))),
+                    k_k: c.vector(k_k),
+                    k_a: c.vector(k_a),
+                    r_k: c.vector(r_k),
+                },
+            },
+            finish: self
+                .finish
+                .map(|(norm, gate)| (norm.convert(c), gate.convert(c))),
+            output: self.output.convert(c),
+        }
+    }
+}
+
+impl<L, V> Shifted<L, V> {
+    fn projections(&self) -> impl Iterator<Item = &Projection<L, V>> {
+        self.down.iter().chain([&self.projection])
+    }
+
+    fn convert<C: Convert<L, V>>(self, c: &mut C) -> Shifted<C::Linear, C::Vector> {
+        Shifted {
+            factors: c.vector(self.factors),
+            down: self.down.map(|down| down.convert(c)),
+            projection: self.projection.convert(c),
         }
     }
 }

@@ -169,6 +169,10 @@ fn states() {
         "mamba2",
         "jamba",
         "falcon-h1",
+        "rwkv4",
+        "rwkv5",
+        "rwkv6",
+        "rwkv7",
     ] {
         check_float(&testdata().join("reference-states/hf").join(name));
     }

@@ -32,7 +32,11 @@ pub fn translate(model_type: &str, name: &str) -> Name {
         .iter()
         .find_map(|prefix| name.strip_prefix(prefix))
         .unwrap_or(name);
-    let known = match name.strip_prefix("layers.") {
+    let in_blocks = match has_rwkv_blocks(model_type) {
+        true => "blocks.",
+        false => "layers.",
+    };
+    let known = match name.strip_prefix(in_blocks) {
         Some(rest) => in_layer(model_type, rest),
         None => outside_layers(model_type, name),
     };
@@ -72,14 +76,27 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
         true => "backbone",
         false => "model",
     };
+    let layers = match has_rwkv_blocks(model_type) {
+        true => "rwkv.blocks".to_owned(),
+        false => format!("{stem}.layers"),
+    };
     if let Some((layer, rest)) = name.strip_prefix("blk.").and_then(|n| n.split_once('.'))
         && let Some((hf, _)) = bare(model_type).iter().find(|(_, gguf)| *gguf == rest)
     {
-        return Some(format!("{stem}.layers.{layer}.{hf}"));
+        return Some(format!("{layers}.{layer}.{hf}"));
     }
     let (module, kind) = name.rsplit_once('.')?;
+    if let Some(embed_norm) = rwkv_embed_norm(model_type)
+        && module == RWKV_EMBED_NORM
+    {
+        return Some(format!("{layers}.0.{embed_norm}.{kind}"));
+    }
     let outside = match module {
         "token_embd" if is_mamba(model_type) => Some(MAMBA_EMBEDDINGS),
+        "token_embd" if model_type == RWKV7 => Some("model.embeddings"),
+        "token_embd" if has_rwkv_blocks(model_type) => Some("rwkv.embeddings"),
+        "output_norm" if has_rwkv_blocks(model_type) => Some("rwkv.ln_out"),
+        "output" if has_rwkv_blocks(model_type) => Some("head"),
         "token_embd" => Some(EMBEDDINGS),
         "output_norm" if is_lfm2(model_type) => Some(LFM2_OUTPUT_NORM),
         "output_norm" if is_mamba(model_type) => Some(MAMBA_OUTPUT_NORM),
@@ -118,7 +135,7 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
                 Some(format!("{}{expert}.{part}", mixture.experts))
             })?,
     };
-    Some(format!("{stem}.layers.{layer}.{module}.{kind}"))
+    Some(format!("{layers}.{layer}.{module}.{kind}"))
 }
 
 /// Two tensors of a checkpoint mean the same.
@@ -162,7 +179,8 @@ pub fn translate_catalog(
 }
 
 /// Where the language model sits: alone, in a multimodal model, or saved without its head.
-const PREFIXES: [&str; 5] = [
+const PREFIXES: [&str; 6] = [
+    "rwkv.",
     "language_model.model.",
     "model.language_model.",
     "language_model.",
@@ -198,7 +216,9 @@ fn outside_layers(model_type: &str, name: &str) -> Option<String> {
     let (module, kind) = name.rsplit_once('.')?;
     let module = match module {
         "embed_tokens" => "token_embd",
-        "embeddings" if is_mamba(model_type) => "token_embd",
+        "embeddings" if is_mamba(model_type) || is_rwkv(model_type) => "token_embd",
+        "ln_out" if has_rwkv_blocks(model_type) => "output_norm",
+        "head" if has_rwkv_blocks(model_type) => "output",
         "norm" => "output_norm",
         "embedding_norm" if is_lfm2(model_type) => "output_norm",
         "norm_f" if is_mamba(model_type) => "output_norm",
@@ -222,6 +242,9 @@ fn in_layer(model_type: &str, rest: &str) -> Option<String> {
     let (module, kind) = rest.rsplit_once('.')?;
     if !KINDS.contains(&kind) {
         return None;
+    }
+    if layer == "0" && rwkv_embed_norm(model_type) == Some(module) {
+        return Some(format!("{RWKV_EMBED_NORM}.{kind}"));
     }
     // As Transformers spells the norm of a linear layer, and as BitNet's embedding models do.
     let of_linear = [".rms_norm", ".norm"].map(|end| module.strip_suffix(end));
@@ -327,6 +350,118 @@ fn is_delta_net(model_type: &str) -> bool {
     model_type == "qwen3_next" || model_type.starts_with("qwen3_5")
 }
 
+/// The seventh generation of RWKV, as flash-linear-attention names it.
+const RWKV7: &str = "rwkv7";
+
+/// Generations of RWKV before, which Transformers or its like have.
+fn has_rwkv_blocks(model_type: &str) -> bool {
+    matches!(model_type, "rwkv" | "rwkv5" | "rwkv6")
+}
+
+fn is_rwkv(model_type: &str) -> bool {
+    has_rwkv_blocks(model_type) || model_type == RWKV7
+}
+
+/// The norm of embeddings.
+const RWKV_EMBED_NORM: &str = "token_embd_norm";
+
+/// What checkpoints call it in their first layer.
+fn rwkv_embed_norm(model_type: &str) -> Option<&'static str> {
+    match model_type {
+        RWKV7 => Some("pre_norm"),
+        _ => has_rwkv_blocks(model_type).then_some("pre_ln"),
+    }
+}
+
+/// Modules of generations before the seventh; the last are names of packages, whose matrices aren't transposed.
+const RWKV: [(&str, &str); 15] = [
+    ("ln1", "attn_norm"),
+    ("ln2", "attn_norm_2"),
+    ("attention.ln_x", "time_mix_ln"),
+    ("attention.receptance", "time_mix_receptance"),
+    ("attention.key", "time_mix_key"),
+    ("attention.value", "time_mix_value"),
+    ("attention.gate", "time_mix_gate"),
+    ("attention.output", "time_mix_output"),
+    ("feed_forward.key", "channel_mix_key"),
+    ("feed_forward.receptance", "channel_mix_receptance"),
+    ("feed_forward.value", "channel_mix_value"),
+    ("attention.time_mix_w1", "time_mix_w1"),
+    ("attention.time_mix_w2", "time_mix_w2"),
+    ("attention.time_mix_decay_w1", "time_mix_decay_w1"),
+    ("attention.time_mix_decay_w2", "time_mix_decay_w2"),
+];
+
+/// Factors of the fourth and fifth.
+const RWKV_BARE: [(&str, &str); 9] = [
+    ("attention.time_mix_receptance", "time_mix_lerp_r.weight"),
+    ("attention.time_mix_key", "time_mix_lerp_k.weight"),
+    ("attention.time_mix_value", "time_mix_lerp_v.weight"),
+    ("attention.time_mix_gate", "time_mix_lerp_g.weight"),
+    ("attention.time_decay", "time_mix_decay.weight"),
+    ("attention.time_first", "time_mix_first.weight"),
+    ("attention.time_faaaa", "time_mix_first.weight"),
+    ("feed_forward.time_mix_key", "channel_mix_lerp_k.weight"),
+    (
+        "feed_forward.time_mix_receptance",
+        "channel_mix_lerp_r.weight",
+    ),
+];
+
+/// The same of the sixth, and its matrices whose rows are inputs.
+const RWKV6_BARE: [(&str, &str); 14] = [
+    ("attention.time_maa_x", "time_mix_lerp_x.weight"),
+    ("attention.time_maa_w", "time_mix_lerp_w.weight"),
+    ("attention.time_maa_k", "time_mix_lerp_k.weight"),
+    ("attention.time_maa_v", "time_mix_lerp_v.weight"),
+    ("attention.time_maa_r", "time_mix_lerp_r.weight"),
+    ("attention.time_maa_g", "time_mix_lerp_g.weight"),
+    ("attention.time_maa_w1", "time_mix_w1.transposed"),
+    ("attention.time_maa_w2", "time_mix_w2.transposed"),
+    ("attention.time_decay", "time_mix_decay.weight"),
+    ("attention.time_decay_w1", "time_mix_decay_w1.transposed"),
+    ("attention.time_decay_w2", "time_mix_decay_w2.transposed"),
+    ("attention.time_faaaa", "time_mix_first.weight"),
+    ("feed_forward.time_maa_k", "channel_mix_lerp_k.weight"),
+    ("feed_forward.time_maa_r", "channel_mix_lerp_r.weight"),
+];
+
+const RWKV7_OWN: [(&str, &str); 9] = [
+    ("attn_norm", "attn_norm"),
+    ("ffn_norm", "attn_norm_2"),
+    ("attn.g_norm", "time_mix_ln"),
+    ("attn.r_proj", "time_mix_receptance"),
+    ("attn.k_proj", "time_mix_key"),
+    ("attn.v_proj", "time_mix_value"),
+    ("attn.o_proj", "time_mix_output"),
+    ("ffn.key", "channel_mix_key"),
+    ("ffn.value", "channel_mix_value"),
+];
+
+const RWKV7_BARE: [(&str, &str); 21] = [
+    ("attn.x_r", "time_mix_lerp_r.weight"),
+    ("attn.x_w", "time_mix_lerp_w.weight"),
+    ("attn.x_k", "time_mix_lerp_k.weight"),
+    ("attn.x_v", "time_mix_lerp_v.weight"),
+    ("attn.x_a", "time_mix_lerp_a.weight"),
+    ("attn.x_g", "time_mix_lerp_g.weight"),
+    ("attn.k_k", "time_mix_k_k.weight"),
+    ("attn.k_a", "time_mix_k_a.weight"),
+    ("attn.r_k", "time_mix_r_k.weight"),
+    ("attn.w_lora.lora.0.weight", "time_mix_w1.weight"),
+    ("attn.w_lora.lora.2.weight", "time_mix_w2.weight"),
+    ("attn.w_lora.lora.2.bias", "time_mix_w0.weight"),
+    ("attn.a_lora.lora.0.weight", "time_mix_a1.weight"),
+    ("attn.a_lora.lora.2.weight", "time_mix_a2.weight"),
+    ("attn.a_lora.lora.2.bias", "time_mix_a0.weight"),
+    ("attn.v_lora.lora.0.weight", "time_mix_v1.weight"),
+    ("attn.v_lora.lora.2.weight", "time_mix_v2.weight"),
+    ("attn.v_lora.lora.2.bias", "time_mix_v0.weight"),
+    ("attn.g_lora.lora.0.weight", "time_mix_g1.weight"),
+    ("attn.g_lora.lora.2.weight", "time_mix_g2.weight"),
+    ("ffn.x_k", "channel_mix_lerp_k.weight"),
+];
+
 /// Modules that only checkpoints of this family call so.
 fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
     if is_lfm2(model_type) {
@@ -345,6 +480,10 @@ fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
         &GPT_OSS_OWN
     } else if is_gemma4(model_type) {
         &GEMMA4_OWN
+    } else if model_type == RWKV7 {
+        &RWKV7_OWN
+    } else if has_rwkv_blocks(model_type) {
+        &RWKV
     } else {
         &[]
     }
@@ -446,7 +585,13 @@ const DELTA_NET: [(&str, &str); 14] = [
 
 /// Tensors whose names in checkpoints of this family end with no kind.
 fn bare(model_type: &str) -> &'static [(&'static str, &'static str)] {
-    if is_deepseek(model_type) {
+    if model_type == RWKV7 {
+        &RWKV7_BARE
+    } else if model_type == "rwkv6" {
+        &RWKV6_BARE
+    } else if has_rwkv_blocks(model_type) {
+        &RWKV_BARE
+    } else if is_deepseek(model_type) {
         &[("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")]
     } else if is_lfm2(model_type) {
         &[("feed_forward.expert_bias", "exp_probs_b.bias")]

@@ -202,6 +202,16 @@ pub struct Finish<'a> {
     pub gate: &'a [f32],
 }
 
+impl Finish<'_> {
+    /// That of generation 4, which has none.
+    pub const NONE: Finish<'static> = Finish {
+        weight: &[],
+        bias: &[],
+        eps: 0.0,
+        gate: &[],
+    };
+}
+
 /// Generation 4: `out ← sigmoid(r) · mean`, of values so far weighed by `e^k` and by `decay`, and of this position's by
 /// `first`.
 ///

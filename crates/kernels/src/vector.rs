@@ -47,6 +47,21 @@ pub fn gate(exec: &Exec, x: &mut [f32], gate: &[f32]) -> Result<(), ShapeError> 
     Ok(())
 }
 
+/// `x[i] ← x[i] · y[i]`. Errors: [`ShapeError`] if the lengths differ.
+pub fn multiply(exec: &Exec, x: &mut [f32], y: &[f32]) -> Result<(), ShapeError> {
+    expect_len("multiply: second operand", x.len(), y.len())?;
+    multiply_all(exec.isa, x, y);
+    Ok(())
+}
+
+/// `x[i] ← x[i] + sigmoid(share[i]) · (y[i] − x[i])`. Errors: [`ShapeError`] if lengths differ.
+pub fn blend(exec: &Exec, x: &mut [f32], y: &[f32], share: &[f32]) -> Result<(), ShapeError> {
+    expect_len("blend: second operand", x.len(), y.len())?;
+    expect_len("blend: shares", x.len(), share.len())?;
+    blend_all(exec.isa, x, y, share);
+    Ok(())
+}
+
 /// Moves every second run of `len` elements of `x` to `seconds`, and the others together.
 ///
 /// Errors: [`ShapeError`] if `x` isn't pairs of runs.
@@ -92,6 +107,22 @@ multiversion! {
 }
 
 multiversion! {
+    fn multiply_all(x: &mut [f32], y: &[f32]) {
+        for (x, y) in x.iter_mut().zip(y) {
+            *x *= y;
+        }
+    }
+}
+
+multiversion! {
+    fn blend_all(x: &mut [f32], y: &[f32], share: &[f32]) {
+        for ((x, y), share) in x.iter_mut().zip(y).zip(share) {
+            *x += math::sigmoid(*share) * (y - *x);
+        }
+    }
+}
+
+multiversion! {
     fn scale_all(x: &mut [f32], factor: f32) {
         for x in x {
             *x *= factor;
@@ -124,6 +155,14 @@ mod tests {
         for (x, want) in x.iter().zip([6.0f64, 11.5, 7.0, 12.5]) {
             assert!((f64::from(*x) - 5.0 * (want / 5.0).tanh()).abs() < 1e-5);
         }
+        let mut x = [1.0, 2.0, 3.0, 4.0];
+        multiply(&exec, &mut x, &[2.0, 3.0, 4.0, 5.0]).unwrap();
+        assert_eq!(x, [2.0, 6.0, 12.0, 20.0]);
+        blend(&exec, &mut x, &[4.0; 4], &[0.0, 100.0, -100.0, 0.0]).unwrap();
+        assert_eq!(x, [3.0, 4.0, 12.0, 12.0]);
+        assert!(multiply(&exec, &mut x, &[0.0; 3]).is_err());
+        assert!(blend(&exec, &mut x, &[0.0; 4], &[0.0; 3]).is_err());
+        assert!(blend(&exec, &mut x, &[0.0; 3], &[0.0; 4]).is_err());
         assert!(add(&exec, &mut x, &[0.0; 3]).is_err());
         assert!(add_bias(&exec, &mut x, &[0.0; 3]).is_err());
     }

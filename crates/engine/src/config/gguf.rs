@@ -9,12 +9,13 @@ use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::{ExpertGroups, Gating, Routing};
 use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::rope::RopeLayout;
+use sterna_kernels::rwkv::{Generation, RwkvShape};
 use sterna_kernels::ssm::SsmShape;
 
 use super::hf::FULL_ATTENTION_INTERVAL;
 use super::{
     ExpertsConfig, HEADLESS, LatentConfig, LayerConfig, MAX_COUNT, MAX_LAYERS, MixerKind,
-    ModelConfig, Multipliers, WideHeads, yarn_magnitude,
+    ModelConfig, Multipliers, RWKV_CTX, RwkvConfig, RwkvRanks, WideHeads, yarn_magnitude,
 };
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
@@ -22,6 +23,9 @@ use crate::rope::{RopeConfig, RopeScaling};
 
 /// Epsilon of norms that belong to a single projection; no key specifies it.
 pub(crate) const INPUT_NORM_EPS: f32 = 1e-6;
+
+/// Epsilon of the norm of what each head of time mixing gives; no key specifies it.
+const RWKV_HEAD_EPS: f32 = 64e-5;
 
 /// What `expert_gating_func` is where experts are chosen by sigmoids.
 const SIGMOID: usize = 2;
@@ -54,7 +58,9 @@ impl ModelConfig {
         let model_dim = keys.required("embedding_length")?;
         let is_granite = family.ssm == Some(SsmFamily::Granite);
         let is_alone = family.ssm.is_some_and(SsmFamily::is_alone);
-        let (n_heads, head_dim) = match is_alone {
+        let rwkv = keys.rwkv(family, model_dim)?;
+        let is_headless = family.is_headless();
+        let (n_heads, head_dim) = match is_headless {
             true => (HEADLESS.0, HEADLESS.2),
             false => {
                 let n_heads = keys.required("attention.head_count")?;
@@ -83,8 +89,11 @@ impl ModelConfig {
                 value_dim,
             ));
         }
-        let max_ctx = keys.required("context_length")?;
-        let mut kv_heads = match is_alone || latent.is_some() {
+        let max_ctx = match rwkv {
+            Some(_) => RWKV_CTX,
+            None => keys.required("context_length")?,
+        };
+        let mut kv_heads = match is_headless || latent.is_some() {
             true => vec![1; n_blocks],
             false => keys.kv_heads(family, n_blocks, n_heads)?,
         };
@@ -119,9 +128,11 @@ impl ModelConfig {
             ffn_dim,
             n_vocab,
             max_ctx,
-            norm_eps: keys
-                .float("attention.layer_norm_rms_epsilon")?
-                .unwrap_or(1e-5),
+            norm_eps: match rwkv {
+                Some(_) => keys.float("attention.layer_norm_epsilon")?,
+                None => keys.float("attention.layer_norm_rms_epsilon")?,
+            }
+            .unwrap_or(1e-5),
             input_norm_eps: INPUT_NORM_EPS,
             embed_scale: match keys.float("embedding_scale")?.filter(|_| is_granite) {
                 Some(scale) => scale,
@@ -138,6 +149,7 @@ impl ModelConfig {
             },
             ssm,
             mamba,
+            rwkv,
             multipliers: Multipliers::default(),
             latent,
             activation: keys.activation()?.unwrap_or(family.activation),
@@ -532,6 +544,38 @@ impl<'a> Keys<'a> {
         }))
     }
 
+    /// Heads and ranks of time mixing.
+    fn rwkv(&self, family: &Family, model_dim: usize) -> Result<Option<RwkvConfig>, PlanError> {
+        let Some(generation) = family.rwkv else {
+            return Ok(None);
+        };
+        let head_dim = self.required("wkv.head_size")?;
+        let rank = |key: &str| Ok::<_, PlanError>(self.count(key)?.unwrap_or(0));
+        Ok(Some(RwkvConfig {
+            shape: RwkvShape {
+                generation,
+                n_heads: model_dim.checked_div(head_dim).unwrap_or(0),
+                head_dim,
+            },
+            head_eps: RWKV_HEAD_EPS,
+            ranks: match generation {
+                Generation::V7 => RwkvRanks {
+                    decay: rank("attention.decay_lora_rank")?,
+                    rate: rank("attention.iclr_lora_rank")?,
+                    residual: rank("attention.value_residual_mix_lora_rank")?,
+                    gate: rank("attention.gate_lora_rank")?,
+                    shares: 0,
+                },
+                _ => RwkvRanks {
+                    decay: rank("time_decay_extra_dim")?,
+                    shares: rank("time_mix_extra_dim")?,
+                    ..RwkvRanks::default()
+                },
+            },
+            halved_every: rank("rescale_every_n_layers")?,
+        }))
+    }
+
     /// Blocks that predict several tokens at once, after those of the model.
     fn n_predicting(&self) -> Result<usize, PlanError> {
         Ok(self.count("nextn_predict_layers")?.unwrap_or(0))
@@ -548,6 +592,9 @@ impl<'a> Keys<'a> {
             let of_ssm = family.ssm.map(SsmFamily::mixer);
             if family.latent {
                 return Ok(vec![MixerKind::LatentAttention; n_layers]);
+            }
+            if family.rwkv.is_some() {
+                return Ok(vec![MixerKind::TimeMix; n_layers]);
             }
             let kind = of_ssm.unwrap_or(MixerKind::Convolution);
             let everywhere =
@@ -632,7 +679,8 @@ impl<'a> Keys<'a> {
             .metadata
             .get_bool(&self.key("rope.scaling.finetuned"))?;
         let unrotated = match family.ssm {
-            None | Some(SsmFamily::FalconH1) => false,
+            None => family.rwkv.is_some(),
+            Some(SsmFamily::FalconH1) => false,
             Some(SsmFamily::Granite) => finetuned == Some(false),
             Some(SsmFamily::Mamba | SsmFamily::Mamba2 | SsmFamily::Jamba) => true,
         };

@@ -8,11 +8,12 @@ use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::{ExpertGroups, Gating, Routing};
 use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::rope::RopeLayout;
+use sterna_kernels::rwkv::{Generation, RwkvShape};
 use sterna_kernels::ssm::SsmShape;
 
 use super::{
     ExpertsConfig, HEADLESS, LatentConfig, LayerConfig, MAX_LAYERS, MixerKind, ModelConfig,
-    Multipliers, WideHeads, long_rope_magnitude, yarn_magnitude,
+    Multipliers, RWKV_CTX, RwkvConfig, RwkvRanks, WideHeads, long_rope_magnitude, yarn_magnitude,
 };
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
@@ -61,16 +62,18 @@ impl ModelConfig {
         let is_granite = family.ssm == Some(SsmFamily::Granite);
         let is_falcon = family.ssm == Some(SsmFamily::FalconH1);
         let latent = latent(hf, family)?;
-        let (n_heads, n_kv_heads, head_dim) = match (is_alone, &latent) {
+        let rwkv = rwkv(hf, family, model_dim)?;
+        let (n_heads, n_kv_heads, head_dim) = match (family.is_headless(), &latent) {
             (true, _) => HEADLESS,
             (false, Some(latent)) => (heads(hf, family, model_dim)?.0, 1, latent.head_dim()),
             (false, None) => heads(hf, family, model_dim)?,
         };
         let mamba = mamba(hf, family, model_dim)?;
         let ssm = ssm(hf, family)?;
-        let max_ctx = hf
-            .max_position_embeddings
-            .unwrap_or(family.hf_defaults.max_ctx);
+        let max_ctx = match rwkv {
+            Some(_) => RWKV_CTX,
+            None => (hf.max_position_embeddings).unwrap_or(family.hf_defaults.max_ctx),
+        };
         let (key, named) = if family.gemma {
             ("hidden_activation", &hf.hidden_activation)
         } else {
@@ -81,6 +84,8 @@ impl ModelConfig {
                 check_clamped_swiglu(hf, named.as_deref().unwrap_or("silu"))?;
                 family.activation
             }
+            // So one generation's configurations spell what all have.
+            Some(found) if rwkv.is_some() && found == "sqrelu" => family.activation,
             Some(found) => {
                 super::activation(found).ok_or_else(|| super::unknown_activation(key, found))?
             }
@@ -152,6 +157,9 @@ impl ModelConfig {
             ffn_dim: match hf.shared_intermediate_size.filter(|_| experts.is_none()) {
                 Some(dim) if is_granite => dim,
                 _ if is_alone => inner_width(&mamba, &ssm),
+                _ if rwkv.is_some() && hf.intermediate_size.is_none() => {
+                    default_rwkv_width(hf, family, model_dim)
+                }
                 _ => required("intermediate_size", ffn_dim(hf))?,
             },
             n_vocab,
@@ -159,7 +167,7 @@ impl ModelConfig {
             norm_eps: hf
                 .rms_norm_eps
                 .or(hf.norm_eps)
-                .or(hf.layer_norm_epsilon.filter(|_| is_alone))
+                .or(hf.layer_norm_epsilon.filter(|_| family.is_headless()))
                 .unwrap_or(family.hf_defaults.norm_eps) as f32,
             input_norm_eps: hf
                 .quantization_config
@@ -194,6 +202,7 @@ impl ModelConfig {
                 .or(hf.conv_kernel.filter(|_| is_alone)),
             ssm,
             mamba,
+            rwkv,
             delta: delta(hf, family)?,
             hadamard: hf.prism_hadamard.clone().map(Arc::new),
             layers,
@@ -228,6 +237,7 @@ fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind
     let (name, kind) = match (family.ssm, family.delta, hf.conv_l_cache) {
         (Some(ssm), _, _) => ("mamba", ssm.mixer()),
         (None, Some(_), _) => ("linear_attention", MixerKind::DeltaNet),
+        _ if family.rwkv.is_some() => return Ok(vec![MixerKind::TimeMix; n_layers]),
         (None, None, Some(_)) => ("conv", MixerKind::Convolution),
         _ if family.latent => return Ok(vec![MixerKind::LatentAttention; n_layers]),
         (None, None, None) => return Ok(vec![MixerKind::Attention; n_layers]),
@@ -279,6 +289,70 @@ fn mixers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<MixerKind
         })
     };
     (0..n_layers).map(mixer).collect()
+}
+
+/// Heads and ranks of time mixing; ranks that aren't said are 0.
+fn rwkv(hf: &Config, family: &Family, model_dim: usize) -> Result<Option<RwkvConfig>, PlanError> {
+    let Some(generation) = family.rwkv else {
+        return Ok(None);
+    };
+    for (key, width) in [
+        ("attention_hidden_size", hf.attention_hidden_size),
+        (
+            "hidden_size times value_dim",
+            hf.value_dims
+                .iter()
+                .flatten()
+                .copied()
+                .find(|&dim| dim != model_dim),
+        ),
+    ] {
+        if let Some(found) = width.filter(|&width| width != model_dim) {
+            let expected = format!("the width of the model, {model_dim}");
+            return Err(PlanError::config(key, expected, found));
+        }
+    }
+    if let Some(false) = hf.norm_bias {
+        return Err(PlanError::config("norm_bias", "true", "false"));
+    }
+    let norm_eps = match generation {
+        Generation::V7 => hf.norm_eps.unwrap_or(family.hf_defaults.norm_eps),
+        _ => 1e-5,
+    };
+    let head_dim = match generation {
+        Generation::V4 => model_dim,
+        Generation::V7 => hf.head_dim.unwrap_or(64),
+        Generation::V5 | Generation::V6 => hf.head_size.unwrap_or(64),
+    };
+    let divisor = match generation {
+        Generation::V7 => head_dim as f64,
+        _ => hf.head_size_divisor.unwrap_or(8).pow(2) as f64,
+    };
+    Ok(Some(RwkvConfig {
+        shape: RwkvShape {
+            generation,
+            n_heads: model_dim.checked_div(head_dim).unwrap_or(0),
+            head_dim,
+        },
+        head_eps: (norm_eps * divisor) as f32,
+        ranks: RwkvRanks {
+            decay: hf.decay_low_rank_dim.unwrap_or(0),
+            shares: hf.shares_low_rank_dim.unwrap_or(0),
+            rate: hf.a_low_rank_dim.unwrap_or(0),
+            residual: hf.v_low_rank_dim.unwrap_or(0),
+            gate: hf.gate_low_rank_dim.unwrap_or(0),
+        },
+        halved_every: hf.stored_halved_every.unwrap_or(0),
+    }))
+}
+
+/// The width of channel mixing where a configuration doesn't say it.
+fn default_rwkv_width(hf: &Config, family: &Family, model_dim: usize) -> usize {
+    match family.rwkv {
+        Some(Generation::V5 | Generation::V6) => model_dim.saturating_mul(7) / 2 / 32 * 32,
+        Some(Generation::V7) => (model_dim as f64 * hf.hidden_ratio.unwrap_or(4.0)) as usize,
+        _ => model_dim.saturating_mul(4),
+    }
 }
 
 /// The heads of state spaces.

@@ -15,6 +15,7 @@ use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
 use sterna_kernels::mamba::MambaShape;
 use sterna_kernels::rope::RopeLayout;
+use sterna_kernels::rwkv::{Generation, RwkvShape};
 use sterna_kernels::ssm::SsmShape;
 
 use crate::backend::KvHeads;
@@ -77,6 +78,8 @@ pub struct ModelConfig {
     pub ssm: Option<SsmShape>,
     /// Channels of state spaces of the first Mamba, in layers that have one.
     pub mamba: Option<MambaShape>,
+    /// Heads and ranks of time mixing, in layers that have it.
+    pub rwkv: Option<RwkvConfig>,
     /// Factors that aren't in the weights.
     pub multipliers: Multipliers,
     /// Parts of queries, keys and values where attention is latent. A head of `head_dim` then has the rotated part of a
@@ -92,6 +95,107 @@ pub struct ModelConfig {
     pub layers: Vec<LayerConfig>,
     /// Rotary embeddings that layers refer to.
     pub ropes: Vec<RopeConfig>,
+}
+
+/// Time mixing of RWKV.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RwkvConfig {
+    /// Its generation and heads, which are as wide as the residual stream together.
+    pub shape: RwkvShape,
+    /// Epsilon of the norm of what each head gives.
+    pub head_eps: f32,
+    /// Ranks of its pairs of matrices.
+    pub ranks: RwkvRanks,
+    /// What is added to the residual stream is stored as half of itself for each time that this many layers are before;
+    /// 0 if it isn't.
+    pub halved_every: usize,
+}
+
+/// Ranks of pairs of matrices in time mixing, 0 of those that a generation doesn't have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RwkvRanks {
+    /// Of decays.
+    pub decay: usize,
+    /// Of each part of what is added to the factors of mixes.
+    pub shares: usize,
+    /// Of rates.
+    pub rate: usize,
+    /// Of the share of the first layer's values.
+    pub residual: usize,
+    /// Of gates.
+    pub gate: usize,
+}
+
+impl RwkvConfig {
+    /// What the names of matrices that the generation has say of their ranks.
+    pub(crate) fn ranks_mut(&mut self) -> Vec<(&'static str, &mut usize)> {
+        let RwkvRanks {
+            decay,
+            shares,
+            rate,
+            residual,
+            gate,
+        } = &mut self.ranks;
+        match self.shape.generation {
+            Generation::V4 | Generation::V5 => Vec::new(),
+            Generation::V6 => vec![
+                ("blk.0.time_mix_decay_w1", decay),
+                ("blk.0.time_mix_w1", shares),
+            ],
+            Generation::V7 => vec![
+                ("blk.0.time_mix_w1", decay),
+                ("blk.0.time_mix_a1", rate),
+                ("blk.1.time_mix_v1", residual),
+                ("blk.0.time_mix_g1", gate),
+            ],
+        }
+    }
+
+    /// The factor on what layer `i` adds to the residual stream.
+    pub(crate) fn residual_factor(&self, i: usize) -> f32 {
+        let n = i.checked_div(self.halved_every).unwrap_or(0);
+        libm::exp2f(n as f32)
+    }
+
+    fn check(&self, model_dim: usize) -> Result<(), PlanError> {
+        let RwkvShape {
+            n_heads, head_dim, ..
+        } = self.shape;
+        if n_heads == 0 || head_dim == 0 || n_heads.checked_mul(head_dim) != Some(model_dim) {
+            return Err(PlanError::config(
+                "heads of time mixing",
+                format!("as many elements together as the model is wide, {model_dim}"),
+                format!("{n_heads} of {head_dim}"),
+            ));
+        }
+        if head_dim > MAX_DELTA {
+            let expected = format!("1 to {MAX_DELTA}");
+            return Err(PlanError::config(
+                "head width of time mixing",
+                expected,
+                head_dim,
+            ));
+        }
+        if !self.head_eps.is_finite() || self.head_eps <= 0.0 {
+            return Err(PlanError::config(
+                "epsilon of heads",
+                "a positive number",
+                self.head_eps,
+            ));
+        }
+        let mut ranks = *self;
+        for (name, rank) in ranks.ranks_mut() {
+            if *rank > MAX_LATENT {
+                let expected = format!("at most {MAX_LATENT}");
+                return Err(PlanError::config(
+                    format!("rank of `{name}`"),
+                    expected,
+                    *rank,
+                ));
+            }
+        }
+        check_state(self.shape.state())
+    }
 }
 
 /// Heads of layers without a window.
@@ -270,6 +374,8 @@ pub enum MixerKind {
     Mamba,
     /// Attention and a selective state space (Mamba-2), whose outputs are added.
     AttentionAndSsm,
+    /// Time mixing of RWKV.
+    TimeMix,
 }
 
 impl MixerKind {
@@ -299,6 +405,8 @@ pub struct ExpertsConfig {
 
 /// Largest accepted count or width: enough for any model, and small enough that products of two fit 64 bits.
 const MAX_COUNT: u64 = 1 << 28;
+/// Context length of RWKV, which has no limit of its own: what llama.cpp's files say.
+const RWKV_CTX: usize = 1 << 20;
 /// Heads and their elements in models that have no attention: as little as a configuration may say.
 const HEADLESS: (usize, usize, usize) = (1, 1, 2);
 /// Maximum number of layers.
@@ -381,7 +489,7 @@ impl ModelConfig {
     /// normalised heads that aren't scaled are large.
     pub(crate) fn is_sensitive(&self) -> bool {
         let has_states = self.delta.is_some() || self.ssm.is_some() || self.mamba.is_some();
-        has_states || self.family.gemma4
+        has_states || self.rwkv.is_some() || self.family.gemma4
     }
 
     /// Values that all layers with a state remember of a sequence.
@@ -406,6 +514,7 @@ impl ModelConfig {
                 Some(mamba) => window(mamba.inner) + mamba.state(),
                 None => 0,
             },
+            (MixerKind::TimeMix, _) => self.rwkv.map_or(0, |rwkv| rwkv.shape.state()),
             (MixerKind::Attention | MixerKind::LatentAttention | MixerKind::DeltaNet, _) => 0,
         }
     }
@@ -494,7 +603,8 @@ impl ModelConfig {
             if layer.window == Some(0) {
                 return Err(PlanError::config("attention window", "at least 1", 0));
             }
-            if layer.mixer.has_state() && !matches!(self.conv_taps, Some(1..=MAX_TAPS)) {
+            let convolves = layer.mixer.has_state() && layer.mixer != MixerKind::TimeMix;
+            if convolves && !matches!(self.conv_taps, Some(1..=MAX_TAPS)) {
                 let found = self.conv_taps.unwrap_or(0);
                 let expected = format!("1 to {MAX_TAPS}");
                 return Err(PlanError::config(
@@ -532,6 +642,12 @@ impl ModelConfig {
         self.check_kind(&self.delta, "heads of a delta net", check_delta, |kind| {
             kind == MixerKind::DeltaNet
         })?;
+        self.check_kind(
+            &self.rwkv,
+            "heads of time mixing",
+            |rwkv| rwkv.check(self.model_dim),
+            |kind| kind == MixerKind::TimeMix,
+        )?;
         for (index, rope) in self.ropes.iter().enumerate() {
             self.check_rope(index, rope)?;
         }

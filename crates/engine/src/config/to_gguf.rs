@@ -6,9 +6,13 @@ use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
+use sterna_kernels::rwkv::Generation;
 
 use super::gguf::{self, YARN_LOG_MULTIPLIER};
-use super::{ExpertsConfig, LatentConfig, LayerConfig, ModelConfig, Multipliers, yarn_magnitude};
+use super::{
+    ExpertsConfig, LatentConfig, LayerConfig, ModelConfig, Multipliers, RwkvConfig, RwkvRanks,
+    yarn_magnitude,
+};
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
 use crate::plan::RopeFactors;
@@ -54,7 +58,11 @@ impl ModelConfig {
             false => self.family,
         };
         let architecture = named.gguf_name();
-        let is_alone = self.family.ssm.is_some_and(SsmFamily::is_alone);
+        let is_headless = self.family.is_headless();
+        if self.rwkv.is_some() && self.family.gguf.is_empty() {
+            let found = format!("a {} model", self.family.name);
+            return Err(inexpressible("architecture", found));
+        }
         // llama.cpp multiplies weights with them, which wouldn't keep their bits.
         if self.multipliers != Multipliers::default() {
             let found = format!("factors of a {} model", self.family.name);
@@ -66,7 +74,8 @@ impl ModelConfig {
             let found = format!("factors of a {} model", self.family.name);
             return Err(inexpressible("multipliers", found));
         }
-        let unless_alone = |count| if is_alone { 0 } else { count };
+        let is_alone = self.family.ssm.is_some_and(SsmFamily::is_alone);
+        let unless = |is_absent: bool, count| if is_absent { 0 } else { count };
         let mut out = Keys {
             architecture,
             config: GgufConfig {
@@ -91,11 +100,11 @@ impl ModelConfig {
                 let widths = (0..self.n_layers).map(|i| self.ffn_dim_of(i) as u32);
                 out.put(WIDTH, Value::Array(Array::U32(widths.collect())))?;
             }
-            false => out.count(WIDTH, unless_alone(self.ffn_dim))?,
+            false => out.count(WIDTH, unless(is_alone, self.ffn_dim))?,
         }
-        out.count("attention.head_count", unless_alone(self.n_heads))?;
+        out.count("attention.head_count", unless(is_headless, self.n_heads))?;
         self.put_kv_heads(&mut out)?;
-        if !is_alone {
+        if !is_headless {
             let value_dim = self.latent.map_or(self.head_dim, |latent| latent.kv_rank);
             let (key_dim, value_dim) = match self.wide_heads {
                 Some(wide) => (wide.head_dim, wide.head_dim),
@@ -124,7 +133,10 @@ impl ModelConfig {
         if self.family.gemma4 {
             self.put_gemma4(&mut out)?;
         }
-        out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?;
+        match &self.rwkv {
+            Some(rwkv) => self.put_rwkv(&mut out, rwkv)?,
+            None => out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?,
+        }
         self.put_experts(&mut out)?;
         if let Some(hadamard) = &self.hadamard {
             if self.delta.map(|delta| delta.order) != self.family.delta {
@@ -139,6 +151,34 @@ impl ModelConfig {
         self.put_ropes(&mut out, stored)?;
         self.check_gguf(&out.config, stored)?;
         Ok(out.config)
+    }
+
+    fn put_rwkv(&self, out: &mut Keys, rwkv: &RwkvConfig) -> Result<(), PlanError> {
+        let RwkvRanks {
+            decay,
+            shares,
+            rate,
+            residual,
+            gate,
+        } = rwkv.ranks;
+        out.float("attention.layer_norm_epsilon", self.norm_eps)?;
+        out.count("wkv.head_size", rwkv.shape.head_dim)?;
+        let ranks: &[_] = match rwkv.shape.generation {
+            Generation::V7 => &[
+                ("attention.decay_lora_rank", decay),
+                ("attention.iclr_lora_rank", rate),
+                ("attention.value_residual_mix_lora_rank", residual),
+                ("attention.gate_lora_rank", gate),
+            ],
+            _ => &[
+                ("time_decay_extra_dim", decay),
+                ("time_mix_extra_dim", shares),
+                ("rescale_every_n_layers", rwkv.halved_every),
+            ],
+        };
+        ranks
+            .iter()
+            .try_for_each(|&(key, rank)| out.count(key, rank))
     }
 
     /// What is said of Gemma 4 besides.
@@ -163,6 +203,9 @@ impl ModelConfig {
 
     fn put_kv_heads(&self, out: &mut Keys) -> Result<(), PlanError> {
         const HEADS: &str = "attention.head_count_kv";
+        if self.rwkv.is_some() {
+            return Ok(());
+        }
         if self
             .wide_heads
             .is_some_and(|wide| wide.n_kv_heads != self.n_kv_heads)

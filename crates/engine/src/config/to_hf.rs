@@ -5,9 +5,10 @@ use sterna_format::hf::Config;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::delta::HeadOrder;
 use sterna_kernels::experts::Gating;
+use sterna_kernels::rwkv::Generation;
 
 use super::hf::STILL;
-use super::{ExpertsConfig, MixerKind, ModelConfig, Multipliers};
+use super::{ExpertsConfig, MixerKind, ModelConfig, Multipliers, RwkvConfig};
 use crate::error::PlanError;
 use crate::family::{Family, SsmFamily, WindowPattern};
 use crate::rope::{Rope, RopeConfig, RopeScaling};
@@ -55,7 +56,7 @@ impl ModelConfig {
             set("qk_rope_head_dim", json!(latent.rope_dim));
             set("v_head_dim", json!(latent.value_dim));
             set("attention_multiplier", json!(shortest(self.attn_scale)));
-        } else if !self.family.ssm.is_some_and(SsmFamily::is_alone) {
+        } else if !self.family.is_headless() {
             set("num_attention_heads", json!(self.n_heads));
             set("num_key_value_heads", json!(self.n_kv_heads));
             set("head_dim", json!(self.head_dim));
@@ -113,7 +114,9 @@ impl ModelConfig {
                 false => set("mlp_only_layers", json!(dense)),
             }
         }
-        if let Some(family) = self.family.ssm
+        if let Some(rwkv) = &self.rwkv {
+            self.set_rwkv(rwkv, &mut set);
+        } else if let Some(family) = self.family.ssm
             && family != SsmFamily::Granite
         {
             self.set_ssm(family, &mut set);
@@ -152,12 +155,13 @@ impl ModelConfig {
             self.family.ssm,
             Some(SsmFamily::FalconH1 | SsmFamily::Mamba | SsmFamily::Mamba2)
         );
-        if self.has_states() && says_kinds {
+        if self.has_states() && says_kinds && self.rwkv.is_none() {
             let kinds = self.layers.iter().map(|layer| match layer.mixer {
                 MixerKind::Attention | MixerKind::LatentAttention => "full_attention",
                 MixerKind::Convolution => "conv",
                 MixerKind::DeltaNet => "linear_attention",
                 MixerKind::Ssm | MixerKind::Mamba | MixerKind::AttentionAndSsm => "mamba",
+                MixerKind::TimeMix => "rwkv",
             });
             set("layer_types", json!(kinds.collect::<Vec<_>>()));
         }
@@ -165,7 +169,9 @@ impl ModelConfig {
             let (name, member) = hadamard.to_json();
             set(name, member);
         }
-        set("rms_norm_eps", json!(shortest(self.norm_eps)));
+        if self.rwkv.is_none() {
+            set("rms_norm_eps", json!(shortest(self.norm_eps)));
+        }
         set("tie_word_embeddings", json!(tied));
         let activation = match self.activation {
             Activation::Silu => "silu",
@@ -200,6 +206,37 @@ impl ModelConfig {
         self.set_ropes(&mut set);
         self.check(&hf)?;
         Ok(hf)
+    }
+
+    /// What is said of time mixing.
+    fn set_rwkv(&self, rwkv: &RwkvConfig, set: &mut impl FnMut(&str, Value)) {
+        let RwkvConfig {
+            shape,
+            head_eps,
+            ranks,
+            halved_every,
+        } = rwkv;
+        match shape.generation {
+            Generation::V7 => {
+                set("norm_eps", json!(shortest(self.norm_eps)));
+                set("head_dim", json!(shape.head_dim));
+                set("a_low_rank_dim", json!(ranks.rate));
+                set("v_low_rank_dim", json!(ranks.residual));
+                set("gate_low_rank_dim", json!(ranks.gate));
+            }
+            _ => {
+                set("layer_norm_epsilon", json!(shortest(self.norm_eps)));
+                set("attention_hidden_size", json!(self.model_dim));
+            }
+        }
+        if let Generation::V5 | Generation::V6 = shape.generation {
+            let divisor = (f64::from(*head_eps) / 1e-5).sqrt().round();
+            set("head_size", json!(shape.head_dim));
+            set("head_size_divisor", json!(divisor as usize));
+            set("shares_low_rank_dim", json!(ranks.shares));
+        }
+        set("decay_low_rank_dim", json!(ranks.decay));
+        set("stored_halved_every", json!(halved_every));
     }
 
     /// What is said of Gemma 4 besides.

@@ -10,7 +10,7 @@ use std::slice::ChunksExact;
 use std::sync::{Mutex, PoisonError};
 
 use sterna_format::DType;
-use sterna_kernels::activation::{self, Activation};
+use sterna_kernels::activation::{self, Activation, Function};
 use sterna_kernels::attention::{self, Queries, attention};
 use sterna_kernels::delta::{DeltaInputs, delta_rule};
 use sterna_kernels::experts::{Routes, Routing};
@@ -18,6 +18,7 @@ use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryM
 use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::mamba::{self, MambaInputs};
 use sterna_kernels::quant::QuantError;
+use sterna_kernels::rwkv::{self, Decay, Finish, Generation, Part, Rkv, Shift, Wkv7Inputs};
 use sterna_kernels::ssm::{self, SsmInputs};
 use sterna_kernels::{Exec, Isa, ShapeError, conv, norm, rope, vector};
 
@@ -63,7 +64,7 @@ pub struct Cpu {
     rotated: Mutex<RotatedScratch>,
     /// Gates of attention, likewise.
     gates: Mutex<Vec<f32>>,
-    /// Queries, keys and values after their convolution, likewise.
+    /// Queries, keys and values after their convolution, or directions that time mixing forgets, likewise.
     convolved: Mutex<Vec<f32>>,
 }
 
@@ -822,6 +823,131 @@ impl Backend for Cpu {
         activation::gate(&self.exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
         Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        _: Stage,
+        x: &CpuBuffer,
+        (weight, bias): (&Vec<f32>, &Vec<f32>),
+        eps: f32,
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        out.shape(x.n_rows(), x.width).copy_from_slice(&x.values);
+        let norm = norm::layer_norm_groups(&self.exec, &mut out.values, (weight, bias), 1, eps);
+        Ok(norm?)
+    }
+
+    fn apply(&self, _: Stage, function: Function, x: &mut CpuBuffer) -> Result<(), BackendError> {
+        activation::apply(&self.exec, function, &mut x.values);
+        Ok(())
+    }
+
+    fn multiply(&self, _: Stage, x: &mut CpuBuffer, y: &CpuBuffer) -> Result<(), BackendError> {
+        Ok(vector::multiply(&self.exec, &mut x.values, &y.values)?)
+    }
+
+    fn token_shift(
+        &self,
+        stage: Stage,
+        shift: backend::TokenShift<'_, Cpu>,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let (shape, x) = (shift.shape, shift.x);
+        let part = shape.part(shift.part);
+        out.shape(x.n_rows(), x.width);
+        for_states(stage, shape.state(), sequences, |rows, (before, after)| {
+            let state = (&before[part.clone()], &mut after[part.clone()]);
+            let shift = Shift {
+                factors: shift.factors,
+                added: shift.added.map(|added| added.rows(rows)),
+                of_itself: matches!(shape.generation, Generation::V4 | Generation::V5),
+            };
+            rwkv::token_shift(&self.exec, &shift, x.rows(rows), state, out.rows_mut(rows))
+        })
+    }
+
+    fn time_mix(
+        &self,
+        stage: Stage,
+        mix: backend::TimeMix<'_, Cpu>,
+        sequences: &mut [Sequence<'_, CpuCache>],
+        out: &mut CpuBuffer,
+    ) -> Result<(), BackendError> {
+        let backend::TimeMix {
+            shape,
+            r,
+            k,
+            v,
+            mut recurrence,
+            finish,
+        } = mix;
+        let exec = &self.exec;
+        out.shape(r.n_rows(), shape.inner());
+        if let backend::Recurrence::Seven {
+            residual: Some((first, share)),
+            ..
+        } = &recurrence
+        {
+            vector::blend(exec, &mut v.values, &first.values, &share.values)?;
+        }
+        let mut forgotten = self
+            .convolved
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let part = shape.part(Part::Memory);
+        for_states(stage, shape.state(), sequences, |rows, (before, after)| {
+            let state = (&before[part.clone()], &mut after[part.clone()]);
+            let out = out.rows_mut(rows);
+            let norm = finish.as_ref().map(|finish| Finish {
+                weight: finish.weight,
+                bias: finish.bias,
+                eps: finish.eps,
+                gate: finish.gate.rows(rows),
+            });
+            let norm = norm.unwrap_or(Finish::NONE);
+            let rkv = Rkv {
+                r: r.rows(rows),
+                k: k.rows(rows),
+                v: v.rows(rows),
+            };
+            match &mut recurrence {
+                backend::Recurrence::Fixed { decay, first } => match shape.generation {
+                    Generation::V4 => rwkv::wkv4(exec, &rkv, (decay, first), state, out),
+                    _ => {
+                        let decay = (Decay::Fixed(decay), &first[..]);
+                        rwkv::wkv6(exec, &shape, &rkv, decay, &norm, state, out)
+                    }
+                },
+                backend::Recurrence::Six { decay, first } => {
+                    let decay = (Decay::Given(decay.rows_mut(rows)), &first[..]);
+                    rwkv::wkv6(exec, &shape, &rkv, decay, &norm, state, out)
+                }
+                backend::Recurrence::Seven {
+                    decay,
+                    rate,
+                    k_k,
+                    k_a,
+                    r_k,
+                    ..
+                } => {
+                    forgotten.resize(out.len(), 0.0);
+                    let inputs = Wkv7Inputs {
+                        decay: decay.rows_mut(rows),
+                        rate: rate.rows_mut(rows),
+                        forgotten: &mut forgotten,
+                        r: r.rows(rows),
+                        v: v.rows(rows),
+                        k: k.rows_mut(rows),
+                        k_k,
+                        k_a,
+                        r_k,
+                    };
+                    rwkv::wkv7(exec, &shape, inputs, &norm, state, out)
+                }
+            }
+        })
     }
 
     fn scale(&self, _: Stage, x: &mut CpuBuffer, factor: f32) -> Result<(), BackendError> {

@@ -16,13 +16,14 @@ use std::task::{Context, Poll};
 
 use sterna_format::DType;
 use sterna_kernels::Exec;
-use sterna_kernels::activation::Activation;
+use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::experts::Routing;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
-    ExpertInput, ExpertMatrices, ExpertProduct, LatentInputs, LayerContents, LinearSource, LowRank,
-    OutputLayout, Product, ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm,
+    ExpertInput, ExpertMatrices, ExpertProduct, HeadNorm, LatentInputs, LayerContents,
+    LinearSource, LowRank, OutputLayout, Product, Recurrence, ScreenedRows, SelectiveScan,
+    Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Cpu;
@@ -761,6 +762,119 @@ impl Backend for Hybrid {
             gate: self.change_on_cpu(scan.gate)?,
         };
         self.cpu.selective_scan(stage, scan, own, out.fill_on_cpu())
+    }
+
+    fn layer_norm(
+        &self,
+        stage: Stage,
+        x: &HybridBuffer,
+        (weight, bias): (&OfVector, &OfVector),
+        eps: f32,
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let weights = (on_host(weight)?, on_host(bias)?);
+        let x = &*self.on_cpu(x)?;
+        (self.cpu).layer_norm(stage, x, weights, eps, out.fill_on_cpu())
+    }
+
+    fn apply(
+        &self,
+        stage: Stage,
+        function: Function,
+        x: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        self.cpu.apply(stage, function, self.change_on_cpu(x)?)
+    }
+
+    fn multiply(
+        &self,
+        stage: Stage,
+        x: &mut HybridBuffer,
+        y: &HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let y = &*self.on_cpu(y)?;
+        self.cpu.multiply(stage, self.change_on_cpu(x)?, y)
+    }
+
+    fn token_shift(
+        &self,
+        stage: Stage,
+        shift: TokenShift<'_, Hybrid>,
+        sequences: &mut [Sequence<'_, HybridCache>],
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let own = &mut caches_on_host(sequences)[..];
+        let added = shift.added.map(|added| self.on_cpu(added)).transpose()?;
+        let shift = TokenShift {
+            shape: shift.shape,
+            part: shift.part,
+            x: &*self.on_cpu(shift.x)?,
+            factors: on_host(shift.factors)?,
+            added: added.as_deref(),
+        };
+        self.cpu.token_shift(stage, shift, own, out.fill_on_cpu())
+    }
+
+    fn time_mix(
+        &self,
+        stage: Stage,
+        mix: TimeMix<'_, Hybrid>,
+        sequences: &mut [Sequence<'_, HybridCache>],
+        out: &mut HybridBuffer,
+    ) -> Result<(), BackendError> {
+        let own = &mut caches_on_host(sequences)[..];
+        let gate = mix.finish.as_ref().map(|finish| self.on_cpu(finish.gate));
+        let gate = gate.transpose()?;
+        let finish = match (&mix.finish, gate.as_deref()) {
+            (Some(finish), Some(gate)) => Some(HeadNorm {
+                weight: on_host(finish.weight)?,
+                bias: on_host(finish.bias)?,
+                eps: finish.eps,
+                gate,
+            }),
+            _ => None,
+        };
+        let values;
+        let recurrence = match mix.recurrence {
+            Recurrence::Fixed { decay, first } => Recurrence::Fixed {
+                decay: on_host(decay)?,
+                first: on_host(first)?,
+            },
+            Recurrence::Six { decay, first } => Recurrence::Six {
+                decay: self.change_on_cpu(decay)?,
+                first: on_host(first)?,
+            },
+            Recurrence::Seven {
+                decay,
+                rate,
+                residual,
+                k_k,
+                k_a,
+                r_k,
+            } => Recurrence::Seven {
+                decay: self.change_on_cpu(decay)?,
+                rate: self.change_on_cpu(rate)?,
+                residual: match residual {
+                    Some((first, share)) => {
+                        values = (self.on_cpu(first)?, self.on_cpu(share)?);
+                        Some((&*values.0, &*values.1))
+                    }
+                    None => None,
+                },
+                k_k: on_host(k_k)?,
+                k_a: on_host(k_a)?,
+                r_k: on_host(r_k)?,
+            },
+        };
+        let mix = TimeMix {
+            shape: mix.shape,
+            r: &*self.on_cpu(mix.r)?,
+            k: self.change_on_cpu(mix.k)?,
+            v: self.change_on_cpu(mix.v)?,
+            recurrence,
+            finish,
+        };
+        self.cpu.time_mix(stage, mix, own, out.fill_on_cpu())
     }
 
     fn scale(&self, stage: Stage, x: &mut HybridBuffer, factor: f32) -> Result<(), BackendError> {

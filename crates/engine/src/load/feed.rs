@@ -387,7 +387,8 @@ impl<B: Backend> WeightFeed<B> {
                 projection: Some(projection),
                 screening: self.screening(),
             }),
-            output_norm: Take(&mut self.loaded).vector(self.plan.weights.output_norm),
+            output_norm: (self.plan.weights.output_norm.clone())
+                .convert(&mut Take(&mut self.loaded)),
         }
     }
 
@@ -419,7 +420,7 @@ impl Ids {
                 weights.layers[i].clone().convert(&mut ids);
             }
             Group::Head => {
-                ids.vector(weights.output_norm);
+                weights.output_norm.clone().convert(&mut ids);
                 if let Some(head) = weights.output.clone() {
                     head.convert(&mut ids);
                 }

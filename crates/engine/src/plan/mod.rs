@@ -14,10 +14,11 @@ use sterna_format::{DType, TensorCatalog, TensorEntry};
 use sterna_kernels::experts::Gating;
 use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
+use sterna_kernels::rwkv::Generation;
 
 use crate::backend::{
     BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, EXPERT_GROUPS, LATENT_ATTENTION,
-    LAYER_INPUTS, OUTPUT_GATES, ROTATIONS, SCALES, SHARED_EXPERTS, SHARED_KEYS, SIGMOIDS,
+    LAYER_INPUTS, OUTPUT_GATES, ROTATIONS, RWKV, SCALES, SHARED_EXPERTS, SHARED_KEYS, SIGMOIDS,
     STATE_SPACES, VALUE_NORMS,
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
@@ -295,6 +296,7 @@ impl ModelPlan {
                 layer.has_experts = config.experts.is_some() && router.is_some();
             }
         }
+        set_ranks(&mut config, catalog);
         if let Some(wide) = &mut config.wide_heads {
             // Nothing else says so.
             let full = config
@@ -339,7 +341,8 @@ impl ModelPlan {
         let family = config::hf::family(hf)?;
         let model_type = hf.model_type.as_deref().unwrap_or_default();
         let catalog = &translate_catalog(model_type, catalog)?;
-        let config = ModelConfig::from_hf(hf, n_vocab(catalog, Some(model_type))?)?;
+        let mut config = ModelConfig::from_hf(hf, n_vocab(catalog, Some(model_type))?)?;
+        set_ranks(&mut config, catalog);
         let oddity = config::check_vocab("vocab_size", hf.vocab_size, config.n_vocab)?;
         let bit_linears = BitLinears::of(hf, family)?;
         let mut planner = Planner::new(&config, catalog, bit_linears, *options, Some(model_type))?;
@@ -416,6 +419,7 @@ impl ModelPlan {
             (has_mixer(MixerKind::Ssm), STATE_SPACES),
             (has_mixer(MixerKind::Mamba), STATE_SPACES),
             (has_mixer(MixerKind::AttentionAndSsm), STATE_SPACES),
+            (has_mixer(MixerKind::TimeMix), RWKV),
             (c.residual_scale != 1.0 || c.logit_scale != 1.0, SCALES),
             (c.family.parts.output_gates, OUTPUT_GATES),
             (c.hadamard.is_some(), ROTATIONS),
@@ -597,6 +601,47 @@ fn n_vocab(catalog: &TensorCatalog, model_type: Option<&str>) -> Result<usize, P
         _ => Err(wrong(format!("{:?}", entry.shape))),
     }
 }
+
+/// Sets ranks of time mixing that the configuration doesn't say to those of its matrices.
+fn set_ranks(config: &mut ModelConfig, catalog: &TensorCatalog) {
+    let Some(rwkv) = &mut config.rwkv else {
+        return;
+    };
+    let parts = match rwkv.shape.generation {
+        Generation::V6 => SHARES,
+        _ => 1,
+    };
+    for (name, rank) in rwkv.ranks_mut() {
+        if *rank > 0 {
+            continue;
+        }
+        let of = |form: &str, axis: usize| {
+            let entry = catalog.get(&format!("{name}.{form}"))?;
+            entry.shape.get(axis).copied()
+        };
+        let rows = of("weight", 0).or_else(|| of("transposed", 1));
+        // What is too much doesn't fit the tensors that are checked next.
+        let n = match name.ends_with("time_mix_w1") {
+            true => rows.unwrap_or(0) / parts,
+            false => rows.unwrap_or(0),
+        };
+        *rank = n.min(MAX_RANK);
+    }
+}
+
+/// Mixes of positions that have shares of their own in the sixth generation of RWKV.
+pub(crate) const SHARES: usize = 5;
+
+/// Whose factors GGUF files have in one tensor, in order.
+pub(crate) fn fused_mixes(generation: Generation) -> &'static [&'static str] {
+    match generation {
+        Generation::V7 => &["r", "w", "k", "v", "a", "g"],
+        _ => &["w", "k", "v", "r", "g"],
+    }
+}
+
+/// Maximum rank of a pair of matrices.
+const MAX_RANK: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {

@@ -12,20 +12,21 @@ use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
 use sterna_kernels::hadamard::{Regroup, Rotation};
 use sterna_kernels::mamba::MambaShape;
+use sterna_kernels::rwkv::Generation;
 use sterna_kernels::ssm::SsmShape;
 
 use super::{
-    Every, LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, ScaleRecipe, Spec, Stored,
-    TensorRequest, Transform, VectorId, VectorRecipe, is_float, spelled,
+    Every, LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, SHARES, ScaleRecipe, Spec,
+    Stored, TensorRequest, Transform, VectorId, VectorRecipe, fused_mixes, is_float, spelled,
 };
-use crate::config::{self, ExpertsConfig, LatentConfig, MixerKind, ModelConfig};
+use crate::config::{self, ExpertsConfig, LatentConfig, MixerKind, ModelConfig, RwkvConfig};
 use crate::error::PlanError;
 use crate::family::{Family, Mixture, QkNorms, SsmFamily};
 use crate::rope::RopeScaling;
 use crate::weights::{
-    Attention, Convolution, DeltaNet, Dense, ExpertBiases, Experts, FeedForward, FeedForwardBlock,
-    LatentAttention, Layer, LayerInput, LayerInputs, Mamba, Mixer, Projection, SharedExpert, Ssm,
-    Weights,
+    Attention, ChannelMix, Convolution, DeltaNet, Dense, ExpertBiases, Experts, FeedForward,
+    FeedForwardBlock, LatentAttention, Layer, LayerInput, LayerInputs, Mamba, Mixer, Norm,
+    Projection, Recurrence, SharedExpert, Shares, Shifted, Ssm, TimeMix, Weights,
 };
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
@@ -257,7 +258,7 @@ impl<'a> Planner<'a> {
             Some(_) => "output_norm",
             None => self.config.family.gguf_output_norm,
         };
-        let output_norm = self.norm(output_norm, model_dim)?;
+        let output_norm = self.stream_norm(output_norm)?;
         let output = if may_be_tied && self.find("output.weight").is_none() {
             None
         } else {
@@ -383,7 +384,7 @@ impl<'a> Planner<'a> {
         let parts = self.config.family.parts;
         let name = |part: &str| format!("blk.{i}.{part}");
 
-        let attn_norm = self.norm(&name("attn_norm"), model_dim)?;
+        let attn_norm = self.stream_norm(&name("attn_norm"))?;
         const CHECKED: &str = "a checked configuration has the heads of such layers";
         let mixer = match self.config.layers[i].mixer {
             MixerKind::Attention => Mixer::Attention(self.attention(i)?),
@@ -405,9 +406,14 @@ impl<'a> Planner<'a> {
                 let ssm = self.ssm(i, &self.config.ssm.expect(CHECKED))?;
                 Mixer::Both(self.attention(i)?, ssm)
             }
+            MixerKind::TimeMix => {
+                let rwkv = self.config.rwkv.expect(CHECKED);
+                return self.rwkv_layer(i, attn_norm, &rwkv);
+            }
         };
         if self.config.family.ssm.is_some_and(SsmFamily::is_alone) {
             return Ok(Layer {
+                embed_norm: None,
                 attn_norm,
                 mixer,
                 post_attn_norm: None,
@@ -425,7 +431,7 @@ impl<'a> Planner<'a> {
             }
         };
 
-        let ffn_norm = self.norm(&name(ffn_norm), model_dim)?;
+        let ffn_norm = self.stream_norm(&name(ffn_norm))?;
         let ffn = match (&self.config.experts, self.config.layers[i].has_experts) {
             (Some(experts), true) => FeedForward::Experts(self.experts(i, experts)?),
             _ => FeedForward::Dense(self.dense(i)?),
@@ -441,6 +447,7 @@ impl<'a> Planner<'a> {
             None => None,
         };
         Ok(Layer {
+            embed_norm: None,
             attn_norm,
             mixer,
             post_attn_norm,
@@ -773,7 +780,7 @@ impl<'a> Planner<'a> {
         let has_norm =
             self.config.family.ssm != Some(SsmFamily::FalconH1) || self.find(&norm).is_some();
         let norm = match has_norm {
-            true => Some(self.flat_vector(&norm, shape.inner(), Transform::None)?),
+            true => Some(self.any_shape(&norm, shape.inner(), Transform::None)?),
             false => None,
         };
         let mut output = self.projection(&name("ssm_out"), Rows::all(dim), shape.inner())?;
@@ -785,7 +792,7 @@ impl<'a> Planner<'a> {
             taps,
             conv_bias: self.conv_bias(i, shape.channels())?,
             a: self.decay(&name("ssm_a"), n_heads)?,
-            d: self.flat_vector(&name("ssm_d"), n_heads, Transform::None)?,
+            d: self.any_shape(&name("ssm_d"), n_heads, Transform::None)?,
             dt_bias: self.vector(&name("ssm_dt.bias"), n_heads, Transform::None)?,
             norm,
             output,
@@ -849,6 +856,281 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// Block `i` of RWKV.
+    fn rwkv_layer(
+        &mut self,
+        i: usize,
+        attn_norm: Norm<VectorId>,
+        rwkv: &RwkvConfig,
+    ) -> Result<Layer<LinearId, VectorId>, PlanError> {
+        let (dim, generation) = (self.config.model_dim, rwkv.shape.generation);
+        let ffn_dim = self.config.ffn_dim;
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let embed_norm = match i {
+            0 => Some(self.stream_norm("token_embd_norm")?),
+            _ => None,
+        };
+        let mixer = Mixer::Time(self.time_mix(i, rwkv)?);
+        let norm = self.stream_norm(&name(self.config.family.ffn_norm))?;
+        let key = Shifted {
+            factors: self.mix_factors(i, "channel_mix", "k", rwkv)?,
+            down: None,
+            projection: self.projection(&name("channel_mix_key"), Rows::all(ffn_dim), dim)?,
+        };
+        let receptance = match generation {
+            Generation::V7 => None,
+            _ => Some(Shifted {
+                factors: self.mix_factors(i, "channel_mix", "r", rwkv)?,
+                down: None,
+                projection: self.projection(
+                    &name("channel_mix_receptance"),
+                    Rows::all(dim),
+                    dim,
+                )?,
+            }),
+        };
+        let mut value = self.projection(&name("channel_mix_value"), Rows::all(dim), ffn_dim)?;
+        value.scale = rwkv.residual_factor(i);
+        Ok(Layer {
+            embed_norm,
+            attn_norm,
+            mixer,
+            post_attn_norm: None,
+            ffn: Some(FeedForwardBlock {
+                norm,
+                network: FeedForward::Channel(ChannelMix {
+                    key,
+                    receptance,
+                    value,
+                }),
+                post_norm: None,
+            }),
+            input: None,
+            scale: None,
+        })
+    }
+
+    /// The time mixing of block `i`.
+    fn time_mix(
+        &mut self,
+        i: usize,
+        rwkv: &RwkvConfig,
+    ) -> Result<TimeMix<LinearId, VectorId>, PlanError> {
+        let (dim, generation, ranks) = (self.config.model_dim, rwkv.shape.generation, rwkv.ranks);
+        let name = |part: &str| format!("blk.{i}.time_mix_{part}");
+        let mut square = |letter: &str, part: &str| {
+            Ok::<_, PlanError>(Shifted {
+                factors: self.mix_factors(i, "time_mix", letter, rwkv)?,
+                down: None,
+                projection: self.projection(&name(part), Rows::all(dim), dim)?,
+            })
+        };
+        let (r, k) = (square("r", "receptance")?, square("k", "key")?);
+        let v = square("v", "value")?;
+        let gate = match generation {
+            Generation::V4 => None,
+            Generation::V5 | Generation::V6 => Some(square("g", "gate")?),
+            Generation::V7 => {
+                let factors = self.mix_factors(i, "time_mix", "g", rwkv)?;
+                let down = self.of_inputs(&name("g1"), [ranks.gate, dim])?;
+                Some(Shifted {
+                    factors,
+                    down: Some(down),
+                    projection: self.of_inputs(&name("g2"), [dim, ranks.gate])?,
+                })
+            }
+        };
+        let recurrence = match generation {
+            Generation::V4 | Generation::V5 => Recurrence::Fixed {
+                decay: self.any_shape(&name("decay.weight"), dim, Transform::None)?,
+                first: self.any_shape(&name("first.weight"), dim, Transform::None)?,
+            },
+            Generation::V6 => {
+                let rank = ranks.shares;
+                let w2 = name("w2");
+                let up = (0..SHARES).map(|part| self.share(&w2, part, [dim, rank]));
+                let up = up.collect::<Result<_, _>>()?;
+                let pair = [name("decay_w"), name("decay")];
+                let decay = self.shifted_pair(i, "w", pair, ranks.decay, rwkv)?;
+                Recurrence::Six {
+                    shares: Shares {
+                        factors: self.any_shape(&name("lerp_x.weight"), dim, Transform::None)?,
+                        down: self.of_inputs(&name("w1"), [SHARES * rank, dim])?,
+                        up,
+                    },
+                    decay,
+                    first: self.any_shape(&name("first.weight"), dim, Transform::None)?,
+                }
+            }
+            Generation::V7 => {
+                let residual = match i {
+                    0 => {
+                        // GGUF files have copies of others there.
+                        for part in ["v0", "v1", "v2"] {
+                            self.find(&name(&format!("{part}.weight")));
+                        }
+                        None
+                    }
+                    _ => Some(self.low_rank(&name("v"), &name("v0"), ranks.residual)?),
+                };
+                Recurrence::Seven {
+                    decay: self.shifted_pair(i, "w", [name("w"), name("w0")], ranks.decay, rwkv)?,
+                    rate: self.shifted_pair(i, "a", [name("a"), name("a0")], ranks.rate, rwkv)?,
+                    residual,
+                    k_k: self.any_shape(&name("k_k.weight"), dim, Transform::None)?,
+                    k_a: self.any_shape(&name("k_a.weight"), dim, Transform::None)?,
+                    r_k: self.any_shape(&name("r_k.weight"), dim, Transform::None)?,
+                }
+            }
+        };
+        let finish = match gate {
+            None => None,
+            Some(gate) => Some((self.stream_norm(&name("ln"))?, gate)),
+        };
+        let mut output = self.projection(&name("output"), Rows::all(dim), dim)?;
+        output.scale = rwkv.residual_factor(i);
+        Ok(TimeMix {
+            r,
+            k,
+            v,
+            recurrence,
+            finish,
+            output,
+        })
+    }
+
+    /// A pair of matrices of low rank, which read a mix of positions.
+    fn shifted_pair(
+        &mut self,
+        i: usize,
+        letter: &str,
+        [pair, bias]: [String; 2],
+        rank: usize,
+        rwkv: &RwkvConfig,
+    ) -> Result<Shifted<LinearId, VectorId>, PlanError> {
+        let factors = self.mix_factors(i, "time_mix", letter, rwkv)?;
+        let [down, projection] = self.low_rank(&pair, &bias, rank)?;
+        Ok(Shifted {
+            factors,
+            down: Some(down),
+            projection,
+        })
+    }
+
+    /// A pair of matrices of low rank, whose names end in 1 and 2, and what is added then.
+    fn low_rank(
+        &mut self,
+        pair: &str,
+        bias: &str,
+        rank: usize,
+    ) -> Result<[Projection<LinearId, VectorId>; 2], PlanError> {
+        let dim = self.config.model_dim;
+        let down = self.of_inputs(&format!("{pair}1"), [rank, dim])?;
+        let mut up = self.of_inputs(&format!("{pair}2"), [dim, rank])?;
+        up.bias = Some(self.any_shape(&format!("{bias}.weight"), dim, Transform::None)?);
+        Ok([down, up])
+    }
+
+    /// A linear layer that checkpoints may have with inputs as rows.
+    fn of_inputs(
+        &mut self,
+        name: &str,
+        [n, k]: [usize; 2],
+    ) -> Result<Projection<LinearId, VectorId>, PlanError> {
+        let transposed = format!("{name}.transposed");
+        let Some(entry) = self.find(&transposed) else {
+            return self.projection(name, Rows::all(n), k);
+        };
+        check_shape(entry, &[k, n])?;
+        let weight = self.turned_part(name, entry, 0, [n, k])?;
+        Ok(Projection {
+            input_norm: None,
+            weight,
+            scale: 1.0,
+            bias: None,
+        })
+    }
+
+    /// The matrix `[n, k]` of `entry` whose columns are rows there, from row `first` on.
+    fn turned_part(
+        &mut self,
+        name: &str,
+        entry: &TensorEntry,
+        first: usize,
+        [n, k]: [usize; 2],
+    ) -> Result<LinearId, PlanError> {
+        expect_floats(entry, "floats are needed where rows of a matrix are inputs")?;
+        let rows = Rows {
+            first,
+            n: k,
+            stored: k,
+        };
+        let (part, recipe) = self.rows_of(name, entry, rows, n)?;
+        let recipe = LinearRecipe {
+            n,
+            k,
+            n_stored: n,
+            transposed: true,
+            ..recipe
+        };
+        Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
+    }
+
+    /// One of the matrices `[n, k]` that give shares of factors, of a tensor that has all.
+    fn share(
+        &mut self,
+        name: &str,
+        part: usize,
+        [n, k]: [usize; 2],
+    ) -> Result<LinearId, PlanError> {
+        if let Some(entry) = self.find(&format!("{name}.transposed")) {
+            check_shape(entry, &[SHARES, k, n])?;
+            return self.turned_part(name, entry, part * k, [n, k]);
+        }
+        let entry = self.require(&format!("{name}.weight"), &[SHARES, n, k])?;
+        expect_whole_blocks(entry, k)?;
+        let rows = Rows {
+            first: part * n,
+            n,
+            stored: SHARES * n,
+        };
+        let (part, recipe) = self.rows_of(name, entry, rows, k)?;
+        Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
+    }
+
+    /// The factors of a mix of positions: a vector of their own, or a part of one that has those of all.
+    fn mix_factors(
+        &mut self,
+        i: usize,
+        kind: &str,
+        letter: &str,
+        rwkv: &RwkvConfig,
+    ) -> Result<VectorId, PlanError> {
+        let dim = self.config.model_dim;
+        let fused = format!("blk.{i}.{kind}_lerp_fused.weight");
+        let Some(entry) = self.find(&fused) else {
+            let name = format!("blk.{i}.{kind}_lerp_{letter}.weight");
+            return self.any_shape(&name, dim, Transform::None);
+        };
+        let all = fused_mixes(rwkv.shape.generation);
+        let own = all.iter().position(|&other| other == letter);
+        expect_floats(entry, "floats are needed")?;
+        check_shape(entry, &[all.len(), 1, 1, dim])?;
+        let size = entry.dtype.block_bytes() as u64 * dim as u64;
+        let part = TensorRequest {
+            offset: entry.offset + own.unwrap_or(0) as u64 * size,
+            len: size,
+            ..whole(entry)
+        };
+        let recipe = VectorRecipe {
+            dtype: entry.dtype,
+            len: dim,
+            transform: Transform::None,
+            every: Every::ONE,
+        };
+        Ok(VectorId(self.push(vec![part], Recipe::Vector(recipe))))
+    }
+
     /// The decays of heads, of which checkpoints have the logarithm.
     fn decay(&mut self, name: &str, n_heads: usize) -> Result<VectorId, PlanError> {
         let entry = self.catalog.get(name);
@@ -856,18 +1138,19 @@ impl<'a> Planner<'a> {
             true => Transform::MinusExp,
             false => Transform::None,
         };
-        self.flat_vector(name, n_heads, transform)
+        self.any_shape(name, n_heads, transform)
     }
 
-    /// A vector that may be stored as a matrix: GGUF files have one value of a head in a row, and groups of a norm.
-    fn flat_vector(
+    /// A vector of `len` elements, whatever its dimensions: GGUF files have one value of a head in a row, and groups of a
+    /// norm; checkpoints, dimensions of one.
+    fn any_shape(
         &mut self,
         name: &str,
         len: usize,
         transform: Transform,
     ) -> Result<VectorId, PlanError> {
         let shape = match self.catalog.get(name).map(|entry| &entry.shape[..]) {
-            Some(&[rows, columns]) if rows.checked_mul(columns) == Some(len) => vec![rows, columns],
+            Some(shape) if shape.iter().product::<usize>() == len => shape.to_vec(),
             _ => vec![len],
         };
         let (parts, recipe) = self.vector_of_shape(name, &shape, transform)?;
@@ -1301,6 +1584,19 @@ impl<'a> Planner<'a> {
             _ => format!("{name}.weight"),
         };
         self.vector(&stored, len, self.norms)
+    }
+
+    /// A norm of the residual stream, with a bias in families that have those.
+    fn stream_norm(&mut self, name: &str) -> Result<Norm<VectorId>, PlanError> {
+        let len = self.config.model_dim;
+        let bias = format!("{name}.bias");
+        Ok(Norm {
+            weight: self.norm(name, len)?,
+            bias: match self.config.rwkv {
+                Some(_) => Some(self.vector(&bias, len, Transform::None)?),
+                None => None,
+            },
+        })
     }
 
     fn optional_norm(

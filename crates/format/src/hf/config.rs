@@ -143,6 +143,27 @@ pub struct Config {
     /// Bounds of time steps; infinite if the second is no number.
     pub time_step_limit: Option<[Option<f64>; 2]>,
     pub layer_norm_epsilon: Option<f64>,
+    /// Time mixing of RWKV.
+    pub attention_hidden_size: Option<usize>,
+    /// Elements of its heads.
+    pub head_size: Option<usize>,
+    /// The root of what 1e-5 is multiplied with in norms of its heads.
+    pub head_size_divisor: Option<usize>,
+    /// Widths of values in each layer (`value_dim`).
+    pub value_dims: Option<Vec<usize>>,
+    pub norm_bias: Option<bool>,
+    /// Width of channel mixing over that of the model.
+    pub hidden_ratio: Option<f64>,
+    /// Ranks of pairs of matrices in time mixing.
+    pub decay_low_rank_dim: Option<usize>,
+    /// No other program writes it.
+    pub shares_low_rank_dim: Option<usize>,
+    pub a_low_rank_dim: Option<usize>,
+    pub v_low_rank_dim: Option<usize>,
+    pub gate_low_rank_dim: Option<usize>,
+    /// After how many layers what is added to the residual stream is stored halved, as in GGUF files; no other program
+    /// writes it.
+    pub stored_halved_every: Option<usize>,
     /// Which layers of Jamba have attention, and which experts.
     pub attn_layer_period: Option<usize>,
     pub attn_layer_offset: Option<usize>,
@@ -370,6 +391,21 @@ impl Config {
             use_bias: bool("use_bias")?,
             time_step_limit: get("time_step_limit").map(|n| limits(&n)).transpose()?,
             layer_norm_epsilon: f64("layer_norm_epsilon")?,
+            attention_hidden_size: count("attention_hidden_size")?,
+            head_size: count("head_size")?,
+            head_size_divisor: count("head_size_divisor")?,
+            value_dims: match get("value_dim") {
+                Some(node) if node.count().is_err() => Some(node.list(Node::count)?),
+                node => node.map(|n| n.count().map(|dim| vec![dim])).transpose()?,
+            },
+            norm_bias: bool("norm_bias")?,
+            hidden_ratio: f64("hidden_ratio")?,
+            decay_low_rank_dim: count("decay_low_rank_dim")?,
+            shares_low_rank_dim: count("shares_low_rank_dim")?,
+            a_low_rank_dim: count("a_low_rank_dim")?,
+            v_low_rank_dim: count("v_low_rank_dim")?,
+            gate_low_rank_dim: count("gate_low_rank_dim")?,
+            stored_halved_every: count("stored_halved_every")?,
             attn_layer_period: count("attn_layer_period")?,
             attn_layer_offset: count("attn_layer_offset")?,
             expert_layer_period: count("expert_layer_period")?,
