@@ -403,6 +403,16 @@ fn state_spaces_are_groups_of_their_own() {
             &[("embed", "embed"), ("layer.2", "mamba"), ("head", "head")][..],
         ),
         (
+            "rwkv6",
+            "rwkv",
+            &[("embed", "embed"), ("layer.2", "rwkv"), ("head", "head")],
+        ),
+        (
+            "rwkv7",
+            "rwkv",
+            &[("embed", "embed"), ("layer.2", "rwkv"), ("head", "head")],
+        ),
+        (
             "jamba",
             "jamba",
             &[

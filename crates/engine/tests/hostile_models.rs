@@ -74,6 +74,8 @@ fn damaged_gguf_files() {
         "reference-states/gguf/jamba",
         "reference-states/gguf/falcon-h1",
         "reference-states/gguf/mamba2",
+        "reference-states/gguf/rwkv6",
+        "reference-states/gguf/rwkv7",
     ] {
         let dir = testdata().join(name);
         let file = read(&files(&dir, "gguf")[0]).to_vec();
@@ -243,6 +245,41 @@ fn configurations_that_contradict_their_files() {
             "reference-mixtures/hf/gpt-oss-mxfp4",
             json!({"quantization_config": {"quant_method": "fp8"}}),
             "quantization_config.quant_method: expected `bitnet`",
+        ),
+        (
+            "reference-states/hf/rwkv4",
+            json!({"attention_hidden_size": 256}),
+            "attention_hidden_size: expected the width of the model, 128, found 256",
+        ),
+        (
+            "reference-states/hf/rwkv5",
+            json!({"head_size": 48}),
+            "heads of time mixing: expected as many elements together as the model is wide, 128, found 2 of 48",
+        ),
+        (
+            "reference-states/hf/rwkv6",
+            json!({"head_size": 0}),
+            "heads of time mixing: expected as many elements together as the model is wide, 128, found 0 of 0",
+        ),
+        (
+            "reference-states/hf/rwkv6",
+            json!({"head_size_divisor": 0}),
+            "epsilon of heads: expected a positive number, found 0",
+        ),
+        (
+            "reference-states/hf/rwkv7",
+            json!({"a_low_rank_dim": 1_000_000_000}),
+            "rank of `blk.0.time_mix_a1`: expected at most 65536",
+        ),
+        (
+            "reference-states/hf/rwkv7",
+            json!({"gate_low_rank_dim": 16}),
+            "`model.layers.0.attn.g_lora.lora.0.weight`: expected shape [16, 128]",
+        ),
+        (
+            "reference-states/hf/rwkv7",
+            json!({"norm_bias": false}),
+            "norm_bias: expected true",
         ),
         (
             "reference-states/hf/lfm2-moe",
@@ -491,6 +528,8 @@ fn damaged_configurations() {
         "reference-states/hf/qwen3.5",
         "reference-states/hf/qwen3-next",
         "reference-states/hf/granite-hybrid",
+        "reference-states/hf/rwkv6",
+        "reference-states/hf/rwkv7",
     ] {
         let dir = testdata().join(name);
         let text = String::from_utf8(read(&dir.join("config.json")).to_vec()).unwrap();

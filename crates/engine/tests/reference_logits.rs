@@ -4,7 +4,11 @@ mod common;
 
 use std::path::Path;
 
-use common::{Reference, best, load_hf, logits, max_difference, nll, testdata};
+use common::{Reference, best, cpu, load, load_hf, logits, max_difference, nll, read, testdata};
+use sterna_engine::ModelPlan;
+use sterna_engine::plan::PlanOptions;
+use sterna_format::hf;
+use sterna_format::safetensors::{self, SafeTensors};
 
 /// Float models: the reference is f32 too, in another order of summation.
 const MAX_DIFFERENCE: f32 = 1e-3;
@@ -176,6 +180,43 @@ fn states() {
     ] {
         check_float(&testdata().join("reference-states/hf").join(name));
     }
+}
+
+/// GGUF files may have what layers add to the residual stream as halves of halves.
+#[test]
+fn what_is_stored_halved_is_doubled() {
+    let dir = testdata().join("reference-states/hf/rwkv6");
+    let reference = Reference::read(&dir.join("reference.safetensors"));
+    let weights = read(&dir.join("model.safetensors"));
+    let header = SafeTensors::parse(&weights, weights.len() as u64).unwrap();
+    let mut halved = weights.to_vec();
+    for tensor in header.tensors() {
+        let is_added = ["attention.output.weight", "feed_forward.value.weight"];
+        if !is_added.iter().any(|end| tensor.name.ends_with(end)) {
+            continue;
+        }
+        let layer = tensor.name["rwkv.blocks.".len()..].split('.').next();
+        let layer: u16 = layer.unwrap().parse().unwrap();
+        let range = tensor.offset as usize..(tensor.offset + tensor.len) as usize;
+        for bytes in halved[range].chunks_exact_mut(2) {
+            let value = u16::from_le_bytes([bytes[0], bytes[1]]);
+            // The exponent of a bf16.
+            let halves = if value & 0x7fff == 0 {
+                value
+            } else {
+                value - (layer << 7)
+            };
+            bytes.copy_from_slice(&halves.to_le_bytes());
+        }
+    }
+    let config = String::from_utf8(read(&dir.join("config.json")).to_vec()).unwrap();
+    let config = config.replacen('{', r#"{"stored_halved_every": 1,"#, 1);
+    let config = hf::Config::parse(config.as_bytes()).unwrap();
+    let catalog = safetensors::merge(vec![("model.safetensors", header)], None).unwrap();
+    let plan = ModelPlan::from_hf(&config, &catalog, &PlanOptions::default()).unwrap();
+    let model = load(plan, &[halved.into()], cpu()).unwrap();
+    let got = logits(&model, &reference.ids, 1000);
+    assert_eq!(got, logits(&load_hf(&dir), &reference.ids, 1000));
 }
 
 /// Other shapes and settings of the same families: every folder of `testdata/reference-variants`.

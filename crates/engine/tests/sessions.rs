@@ -103,13 +103,16 @@ fn forks_share_a_prefix_and_nothing_else() {
 }
 
 /// Models most of whose layers have a state, one for each kind.
-fn stateful() -> [Arc<Model<Cpu>>; 5] {
+fn stateful() -> [Arc<Model<Cpu>>; 8] {
     [
         "lfm2-moe",
         "qwen3.5-moe",
         "granite-hybrid",
         "jamba",
         "falcon-h1",
+        "rwkv4",
+        "rwkv6",
+        "rwkv7",
     ]
     .map(|name| {
         let dir = testdata().join("reference-states/hf").join(name);
