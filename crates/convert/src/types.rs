@@ -8,7 +8,7 @@ use bytes::Bytes;
 use sterna::{Context, Error, Result, bail};
 use sterna_engine::export::{Exported, ExportedData, i2_s};
 use sterna_format::DType;
-use sterna_format::names::{EMBEDDINGS, HEAD, is_router};
+use sterna_format::names::{is_embeddings, is_head, is_in_layer};
 use sterna_format::rdrr::TensorMap;
 use sterna_format::rdrr::naming::{self, Variant};
 use sterna_kernels::Exec;
@@ -19,8 +19,6 @@ use crate::event::{Event, Notify, Warning};
 use crate::row_chunks::row_chunks;
 
 /// The embedding table and the output head in GGUF files.
-const GGUF_EMBEDDINGS: &str = "token_embd.weight";
-const GGUF_HEAD: &str = "output.weight";
 /// Tensors with fewer elements keep their type.
 const MIN_ELEMENTS: usize = 1024;
 
@@ -125,12 +123,10 @@ impl<'a> Encoding<'a> {
     ///
     /// Errors: a ternary tensor that no supported type can represent.
     pub(crate) fn of(tensor: &'a Exported, targets: &Targets, tied: bool) -> Result<Encoding<'a>> {
-        let target = match (tensor.name.as_str(), tensor.shape.len()) {
-            (_, 1) => Target::Keep,
-            // Small, and what is computed depends on its order.
-            (name, _) if is_router(name) => Target::Keep,
-            (EMBEDDINGS | GGUF_EMBEDDINGS, _) => targets.table(tied),
-            (HEAD | GGUF_HEAD, _) => targets.head.unwrap_or_else(|| targets.table(false)),
+        let target = match tensor.name.as_str() {
+            _ if !tensor.may_round => Target::Keep,
+            name if is_embeddings(name) => targets.table(tied),
+            name if is_head(name) => targets.head.unwrap_or_else(|| targets.table(false)),
             _ => targets.weights,
         };
         let (dtype, remark) = match &tensor.data {
@@ -260,6 +256,7 @@ pub(crate) fn storable(tensor: Exported, divides: bool) -> Result<Vec<Exported>>
     let blocks = |name: String, shape, dtype, bytes: Vec<u8>| Exported {
         name,
         shape,
+        may_round: false,
         data: ExportedData::Blocks {
             dtype,
             bytes: bytes.into(),
@@ -365,9 +362,12 @@ fn block_type(tensor: &Exported, from: DType, target: Target) -> (DType, Option<
 /// different names however many matrices took another type; else that of most elements. That of a `tied` head
 /// is the table's.
 pub(crate) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant {
-    let of = |name: &str| tensors.get(name).and_then(|tensor| tensor.dtype.known());
-    let embeddings = of(EMBEDDINGS).unwrap_or(DType::F32);
-    let in_layers = tensors.iter().filter(|t| t.name.contains(".layers."));
+    let of = |is_it: fn(&str) -> bool| {
+        let mut found = tensors.iter().filter(|tensor| is_it(&tensor.name));
+        found.find_map(|tensor| tensor.dtype.known())
+    };
+    let embeddings = of(is_embeddings).unwrap_or(DType::F32);
+    let in_layers = tensors.iter().filter(|t| is_in_layer(&t.name));
     let in_layers = in_layers.filter_map(|t| Some((t.dtype.known()?, &t.shape[..])));
     let weights = match asked {
         Target::To(dtype)
@@ -381,7 +381,7 @@ pub(crate) fn variant(tensors: &TensorMap, asked: Target, tied: bool) -> Variant
     };
     let head = match tied {
         true => embeddings,
-        false => of(HEAD).unwrap_or(embeddings),
+        false => of(is_head).unwrap_or(embeddings),
     };
     Variant {
         weights,
@@ -413,6 +413,7 @@ mod tests {
         Exported {
             name: name.into(),
             shape: shape.to_vec(),
+            may_round: shape.len() > 1,
             data: ExportedData::Blocks {
                 dtype: DType::F32,
                 bytes: bytes.into(),
@@ -537,6 +538,7 @@ mod tests {
         let ternary = |scale| Exported {
             name: "model.layers.0.mlp.up_proj.weight".into(),
             shape: vec![4, 256],
+            may_round: true,
             data: ExportedData::Ternary {
                 codes: vec![0b01_10_00_01; 4 * 64].into(),
                 scale,

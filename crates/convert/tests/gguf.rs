@@ -79,6 +79,8 @@ fn files_give_the_logits_of_their_source_bit_for_bit() {
             "falcon-h1",
             "multipliers: GGUF can't express factors of a falcon-h1 model",
         ),
+        ("rwkv4", "architecture: GGUF can't express a rwkv-4 model"),
+        ("rwkv5", "architecture: GGUF can't express a rwkv-5 model"),
         ("gemma2-no-caps-bias", "that a gemma2 model has no bound"),
         ("llama-autobitlinear-norm", "a multiple of 128 trits"),
         ("llama-autobitlinear-online", "a multiple of 128 trits"),

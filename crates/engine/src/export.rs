@@ -63,6 +63,9 @@ pub struct Exported {
     pub name: String,
     /// Row-major, outermost first: a linear weight is `[n, k]`.
     pub shape: Vec<usize>,
+    /// Whether its values may be stored with fewer bits: those of matrices may, but for routers and pairs of low rank,
+    /// which are small and which much depends on.
+    pub may_round: bool,
     /// Its values.
     pub data: ExportedData,
 }
@@ -145,6 +148,7 @@ impl ModelPlan {
         let tensors = tensors.into_iter().map(|(name, values)| Exported {
             name: name.to_owned(),
             shape: vec![values.len()],
+            may_round: false,
             data: f32s(&values),
         });
         Ok(GgufHead {
@@ -169,6 +173,7 @@ impl ModelPlan {
         let tensors = shapes.into_iter().enumerate().map(|(i, shape)| Exported {
             name: format!("blk.0.time_mix_v{i}.weight"),
             data: f32s(&vec![0.0; shape.iter().product()]),
+            may_round: false,
             shape,
         });
         tensors.collect()
@@ -213,6 +218,8 @@ struct Target {
     less_one: bool,
     /// The tensor is `[n_experts, n, k]`; this is the matrix of one expert.
     stacked: bool,
+    /// Its values keep their bits.
+    is_exact: bool,
     /// Its place among the parts of the tensor, where that isn't the order of execution.
     row: usize,
     /// The shape of values that are no list.
@@ -368,7 +375,13 @@ impl Exporter {
             }
         };
         let name = target.map(|target| target.name.clone()).unwrap_or_default();
-        let mut tensor = Exported { name, shape, data };
+        let is_matrix = matches!(spec.recipe, Recipe::Linear(_));
+        let mut tensor = Exported {
+            name,
+            shape,
+            may_round: is_matrix && target.is_some_and(|target| !target.is_exact),
+            data,
+        };
         if let Some(begun) = self.begun.take() {
             tensor = begun.joined(tensor)?;
         }
@@ -745,9 +758,17 @@ impl Naming {
             order: Order::Same,
             less_one: false,
             stacked: false,
+            is_exact: false,
             row: 0,
             shape: None,
         })
+    }
+
+    /// Keeps the bits of a matrix that has a name.
+    fn keep(&mut self, id: LinearId) {
+        if let Some(target) = &mut self.targets[id.0] {
+            target.is_exact = true;
+        }
     }
 
     /// The latent attention of block `i`: the matrices of all heads are one tensor.
@@ -936,8 +957,10 @@ impl Naming {
                 self.set(first.0, &name("first.weight")).shape = Some(heads);
                 mixes.push(("x", shares.factors));
                 self.set(shares.down.weight.0, &name("w1.weight"));
+                self.keep(shares.down.weight);
                 for id in &shares.up {
                     self.set(id.0, &name("w2.weight")).stacked = true;
+                    self.keep(*id);
                 }
             }
             Recurrence::Seven {
@@ -1030,6 +1053,8 @@ impl Naming {
     ) {
         self.set(down.weight.0, &format!("{pair}1.weight"));
         self.set(up.weight.0, &format!("{pair}2.weight"));
+        self.keep(down.weight);
+        self.keep(up.weight);
         if let Some(id) = up.bias {
             self.set(id.0, &format!("{bias}.weight"));
         }
@@ -1060,6 +1085,7 @@ impl Naming {
             .experts
             .map_or(config.ffn_dim, |experts| experts.ffn_dim);
         self.projection(&experts.router, &name("ffn_gate_inp"), Order::Same);
+        self.keep(experts.router.weight);
         if let Some(bias) = experts.bias {
             self.set(bias.0, &name("exp_probs_b.bias"));
         }

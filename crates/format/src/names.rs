@@ -93,10 +93,10 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
     }
     let outside = match module {
         "token_embd" if is_mamba(model_type) => Some(MAMBA_EMBEDDINGS),
-        "token_embd" if model_type == RWKV7 => Some("model.embeddings"),
-        "token_embd" if has_rwkv_blocks(model_type) => Some("rwkv.embeddings"),
+        "token_embd" if model_type == RWKV7 => Some(RWKV7_EMBEDDINGS),
+        "token_embd" if has_rwkv_blocks(model_type) => Some(RWKV_EMBEDDINGS),
         "output_norm" if has_rwkv_blocks(model_type) => Some("rwkv.ln_out"),
-        "output" if has_rwkv_blocks(model_type) => Some("head"),
+        "output" if has_rwkv_blocks(model_type) => Some(RWKV_HEAD),
         "token_embd" => Some(EMBEDDINGS),
         "output_norm" if is_lfm2(model_type) => Some(LFM2_OUTPUT_NORM),
         "output_norm" if is_mamba(model_type) => Some(MAMBA_OUTPUT_NORM),
@@ -361,6 +361,13 @@ fn has_rwkv_blocks(model_type: &str) -> bool {
 fn is_rwkv(model_type: &str) -> bool {
     has_rwkv_blocks(model_type) || model_type == RWKV7
 }
+
+/// The embedding table of the seventh generation.
+const RWKV7_EMBEDDINGS: &str = "model.embeddings.weight";
+/// That of generations before.
+const RWKV_EMBEDDINGS: &str = "rwkv.embeddings.weight";
+/// Their output head.
+const RWKV_HEAD: &str = "head.weight";
 
 /// The norm of embeddings.
 const RWKV_EMBED_NORM: &str = "token_embd_norm";
@@ -685,25 +692,30 @@ const W_PARTS: [(&str, &str); 3] = [("w1", "ffn_gate"), ("w3", "ffn_up"), ("w2",
 /// The router of a mixture of experts in GGUF files.
 const ROUTER: &str = "ffn_gate_inp";
 
-/// Whether the tensor with the GGUF or Hugging Face name `name` is the router of a mixture of experts.
+/// Whether the tensor with the GGUF or Hugging Face name `name` is the embedding table.
 ///
 /// ```
-/// use sterna_format::names::is_router;
+/// use sterna_format::names::is_embeddings;
 ///
-/// assert!(is_router("blk.0.ffn_gate_inp.weight"));
-/// assert!(is_router("model.layers.0.mlp.gate.weight"));
-/// assert!(!is_router("model.layers.0.mlp.gate_proj.weight"));
+/// assert!(is_embeddings("token_embd.weight"));
+/// assert!(is_embeddings("backbone.embeddings.weight"));
+/// assert!(!is_embeddings("lm_head.weight"));
 /// ```
-pub fn is_router(name: &str) -> bool {
-    let module = name.strip_suffix(".weight").unwrap_or(name);
-    let families =
-        ["", "mixtral", "lfm2_moe", "jamba"].map(|model_type| Mixture::of(model_type).router);
-    let ends = |end: &str| {
-        module
-            .strip_suffix(end)
-            .is_some_and(|rest| rest.ends_with('.'))
-    };
-    ends(ROUTER) || ends(GPT_OSS_OWN[0].0) || families.iter().any(|router| ends(router))
+pub fn is_embeddings(name: &str) -> bool {
+    let names = ["token_embd.weight", EMBEDDINGS, MAMBA_EMBEDDINGS];
+    names.contains(&name) || matches!(name, RWKV_EMBEDDINGS | RWKV7_EMBEDDINGS)
+}
+
+/// Whether it is the output head, where that isn't the embedding table.
+pub fn is_head(name: &str) -> bool {
+    matches!(name, "output.weight" | HEAD | RWKV_HEAD)
+}
+
+/// Whether the tensor with the Hugging Face name `name` belongs to a layer.
+pub fn is_in_layer(name: &str) -> bool {
+    [".layers.", ".blocks."]
+        .iter()
+        .any(|part| name.contains(part))
 }
 
 /// The norms that families name differently.
@@ -977,6 +989,35 @@ mod tests {
                 "qwen3_next",
                 "model.layers.1.mlp.shared_expert_gate.weight",
                 "blk.1.ffn_gate_inp_shexp.weight",
+            ),
+            ("rwkv", "rwkv.embeddings.weight", "token_embd.weight"),
+            ("rwkv", "rwkv.ln_out.bias", "output_norm.bias"),
+            ("rwkv5", "head.weight", "output.weight"),
+            ("rwkv6", "rwkv.blocks.0.pre_ln.bias", "token_embd_norm.bias"),
+            (
+                "rwkv6",
+                "rwkv.blocks.2.attention.time_maa_w2",
+                "blk.2.time_mix_w2.transposed",
+            ),
+            (
+                "rwkv",
+                "rwkv.blocks.2.feed_forward.time_mix_receptance",
+                "blk.2.channel_mix_lerp_r.weight",
+            ),
+            (
+                "rwkv7",
+                "model.layers.0.pre_norm.weight",
+                "token_embd_norm.weight",
+            ),
+            (
+                "rwkv7",
+                "model.layers.1.attn.v_lora.lora.2.bias",
+                "blk.1.time_mix_v0.weight",
+            ),
+            (
+                "rwkv7",
+                "model.layers.1.ffn_norm.bias",
+                "blk.1.attn_norm_2.bias",
             ),
             (
                 "bitnet",

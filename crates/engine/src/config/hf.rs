@@ -649,8 +649,9 @@ pub(crate) fn family(hf: &Config) -> Result<&'static Family, PlanError> {
 fn rotated_layers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<bool>, PlanError> {
     let has_none = match family.ssm {
         Some(SsmFamily::Granite) => hf.position_embedding_type.as_deref() == Some("nope"),
-        Some(SsmFamily::FalconH1) | None => false,
+        Some(SsmFamily::FalconH1) => false,
         Some(SsmFamily::Mamba | SsmFamily::Mamba2 | SsmFamily::Jamba) => true,
+        None => family.rwkv.is_some(),
     };
     if has_none {
         return Ok(vec![false; n_layers]);
