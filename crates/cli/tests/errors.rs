@@ -236,7 +236,7 @@ fn a_model_without_a_tokenizer_is_refused_only_where_text_is_needed() {
         let found = refusal(args);
         assert!(
             found.contains(
-                "text needs tokenizer.json or tokenizer.model beside the weights, found none"
+                "text needs tokenizer.json, tokenizer.model or rwkv_vocab_v20230424.txt beside the weights, found none"
             ),
             "{found}"
         );

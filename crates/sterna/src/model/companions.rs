@@ -8,12 +8,16 @@ use super::{MAX_FILE_BYTES, OpenOptions};
 use crate::error::{Result, bail};
 use crate::want::Files;
 
+/// The vocabulary that RWKV's models for all languages share.
+pub(super) const RWKV_VOCAB: &str = "rwkv_vocab_v20230424.txt";
+
 /// Names that such files have in any folder.
-pub(super) const NAMES: [&str; 9] = [
+pub(super) const NAMES: [&str; 10] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer.model",
+    RWKV_VOCAB,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -4,6 +4,7 @@ use sterna_format::gguf::Metadata;
 use sterna_format::hf::TokenizerConfig;
 use sterna_text::{ChatTemplate, Tokenizer, TokenizerError};
 
+use super::companions::RWKV_VOCAB;
 use super::{Header, ModelFiles, PackageHeader, bundled};
 use crate::error::{Context, Result};
 
@@ -38,7 +39,11 @@ impl ModelFiles {
                     return Ok(Some(tokenizer));
                 }
                 let model = |bytes: &[u8]| from_tokenizer_model(bytes, &config);
-                self.parsed("tokenizer.model", model)
+                if let Some(tokenizer) = self.parsed("tokenizer.model", model)? {
+                    return Ok(Some(tokenizer));
+                }
+                let vocab = |bytes: &[u8]| Tokenizer::from_rwkv_vocab(bytes, Some(&config));
+                self.parsed(RWKV_VOCAB, vocab)
             }
             Header::Package(header) => self.package_tokenizer(header),
         }
@@ -109,7 +114,7 @@ impl ModelFiles {
             let expected = match self.header {
                 Header::Gguf { .. } => "a tokenizer in the metadata (tokenizer.ggml.model)",
                 Header::SafeTensors { .. } | Header::Package(_) | Header::Bundle(_) => {
-                    "tokenizer.json or tokenizer.model beside the weights"
+                    "tokenizer.json, tokenizer.model or rwkv_vocab_v20230424.txt beside the weights"
                 }
             };
             format!("{}: text needs {expected}, found none", self.name())

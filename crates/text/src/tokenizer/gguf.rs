@@ -13,7 +13,7 @@ use super::prefix::PrefixIndex;
 use super::pretokenize::PreTokenizer;
 use super::vocab::Vocab;
 use super::wordpiece::WordPiece;
-use super::{Parts, SpecialTokens, Tokenizer, TokenizerError, splits};
+use super::{Parts, SpecialTokens, Tokenizer, TokenizerError, bytes, splits, world};
 
 impl Tokenizer {
     /// Reads the tokenizer of a GGUF file.
@@ -21,7 +21,8 @@ impl Tokenizer {
     /// # Errors
     ///
     /// [`TokenizerError::Metadata`] if the file holds none or keys of the wrong type,
-    /// [`TokenizerError::Unsupported`] for kinds other than `gpt2`, `llama`, `gemma4`, `t5` and `bert`.
+    /// [`TokenizerError::Unsupported`] for kinds other than `gpt2`, `llama`, `gemma4`, `t5`, `bert`
+    /// and `rwkv`.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
         let keys = Keys(metadata);
         let kind = metadata.require_str("tokenizer.ggml.model")?;
@@ -53,6 +54,13 @@ impl Tokenizer {
                 Around {
                     bos: true,
                     eos: true,
+                },
+            ),
+            "rwkv" => (
+                byte_pieces(&keys)?,
+                Around {
+                    bos: false,
+                    eos: false,
                 },
             ),
             other => {
@@ -264,6 +272,19 @@ fn merged_pieces(keys: &Keys<'_>) -> Result<Parts, TokenizerError> {
         bpe.merges = merge_table(merges.iter(), &parts.vocab);
     }
     Ok(parts)
+}
+
+/// Pieces of bytes, which are spelled as Python does.
+fn byte_pieces(keys: &Keys<'_>) -> Result<Parts, TokenizerError> {
+    let vocab = keys.vocab(|token, kind| match kind {
+        PieceType::Normal => {
+            let bytes = world::unescaped(token, true)?;
+            Some(bytes::spell_all(&bytes))
+        }
+        _ => None,
+    })?;
+    let added = added_tokens(&vocab, &keys.types()?);
+    world::parts(vocab, added)
 }
 
 /// GGUF writes `▁word` for a whole word and `word` for what continues one, where BERT itself has `word` and `##word`.

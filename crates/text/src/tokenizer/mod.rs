@@ -23,6 +23,7 @@ mod to_gguf;
 mod unigram;
 mod vocab;
 mod wordpiece;
+mod world;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -11,7 +11,7 @@ use super::model::{Model, byte_tokens};
 use super::normalize::Normalizer;
 use super::pieces::PieceType;
 use super::pretokenize::{Behavior, PreTokenizer, Prepend};
-use super::{Decode, Encode, Parts, Tokenizer, TokenizerError, splits};
+use super::{Decode, Encode, Parts, Tokenizer, TokenizerError, splits, world};
 
 /// The metadata of a tokenizer, and what they don't say.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,6 +53,20 @@ impl Tokenizer {
         n_vocab: usize,
     ) -> Result<GgufTokenizer, TokenizerError> {
         let parts = &*self.parts;
+        if let Model::WordPiece(model) = &parts.model
+            && world::is_one(model)
+        {
+            let mut out = Entries::default();
+            out.word("model", "rwkv");
+            out.tokens(parts, n_vocab, false);
+            out.special_tokens(parts, false)?;
+            let written = GgufTokenizer {
+                entries: out.entries,
+                remarks: out.remarks,
+            };
+            self.try_out(&written, architecture)?;
+            return Ok(written);
+        }
         let Model::Bpe(bpe) = &parts.model else {
             let kind = match parts.model {
                 Model::Unigram(_) => "Unigram",
@@ -261,7 +275,11 @@ impl Entries {
                 }
                 (None, None) => ("", PieceType::Unused),
             };
-            match spelling {
+            let escaped = match (&parts.model, kind) {
+                (Model::WordPiece(_), PieceType::Normal) => world::escaped(spelling),
+                _ => None,
+            };
+            match escaped.as_deref().unwrap_or(spelling) {
                 "" => tokens.push(&format!("[PAD{id}]")),
                 spelling => tokens.push(spelling),
             }
