@@ -314,17 +314,12 @@ impl<B: Backend> Model<B> {
             Mixer::DeltaNet(net) => self.delta_net(s, batch, i, net)?,
             Mixer::Ssm(ssm) => {
                 self.ssm(s, batch, i, ssm)?;
-                let output = (LinearLayer::SsmOut, &ssm.output, &mut s.h);
-                let separate = OutputLayout::Separate;
-                self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])?;
+                std::mem::swap(&mut s.h, &mut s.shared);
             }
             Mixer::Mamba(mamba) => self.mamba(s, batch, i, mamba)?,
             Mixer::Time(time) => self.time_mix(s, batch, i, time)?,
             Mixer::Both(attention, ssm) => {
                 self.ssm(s, batch, i, ssm)?;
-                let output = (LinearLayer::SsmOut, &ssm.output, &mut s.shared);
-                let separate = OutputLayout::Separate;
-                self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])?;
                 self.attention(s, batch, i, attention, settings)?;
                 be.add(stage(Operation::Ssm), &mut s.h, &s.shared)?;
             }
@@ -391,7 +386,7 @@ impl<B: Backend> Model<B> {
         self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
     }
 
-    /// `a ← ssm(h)`.
+    /// `shared ← W_out · ssm(h)`, beside which attention may read the same `h`.
     fn ssm(
         &self,
         s: &mut Scratch<B>,
@@ -421,7 +416,9 @@ impl<B: Backend> Model<B> {
             dt: &mut s.k,
         };
         let stage = of_layer(i, Operation::Ssm);
-        (self.backend).ssm(stage, inputs, batch.sequences, &mut s.a)
+        (self.backend).ssm(stage, inputs, batch.sequences, &mut s.a)?;
+        let output = (LinearLayer::SsmOut, &ssm.output, &mut s.shared);
+        self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
     }
 
     /// `h ← W_out · mamba(h)`.
@@ -557,7 +554,7 @@ impl<B: Backend> Model<B> {
                 be.linear(shifts.inner, separate, &mut [product])?;
                 if let Some(shifted) = shifted {
                     let added = Some(&s.scores);
-                    self.shifted(&mut shifts, sequences, (linear, shifted, added), out)?;
+                    self.shifted(&mut shifts, sequences, linear, shifted, added, out)?;
                 }
             }
         } else {
@@ -565,7 +562,7 @@ impl<B: Backend> Model<B> {
                 let Some(shifted) = shifted else {
                     continue;
                 };
-                self.shifted(&mut shifts, sequences, (linear, shifted, None), out)?;
+                self.shifted(&mut shifts, sequences, linear, shifted, None, out)?;
                 if linear == LinearLayer::TimeV
                     && let Recurrence::Seven {
                         residual: Some([down, up]),
@@ -573,15 +570,14 @@ impl<B: Backend> Model<B> {
                     } = &time.recurrence
                 {
                     let linear = LinearLayer::TimeResidual;
-                    self.through(&mut shifts, linear, (Some(down), up), &mut s.shared)?;
+                    self.through(&mut shifts, linear, Some(down), up, &mut s.shared)?;
                 }
             }
         }
         if let Recurrence::Seven { decay, rate, .. } = &time.recurrence {
-            let decay = (LinearLayer::TimeDecay, decay, None);
-            self.shifted(&mut shifts, sequences, decay, &mut s.up)?;
-            let rate = (LinearLayer::TimeRate, rate, None);
-            self.shifted(&mut shifts, sequences, rate, &mut s.scores)?;
+            let (of_decay, of_rate) = (LinearLayer::TimeDecay, LinearLayer::TimeRate);
+            self.shifted(&mut shifts, sequences, of_decay, decay, None, &mut s.up)?;
+            self.shifted(&mut shifts, sequences, of_rate, rate, None, &mut s.scores)?;
         }
         let (v, first_values) = match is_first {
             true => (&mut s.inputs, None),
@@ -646,11 +642,11 @@ impl<B: Backend> Model<B> {
             inner: &mut s.given,
             normed: &mut s.normed,
         };
-        let key = (LinearLayer::Up, &mix.key, None);
-        self.shifted(&mut shifts, batch.sequences, key, &mut s.up)?;
-        if let Some(receptance) = &mix.receptance {
-            let receptance = (LinearLayer::Gate, receptance, None);
-            self.shifted(&mut shifts, batch.sequences, receptance, &mut s.gate)?;
+        let sequences = &mut *batch.sequences;
+        let (of_key, of_gate) = (LinearLayer::Up, LinearLayer::Gate);
+        self.shifted(&mut shifts, sequences, of_key, &mix.key, None, &mut s.up)?;
+        if let Some(gate) = &mix.receptance {
+            self.shifted(&mut shifts, sequences, of_gate, gate, None, &mut s.gate)?;
         }
         be.apply(stage, Function::Activation(Activation::Relu2), &mut s.up)?;
         let value = (LinearLayer::Down, &mix.value, &mut s.h);
@@ -668,18 +664,16 @@ impl<B: Backend> Model<B> {
         &self,
         shifts: &mut Shifts<'_, B>,
         sequences: &mut [Sequence<'_, B::Cache>],
-        (linear, weights, added): (
-            LinearLayer,
-            &Shifted<B::Linear, B::Vector>,
-            Option<&B::Buffer>,
-        ),
+        linear: LinearLayer,
+        weights: &Shifted<B::Linear, B::Vector>,
+        added: Option<&B::Buffer>,
         out: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         let stage = of_layer(shifts.layer, Operation::Shift(linear));
         let shift = shifts.of(self.rwkv_shape(), &weights.factors, added);
         (self.backend).token_shift(stage, shift, sequences, shifts.mixed)?;
-        let layers = (weights.down.as_ref(), &weights.projection);
-        self.through(shifts, linear, layers, out)
+        let (down, up) = (weights.down.as_ref(), &weights.projection);
+        self.through(shifts, linear, down, up, out)
     }
 
     /// `out ← W · mixed`, through a low rank if there is one, with what function is between the two.
@@ -687,10 +681,8 @@ impl<B: Backend> Model<B> {
         &self,
         shifts: &mut Shifts<'_, B>,
         linear: LinearLayer,
-        (down, up): (
-            Option<&Projection<B::Linear, B::Vector>>,
-            &Projection<B::Linear, B::Vector>,
-        ),
+        down: Option<&Projection<B::Linear, B::Vector>>,
+        up: &Projection<B::Linear, B::Vector>,
         out: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         let be = &self.backend;

@@ -23,6 +23,8 @@ use crate::shape::{self, ShapeError, expect_len};
 /// Channels or rows per task.
 const CHANNELS: usize = 64;
 const ROWS: usize = 4;
+/// Channels that are computed together.
+const LANES: usize = 16;
 /// What a weight of nothing has as its logarithm.
 const NOTHING: f32 = -1e38;
 
@@ -270,19 +272,39 @@ multiversion! {
         out: &mut [f32],
     ) {
         let ((values, weights, logs), (decay, first), (r, k, v)) = (sums, factors, rkv);
-        for i in 0..out.len() {
-            let log = if weights[i] == 0.0 { NOTHING } else { logs[i] };
-            // This position and those before, both divided by the larger weight.
-            let most = log.max(first[i] + k[i]);
-            let (old, new) = (math::exp(log - most), math::exp(first[i] + k[i] - most));
-            let mean = (old * values[i] + new * v[i]) / (old * weights[i] + new);
-            out[i] = math::sigmoid(r[i]) * mean;
-            let log = log - math::exp(decay[i]);
-            let most = log.max(k[i]);
-            let (old, new) = (math::exp(log - most), math::exp(k[i] - most));
-            values[i] = old * values[i] + new * v[i];
-            weights[i] = old * weights[i] + new;
-            logs[i] = most;
+        for at in (0..out.len()).step_by(LANES) {
+            let own = at..out.len().min(at + LANES);
+            let load = |x: &[f32]| {
+                let mut lanes = [0.0; LANES];
+                lanes[..own.len()].copy_from_slice(&x[own.clone()]);
+                lanes
+            };
+            let (mut sum, mut weight, mut log) = (load(values), load(weights), load(logs));
+            let (decay, first) = (load(decay), load(first));
+            let (r, k, v) = (load(r), load(k), load(v));
+            let mut answer = [0.0; LANES];
+            for i in 0..LANES {
+                let before = if weight[i] == 0.0 { NOTHING } else { log[i] };
+                // This position and those before, both divided by the larger weight.
+                let most = before.max(first[i] + k[i]);
+                let (old, new) = (math::exp(before - most), math::exp(first[i] + k[i] - most));
+                let mean = (old * sum[i] + new * v[i]) / (old * weight[i] + new);
+                answer[i] = math::sigmoid(r[i]) * mean;
+                let before = before - math::exp(decay[i]);
+                let most = before.max(k[i]);
+                let (old, new) = (math::exp(before - most), math::exp(k[i] - most));
+                sum[i] = old * sum[i] + new * v[i];
+                weight[i] = old * weight[i] + new;
+                log[i] = most;
+            }
+            for (to, from) in [
+                (&mut *out, answer),
+                (&mut *values, sum),
+                (&mut *weights, weight),
+                (&mut *logs, log),
+            ] {
+                to[own.clone()].copy_from_slice(&from[..own.len()]);
+            }
         }
     }
 }
@@ -507,11 +529,15 @@ multiversion! {
     ) {
         const MOST: f32 = -0.606_531;
         let ((decay, rate, k, forgotten), (k_k, k_a)) = (row, factors);
-        for i in 0..k.len() {
-            decay[i] = math::exp(MOST * math::sigmoid(decay[i]));
-            rate[i] = math::sigmoid(rate[i]);
-            forgotten[i] = k[i] * k_k[i];
-            k[i] *= 1.0 + (rate[i] - 1.0) * k_a[i];
+        for decay in decay {
+            *decay = math::exp(MOST * math::sigmoid(*decay));
+        }
+        for ((forgotten, k), k_k) in forgotten.iter_mut().zip(&*k).zip(k_k) {
+            *forgotten = k * k_k;
+        }
+        for ((rate, k), k_a) in rate.iter_mut().zip(k).zip(k_a) {
+            *rate = math::sigmoid(*rate);
+            *k *= 1.0 + (*rate - 1.0) * k_a;
         }
         for head in forgotten.chunks_exact_mut(head_dim) {
             let inverse = 1.0 / dot(head, head).sqrt().max(1e-12);
@@ -581,14 +607,17 @@ multiversion! {
         head_dim: usize,
     ) {
         let ((r, k, v), (r_k, gate)) = (rkv, factors);
-        let mut both = [0.0; 8];
         for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
             let own = head * head_dim..(head + 1) * head_dim;
-            both.fill(0.0);
-            for (i, at) in own.clone().enumerate() {
-                both[i % 8] += r[at] * k[at] * r_k[at];
+            let mut bonus = [0.0; LANES];
+            let (r, k, r_k) = (&r[own.clone()], &k[own.clone()], &r_k[own.clone()]);
+            let runs = r.chunks(LANES).zip(k.chunks(LANES)).zip(r_k.chunks(LANES));
+            for ((r, k), r_k) in runs {
+                for (((bonus, r), k), r_k) in bonus.iter_mut().zip(r).zip(k).zip(r_k) {
+                    *bonus += r * k * r_k;
+                }
             }
-            let bonus: f32 = both.iter().sum();
+            let bonus: f32 = bonus.iter().sum();
             for (out, (v, gate)) in out.iter_mut().zip(v[own.clone()].iter().zip(&gate[own])) {
                 *out = (*out + bonus * v) * gate;
             }

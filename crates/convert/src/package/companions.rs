@@ -2,16 +2,17 @@
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use sterna::{Bundled, Context, GGUF_TOKENIZER_FILE, Header, ModelFiles, Result};
+use sterna::{Bundled, Context, GGUF_TOKENIZER_FILE, Header, ModelFiles, RWKV_VOCAB, Result};
 use sterna_format::gguf::{self, Metadata};
 use sterna_format::rdrr::TokenizerEntry;
 
 use crate::event::{Notify, warn_of};
 
 /// Files of a Hugging Face folder that a package contains unchanged.
-const TAKEN: [&str; 8] = [
+const TAKEN: [&str; 9] = [
     "tokenizer.json",
     "tokenizer.model",
+    RWKV_VOCAB,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -98,10 +99,16 @@ impl Companions {
                 tokenizer_type: kind,
                 ..TokenizerEntry::default()
             })
-        } else {
-            has("tokenizer.model").map(|(name, _)| TokenizerEntry {
+        } else if let Some((name, _)) = has("tokenizer.model") {
+            Some(TokenizerEntry {
                 kind: "sentencepiece".into(),
                 sentencepiece_model: Some(name.clone()),
+                ..TokenizerEntry::default()
+            })
+        } else {
+            has(RWKV_VOCAB).map(|(name, _)| TokenizerEntry {
+                kind: "rwkv".into(),
+                file: Some(name.clone()),
                 ..TokenizerEntry::default()
             })
         };

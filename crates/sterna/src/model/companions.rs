@@ -9,7 +9,7 @@ use crate::error::{Result, bail};
 use crate::want::Files;
 
 /// The vocabulary that RWKV's models for all languages share.
-pub(super) const RWKV_VOCAB: &str = "rwkv_vocab_v20230424.txt";
+pub const RWKV_VOCAB: &str = "rwkv_vocab_v20230424.txt";
 
 /// Names that such files have in any folder.
 pub(super) const NAMES: [&str; 10] = [

@@ -38,6 +38,7 @@ pub use adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterFiles};
 pub use bundle::{BundleHeader, identity_hash};
 pub use bundled::Bundled;
 pub use checkpoint::{CHECKPOINT_FILE, CHECKPOINT_INDEX};
+pub use companions::RWKV_VOCAB;
 pub(crate) use load::Shards;
 pub use load::{LoadOptions, Loaded, Verification};
 pub use names::may_be_called;

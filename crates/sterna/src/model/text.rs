@@ -59,7 +59,7 @@ impl ModelFiles {
     }
 
     /// The tokenizer of a package: a Hugging Face file, a file made of GGUF's keys, or SentencePiece's,
-    /// distinguished by their contents, as manifests call the first two by one name.
+    /// distinguished by their contents, as manifests call the first two by one name; or RWKV's, which has its own.
     fn package_tokenizer(&self, header: &PackageHeader) -> Result<Option<Tokenizer>> {
         let entry = header.package.manifest().tokenizer.as_ref();
         let config = self.tokenizer_config()?;
@@ -71,6 +71,8 @@ impl ModelFiles {
                 bundled::tokenizer(&bytes, &architecture)
             } else if bytes.first() == Some(&FIELD_1) {
                 from_tokenizer_model(&bytes, &config).map_err(Into::into)
+            } else if json == RWKV_VOCAB {
+                Tokenizer::from_rwkv_vocab(&bytes, Some(&config)).map_err(Into::into)
             } else {
                 self.hf_tokenizer(header, &bytes, config)
             };
