@@ -269,12 +269,17 @@ fn configurations_that_contradict_their_files() {
         (
             "reference-states/hf/rwkv7",
             json!({"a_low_rank_dim": 1_000_000_000}),
-            "rank of `blk.0.time_mix_a1`: expected at most 65536",
+            "rank of `blk.0.time_mix_a1`: expected 1 to 65536, found 1000000000",
         ),
         (
             "reference-states/hf/rwkv7",
             json!({"gate_low_rank_dim": 16}),
             "`model.layers.0.attn.g_lora.lora.0.weight`: expected shape [16, 128]",
+        ),
+        (
+            "reference-states/hf/rwkv6",
+            json!({"num_hidden_layers": 100, "stored_halved_every": 1}),
+            "layers between halved ones: expected at least 4, found 1",
         ),
         (
             "reference-states/hf/rwkv7",

@@ -157,7 +157,15 @@ impl RwkvConfig {
         libm::exp2f(n as f32)
     }
 
-    fn check(&self, model_dim: usize) -> Result<(), PlanError> {
+    fn check(&self, model_dim: usize, n_layers: usize) -> Result<(), PlanError> {
+        let n_halved = n_layers.saturating_sub(1).checked_div(self.halved_every);
+        if n_halved.is_some_and(|n| n > MAX_HALVED) {
+            return Err(PlanError::config(
+                "layers between halved ones",
+                format!("at least {}", n_layers.div_ceil(MAX_HALVED + 1)),
+                self.halved_every,
+            ));
+        }
         let RwkvShape {
             n_heads, head_dim, ..
         } = self.shape;
@@ -182,17 +190,6 @@ impl RwkvConfig {
                 "a positive number",
                 self.head_eps,
             ));
-        }
-        let mut ranks = *self;
-        for (name, rank) in ranks.ranks_mut() {
-            if *rank > MAX_LATENT {
-                let expected = format!("at most {MAX_LATENT}");
-                return Err(PlanError::config(
-                    format!("rank of `{name}`"),
-                    expected,
-                    *rank,
-                ));
-            }
         }
         check_state(self.shape.state())
     }
@@ -405,6 +402,8 @@ pub struct ExpertsConfig {
 
 /// Largest accepted count or width: enough for any model, and small enough that products of two fit 64 bits.
 const MAX_COUNT: u64 = 1 << 28;
+/// How often weights of RWKV may be halved: the factor that undoes it is small enough for any of their products.
+const MAX_HALVED: usize = 32;
 /// Context length of RWKV, which has no limit of its own: what llama.cpp's files say.
 const RWKV_CTX: usize = 1 << 20;
 /// Heads and their elements in models that have no attention: as little as a configuration may say.
@@ -645,7 +644,7 @@ impl ModelConfig {
         self.check_kind(
             &self.rwkv,
             "heads of time mixing",
-            |rwkv| rwkv.check(self.model_dim),
+            |rwkv| rwkv.check(self.model_dim, self.n_layers),
             |kind| kind == MixerKind::TimeMix,
         )?;
         for (index, rope) in self.ropes.iter().enumerate() {

@@ -296,7 +296,7 @@ impl ModelPlan {
                 layer.has_experts = config.experts.is_some() && router.is_some();
             }
         }
-        set_ranks(&mut config, catalog);
+        set_ranks(&mut config, catalog)?;
         if let Some(wide) = &mut config.wide_heads {
             // Nothing else says so.
             let full = config
@@ -342,7 +342,7 @@ impl ModelPlan {
         let model_type = hf.model_type.as_deref().unwrap_or_default();
         let catalog = &translate_catalog(model_type, catalog)?;
         let mut config = ModelConfig::from_hf(hf, n_vocab(catalog, Some(model_type))?)?;
-        set_ranks(&mut config, catalog);
+        set_ranks(&mut config, catalog)?;
         let oddity = config::check_vocab("vocab_size", hf.vocab_size, config.n_vocab)?;
         let bit_linears = BitLinears::of(hf, family)?;
         let mut planner = Planner::new(&config, catalog, bit_linears, *options, Some(model_type))?;
@@ -603,31 +603,41 @@ fn n_vocab(catalog: &TensorCatalog, model_type: Option<&str>) -> Result<usize, P
 }
 
 /// Sets ranks of time mixing that the configuration doesn't say to those of its matrices.
-fn set_ranks(config: &mut ModelConfig, catalog: &TensorCatalog) {
+fn set_ranks(config: &mut ModelConfig, catalog: &TensorCatalog) -> Result<(), PlanError> {
+    let n_layers = config.n_layers;
     let Some(rwkv) = &mut config.rwkv else {
-        return;
+        return Ok(());
     };
-    let parts = match rwkv.shape.generation {
+    let n_shares = match rwkv.shape.generation {
         Generation::V6 => SHARES,
         _ => 1,
     };
     for (name, rank) in rwkv.ranks_mut() {
-        if *rank > 0 {
-            continue;
-        }
-        let of = |form: &str, axis: usize| {
+        let dim = |form: &str, axis: usize| {
             let entry = catalog.get(&format!("{name}.{form}"))?;
             entry.shape.get(axis).copied()
         };
-        let rows = of("weight", 0).or_else(|| of("transposed", 1));
-        // What is too much doesn't fit the tensors that are checked next.
-        let n = match name.ends_with("time_mix_w1") {
-            true => rows.unwrap_or(0) / parts,
-            false => rows.unwrap_or(0),
-        };
-        *rank = n.min(MAX_RANK);
+        if *rank == 0 {
+            let n = dim("weight", 0).or_else(|| dim("transposed", 1));
+            let each = if name.ends_with("mix_w1") {
+                n_shares
+            } else {
+                1
+            };
+            *rank = n.unwrap_or(0) / each;
+        }
+        // The first layer has no share of its own values.
+        let is_absent = n_layers == 1 && name.starts_with("blk.1.");
+        if !is_absent && !(1..=MAX_RANK).contains(rank) {
+            let what = format!("rank of `{name}`");
+            return Err(PlanError::config(what, format!("1 to {MAX_RANK}"), *rank));
+        }
     }
+    Ok(())
 }
+
+/// Maximum rank of a pair of matrices.
+const MAX_RANK: usize = 1 << 16;
 
 /// Mixes of positions that have shares of their own in the sixth generation of RWKV.
 pub(crate) const SHARES: usize = 5;
@@ -639,9 +649,6 @@ pub(crate) fn fused_mixes(generation: Generation) -> &'static [&'static str] {
         _ => &["w", "k", "v", "r", "g"],
     }
 }
-
-/// Maximum rank of a pair of matrices.
-const MAX_RANK: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {

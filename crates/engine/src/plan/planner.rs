@@ -584,17 +584,22 @@ impl<'a> Planner<'a> {
         let (mut k_up, mut v_up) = (Vec::new(), Vec::new());
         let stored = n_heads * (nope_dim + value_dim);
         let both = name("attn_kv_b");
-        let is_joined = self.find(&format!("{both}.weight")).is_some();
+        let joined = self.find(&format!("{both}.weight"));
         for head in 0..n_heads {
-            if !is_joined {
-                k_up.push(self.of_head(&name("attn_k_b"), head, [kv_rank, nope_dim])?);
-                v_up.push(self.of_head(&name("attn_v_b"), head, [value_dim, kv_rank])?);
+            let Some(entry) = joined else {
+                k_up.push(self.one_of(&name("attn_k_b"), head, [n_heads, kv_rank, nope_dim])?);
+                v_up.push(self.one_of(&name("attn_v_b"), head, [n_heads, value_dim, kv_rank])?);
                 continue;
-            }
+            };
+            check_shape(entry, &[stored, kv_rank])?;
             let first = head * (nope_dim + value_dim);
-            let rows = |first, n| Rows { first, n, stored };
-            k_up.push(self.turned(&both, rows(first, nope_dim), kv_rank)?);
-            v_up.push(self.matrix(&both, rows(first + nope_dim, value_dim), kv_rank)?);
+            k_up.push(self.turned(&both, entry, first, [kv_rank, nope_dim])?);
+            let values = Rows {
+                first: first + nope_dim,
+                n: value_dim,
+                stored,
+            };
+            v_up.push(self.matrix(&both, values, kv_rank)?);
         }
         let o = self.projection(
             &name("attn_output"),
@@ -613,37 +618,43 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// The matrix `[n, k]` of one head, of a tensor that has those of all.
-    fn of_head(
+    /// The matrix `[n, k]` number `index` of a tensor that has `count` of them.
+    fn one_of(
         &mut self,
         name: &str,
-        head: usize,
-        [n, k]: [usize; 2],
+        index: usize,
+        [count, n, k]: [usize; 3],
     ) -> Result<LinearId, PlanError> {
-        let n_heads = self.config.n_heads;
-        let entry = self.require(&format!("{name}.weight"), &[n_heads, n, k])?;
+        let entry = self.require(&format!("{name}.weight"), &[count, n, k])?;
         expect_whole_blocks(entry, k)?;
         let rows = Rows {
-            first: head * n,
+            first: index * n,
             n,
-            stored: n_heads * n,
+            stored: count * n,
         };
         let (part, recipe) = self.rows_of(name, entry, rows, k)?;
         Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
     }
 
-    /// Rows of a matrix of `k` columns as the columns of one.
-    fn turned(&mut self, name: &str, rows: Rows, k: usize) -> Result<LinearId, PlanError> {
-        let entry = self.require(&format!("{name}.weight"), &[rows.stored, k])?;
-        expect_floats(
-            entry,
-            "floats are needed where keys of heads aren't in a tensor of their own",
-        )?;
-        let (part, recipe) = self.rows_of(name, entry, rows, k)?;
-        let recipe = LinearRecipe {
+    /// The matrix `[n, k]` whose columns are rows of `entry`, from row `first` on.
+    fn turned(
+        &mut self,
+        name: &str,
+        entry: &TensorEntry,
+        first: usize,
+        [n, k]: [usize; 2],
+    ) -> Result<LinearId, PlanError> {
+        expect_floats(entry, "floats are needed where rows become columns")?;
+        let rows = Rows {
+            first,
             n: k,
-            k: rows.n,
-            n_stored: k,
+            stored: k,
+        };
+        let (part, recipe) = self.rows_of(name, entry, rows, n)?;
+        let recipe = LinearRecipe {
+            n,
+            k,
+            n_stored: n,
             transposed: true,
             ..recipe
         };
@@ -1042,38 +1053,13 @@ impl<'a> Planner<'a> {
             return self.projection(name, Rows::all(n), k);
         };
         check_shape(entry, &[k, n])?;
-        let weight = self.turned_part(name, entry, 0, [n, k])?;
+        let weight = self.turned(name, entry, 0, [n, k])?;
         Ok(Projection {
             input_norm: None,
             weight,
             scale: 1.0,
             bias: None,
         })
-    }
-
-    /// The matrix `[n, k]` of `entry` whose columns are rows there, from row `first` on.
-    fn turned_part(
-        &mut self,
-        name: &str,
-        entry: &TensorEntry,
-        first: usize,
-        [n, k]: [usize; 2],
-    ) -> Result<LinearId, PlanError> {
-        expect_floats(entry, "floats are needed where rows of a matrix are inputs")?;
-        let rows = Rows {
-            first,
-            n: k,
-            stored: k,
-        };
-        let (part, recipe) = self.rows_of(name, entry, rows, n)?;
-        let recipe = LinearRecipe {
-            n,
-            k,
-            n_stored: n,
-            transposed: true,
-            ..recipe
-        };
-        Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
     }
 
     /// One of the matrices `[n, k]` that give shares of factors, of a tensor that has all.
@@ -1085,17 +1071,9 @@ impl<'a> Planner<'a> {
     ) -> Result<LinearId, PlanError> {
         if let Some(entry) = self.find(&format!("{name}.transposed")) {
             check_shape(entry, &[SHARES, k, n])?;
-            return self.turned_part(name, entry, part * k, [n, k]);
+            return self.turned(name, entry, part * k, [n, k]);
         }
-        let entry = self.require(&format!("{name}.weight"), &[SHARES, n, k])?;
-        expect_whole_blocks(entry, k)?;
-        let rows = Rows {
-            first: part * n,
-            n,
-            stored: SHARES * n,
-        };
-        let (part, recipe) = self.rows_of(name, entry, rows, k)?;
-        Ok(LinearId(self.push(vec![part], Recipe::Linear(recipe))))
+        self.one_of(name, part, [SHARES, n, k])
     }
 
     /// The factors of a mix of positions: a vector of their own, or a part of one that has those of all.

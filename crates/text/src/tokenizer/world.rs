@@ -49,7 +49,8 @@ impl Tokenizer {
             if n_bytes.parse() != Ok(piece.len()) {
                 return Err(bad("the piece has another length than is said"));
             }
-            let id = id.parse().map_err(|_| bad("the id is not a number"))?;
+            let id = id.parse().ok().filter(|&id| id > 0);
+            let id = id.ok_or_else(|| bad("the id is not a number above 0"))?;
             vocab.insert(&bytes::spell_all(&piece), id)?;
         }
         let end = AddedToken::plain(END, true);
@@ -245,7 +246,8 @@ mod tests {
     fn lines_that_are_none_are_named() {
         for (line, expected) in [
             ("1 'a'", "expected a Python literal"),
-            ("x 'a' 1", "the id is not a number"),
+            ("x 'a' 1", "the id is not a number above 0"),
+            ("0 'a' 1", "the id is not a number above 0"),
             ("1 'a' 2", "the piece has another length than is said"),
             ("1 a 1", "expected a Python literal"),
             ("1", "expected an id, a piece and its length"),
