@@ -321,7 +321,7 @@ pub enum Decay<'a> {
 /// Generations 5 and 6, with the norm of what heads give, and its gates.
 ///
 /// Shapes: `first` is `[inner]`: `u`. States `before` the first position, zeros at the beginning, and `after` the last
-/// are `[n_heads, head_dim · head_dim]`, runs of columns together as in [`scan`]. `out` is `[m, inner]`.
+/// are `[n_heads, head_dim · head_dim]`, runs of 32 columns together. `out` is `[m, inner]`.
 /// Exactness: as [`wkv4`]; sums over rows in a fixed order.
 /// Errors: [`ShapeError`] if a slice has the wrong length.
 pub fn wkv6(
