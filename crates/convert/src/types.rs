@@ -18,7 +18,6 @@ use sterna_kernels::quant::{Encoder, QuantError};
 use crate::event::{Event, Notify, Warning};
 use crate::row_chunks::row_chunks;
 
-/// The embedding table and the output head in GGUF files.
 /// Tensors with fewer elements keep their type.
 const MIN_ELEMENTS: usize = 1024;
 

@@ -371,7 +371,8 @@ pub trait Backend: Sized {
     /// Time mixing of RWKV over the positions of each sequence, with the norm and gates of what heads give
     /// ([`sterna_kernels::rwkv`]). The state in the cache becomes that after the batch once the cache advances.
     ///
-    /// `out` becomes `[n_tokens, inner]`. Keys, values and what is given for decays and rates are unspecified afterwards.
+    /// `out` becomes `[n_tokens, inner]`. Keys and what is given for decays and rates are unspecified afterwards, and values
+    /// where there is a `residual`; without one they are kept.
     fn time_mix(
         &self,
         _stage: Stage,

@@ -252,6 +252,11 @@ fn configurations_that_contradict_their_files() {
             "attention_hidden_size: expected the width of the model, 128, found 256",
         ),
         (
+            "reference-states/hf/rwkv4",
+            json!({"hidden_size": 2048, "attention_hidden_size": 2048}),
+            "tensor `rwkv.embeddings.weight`: expected shape [384, 2048]",
+        ),
+        (
             "reference-states/hf/rwkv5",
             json!({"head_size": 48}),
             "heads of time mixing: expected as many elements together as the model is wide, 128, found 2 of 48",

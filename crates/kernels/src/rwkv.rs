@@ -637,7 +637,7 @@ fn head_of(x: &[f32], row: usize, head: usize, head_dim: usize) -> &[f32] {
 }
 
 fn each_row(exec: &Exec, width: usize, x: &mut [f32], change: impl Fn(&mut [f32]) + Sync) {
-    let n = x.len() / width;
+    let n = x.len().checked_div(width).unwrap_or(0);
     let shared = SharedSlice::new(x);
     exec.pool.for_ranges(n, ROWS, |rows| {
         // SAFETY: each row belongs to one task.
@@ -652,6 +652,7 @@ fn norm_heads(
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
     expect_len("time mixing: gates", out.len(), finish.gate.len())?;
+    expect_len("time mixing: norm", shape.inner(), finish.weight.len())?;
     let weights = (finish.weight, finish.bias);
     norm::layer_norm_groups(exec, out, weights, shape.n_heads, finish.eps)
 }

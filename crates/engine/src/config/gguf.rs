@@ -572,7 +572,10 @@ impl<'a> Keys<'a> {
                     ..RwkvRanks::default()
                 },
             },
-            halved_every: rank("rescale_every_n_layers")?,
+            halved_every: match generation {
+                Generation::V6 => rank("rescale_every_n_layers")?,
+                _ => 0,
+            },
         }))
     }
 

@@ -299,7 +299,7 @@ fn rwkv(hf: &Config, family: &Family, model_dim: usize) -> Result<Option<RwkvCon
     for (key, width) in [
         ("attention_hidden_size", hf.attention_hidden_size),
         (
-            "hidden_size times value_dim",
+            "value_dim",
             hf.value_dims
                 .iter()
                 .flatten()
@@ -326,7 +326,7 @@ fn rwkv(hf: &Config, family: &Family, model_dim: usize) -> Result<Option<RwkvCon
     };
     let divisor = match generation {
         Generation::V7 => head_dim as f64,
-        _ => hf.head_size_divisor.unwrap_or(8).pow(2) as f64,
+        _ => (hf.head_size_divisor.unwrap_or(8) as f64).powi(2),
     };
     Ok(Some(RwkvConfig {
         shape: RwkvShape {
@@ -350,7 +350,10 @@ fn rwkv(hf: &Config, family: &Family, model_dim: usize) -> Result<Option<RwkvCon
 fn default_rwkv_width(hf: &Config, family: &Family, model_dim: usize) -> usize {
     match family.rwkv {
         Some(Generation::V5 | Generation::V6) => model_dim.saturating_mul(7) / 2 / 32 * 32,
-        Some(Generation::V7) => (model_dim as f64 * hf.hidden_ratio.unwrap_or(4.0)) as usize,
+        Some(Generation::V7) => {
+            let width = (model_dim as f64 * hf.hidden_ratio.unwrap_or(4.0)) as usize;
+            width.div_ceil(32).saturating_mul(32)
+        }
         _ => model_dim.saturating_mul(4),
     }
 }

@@ -176,7 +176,8 @@ impl RwkvConfig {
                 format!("{n_heads} of {head_dim}"),
             ));
         }
-        if head_dim > MAX_DELTA {
+        // The fourth has no heads but the whole width.
+        if self.shape.generation != Generation::V4 && head_dim > MAX_DELTA {
             let expected = format!("1 to {MAX_DELTA}");
             return Err(PlanError::config(
                 "head width of time mixing",

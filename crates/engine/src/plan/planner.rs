@@ -1086,17 +1086,18 @@ impl<'a> Planner<'a> {
     ) -> Result<VectorId, PlanError> {
         let dim = self.config.model_dim;
         let fused = format!("blk.{i}.{kind}_lerp_fused.weight");
-        let Some(entry) = self.find(&fused) else {
+        let all = fused_mixes(rwkv.shape.generation);
+        let own = all.iter().position(|&other| other == letter);
+        let own = own.filter(|_| kind == "time_mix");
+        let Some((own, entry)) = own.and_then(|own| Some((own, self.find(&fused)?))) else {
             let name = format!("blk.{i}.{kind}_lerp_{letter}.weight");
             return self.any_shape(&name, dim, Transform::None);
         };
-        let all = fused_mixes(rwkv.shape.generation);
-        let own = all.iter().position(|&other| other == letter);
         expect_floats(entry, "floats are needed")?;
         check_shape(entry, &[all.len(), 1, 1, dim])?;
         let size = entry.dtype.block_bytes() as u64 * dim as u64;
         let part = TensorRequest {
-            offset: entry.offset + own.unwrap_or(0) as u64 * size,
+            offset: entry.offset + own as u64 * size,
             len: size,
             ..whole(entry)
         };

@@ -13,6 +13,9 @@ const GGUF_TOKENIZER: &str = "tokenizer.ggml.model";
 /// The metadata key of a GGUF file's template.
 const GGUF_TEMPLATE: &str = "tokenizer.chat_template";
 
+/// What llama.cpp's converter writes for RWKV instead of a template.
+const RWKV_TEMPLATE: &str = "rwkv-world";
+
 /// A GGUF file without tensors that holds the tokenizer and the template of a package.
 pub const GGUF_TOKENIZER_FILE: &str = "tokenizer.gguf";
 
@@ -186,6 +189,8 @@ impl ModelFiles {
             let source = metadata
                 .get_str(GGUF_TEMPLATE)
                 .with_context(|| self.name())?;
+            // The name of a format, where others have a template.
+            let source = source.filter(|&source| source != RWKV_TEMPLATE);
             return Ok(source.map(str::to_owned));
         }
         let text = |bytes: &[u8]| std::str::from_utf8(bytes).map(str::to_owned);

@@ -51,11 +51,17 @@ impl Tokenizer {
             }
             let id = id.parse().ok().filter(|&id| id > 0);
             let id = id.ok_or_else(|| bad("the id is not a number above 0"))?;
+            if vocab.piece(id).is_some() {
+                return Err(bad("another piece has this id"));
+            }
             vocab.insert(&bytes::spell_all(&piece), id)?;
         }
         let end = AddedToken::plain(END, true);
         let mut parts = parts(vocab, BTreeMap::from([(0, end)]))?;
         parts.specials.eos = Some(END.to_owned());
+        // Configurations name other ends by text, which no piece is spelled as.
+        parts.eos = Some(0);
+        parts.end_ids.push(0);
         if let Some(config) = config {
             parts.complete(config)?;
         }
@@ -224,6 +230,15 @@ mod tests {
     }
 
     #[test]
+    fn a_configuration_that_names_no_piece_leaves_the_end() {
+        let config = TokenizerConfig::parse(br#"{"eos_token": "\n\n"}"#).unwrap();
+        let file = vocabulary();
+        let tokenizer = Tokenizer::from_rwkv_vocab(file.as_bytes(), Some(&config)).unwrap();
+        assert_eq!(tokenizer.eos(), Some(0));
+        assert!(tokenizer.end_ids().contains(&0));
+    }
+
+    #[test]
     fn gguf_says_it() {
         let tokenizer = Tokenizer::from_rwkv_vocab(vocabulary().as_bytes(), None).unwrap();
         let written = tokenizer.to_gguf("rwkv7", 300).unwrap();
@@ -248,6 +263,7 @@ mod tests {
             ("1 'a'", "expected a Python literal"),
             ("x 'a' 1", "the id is not a number above 0"),
             ("0 'a' 1", "the id is not a number above 0"),
+            ("2 'a' 1", "another piece has this id"),
             ("1 'a' 2", "the piece has another length than is said"),
             ("1 a 1", "expected a Python literal"),
             ("1", "expected an id, a piece and its length"),
