@@ -157,9 +157,7 @@ impl ModelPlan {
             remarks,
         })
     }
-}
 
-impl ModelPlan {
     /// What llama.cpp expects in the first layer of RWKV's seventh generation, and doesn't compute with.
     fn unused_in_first_layer(&self) -> Vec<Exported> {
         let Some(rwkv) = &self.config.rwkv else {

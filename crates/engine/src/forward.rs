@@ -10,7 +10,7 @@ use crate::backend::{
     self, Attention, Backend, BackendError, ExpertInput, ExpertProduct, OutputLayout, Product,
     Rotation, ScreenedRows, Sequence, TokenShift,
 };
-use crate::config::LayerConfig;
+use crate::config::{LayerConfig, RwkvConfig};
 use crate::family::QkNorms;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
@@ -503,8 +503,8 @@ impl<B: Backend> Model<B> {
         i: usize,
         time: &TimeMix<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let be = &self.backend;
-        let shape = self.rwkv_shape();
+        let (be, rwkv) = (&self.backend, self.rwkv());
+        let shape = rwkv.shape;
         let sequences = &mut *batch.sequences;
         let separate = OutputLayout::Separate;
         let mut shifts = Shifts {
@@ -536,11 +536,7 @@ impl<B: Backend> Model<B> {
             let down = (linear, &shares.down, &mut s.shared);
             self.project(Some(i), separate, shifts.mixed, shifts.normed, &mut [down])?;
             be.apply(stage, Function::Tanh, &mut s.shared)?;
-            let rank = self
-                .config
-                .rwkv
-                .as_ref()
-                .map_or(0, |rwkv| rwkv.ranks.shares);
+            let rank = rwkv.ranks.shares;
             let of_decay = (Some(decay), LinearLayer::TimeDecay, &mut s.up);
             let layers = [of_decay].into_iter().chain(layers);
             for (part, ((shifted, linear, out), up)) in layers.zip(&shares.up).enumerate() {
@@ -613,7 +609,7 @@ impl<B: Backend> Model<B> {
                 )) => Some(backend::HeadNorm {
                     weight,
                     bias,
-                    eps: self.config.rwkv.as_ref().map_or(0.0, |rwkv| rwkv.head_eps),
+                    eps: rwkv.head_eps,
                     gate: &s.gate,
                 }),
                 _ => None,
@@ -670,7 +666,7 @@ impl<B: Backend> Model<B> {
         out: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         let stage = of_layer(shifts.layer, Operation::Shift(linear));
-        let shift = shifts.of(self.rwkv_shape(), &weights.factors, added);
+        let shift = shifts.of(self.rwkv().shape, &weights.factors, added);
         (self.backend).token_shift(stage, shift, sequences, shifts.mixed)?;
         let (down, up) = (weights.down.as_ref(), &weights.projection);
         self.through(shifts, linear, down, up, out)
@@ -711,10 +707,9 @@ impl<B: Backend> Model<B> {
         )
     }
 
-    fn rwkv_shape(&self) -> RwkvShape {
+    fn rwkv(&self) -> &RwkvConfig {
         let rwkv = self.config.rwkv.as_ref();
         rwkv.expect("a configuration with such layers has their heads")
-            .shape
     }
 
     /// `h ← W_o · attention(h)`.

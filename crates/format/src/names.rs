@@ -702,8 +702,10 @@ const ROUTER: &str = "ffn_gate_inp";
 /// assert!(!is_embeddings("lm_head.weight"));
 /// ```
 pub fn is_embeddings(name: &str) -> bool {
-    let names = ["token_embd.weight", EMBEDDINGS, MAMBA_EMBEDDINGS];
-    names.contains(&name) || matches!(name, RWKV_EMBEDDINGS | RWKV7_EMBEDDINGS)
+    matches!(
+        name,
+        "token_embd.weight" | EMBEDDINGS | MAMBA_EMBEDDINGS | RWKV_EMBEDDINGS | RWKV7_EMBEDDINGS
+    )
 }
 
 /// Whether it is the output head, where that isn't the embedding table.

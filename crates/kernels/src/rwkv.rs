@@ -832,29 +832,14 @@ mod tests {
                 };
                 match self.shape.generation {
                     Generation::V4 => wkv4(exec, &rkv, (a, b), states, &mut answers),
-                    Generation::V5 => {
-                        let decay = (Decay::Fixed(c), &d[..]);
-                        wkv6(
-                            exec,
-                            &self.shape,
-                            &rkv,
-                            decay,
-                            &finish,
-                            states,
-                            &mut answers,
-                        )
-                    }
-                    Generation::V6 => {
-                        let decay = (Decay::Given(&mut decay), &d[..]);
-                        wkv6(
-                            exec,
-                            &self.shape,
-                            &rkv,
-                            decay,
-                            &finish,
-                            states,
-                            &mut answers,
-                        )
+                    Generation::V5 | Generation::V6 => {
+                        let decay = match self.shape.generation {
+                            Generation::V5 => Decay::Fixed(c),
+                            _ => Decay::Given(&mut decay),
+                        };
+                        let factors = (decay, &d[..]);
+                        let out = &mut answers;
+                        wkv6(exec, &self.shape, &rkv, factors, &finish, states, out)
                     }
                     Generation::V7 => {
                         let inputs = Wkv7Inputs {

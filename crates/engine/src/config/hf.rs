@@ -296,21 +296,13 @@ fn rwkv(hf: &Config, family: &Family, model_dim: usize) -> Result<Option<RwkvCon
     let Some(generation) = family.rwkv else {
         return Ok(None);
     };
-    for (key, width) in [
-        ("attention_hidden_size", hf.attention_hidden_size),
-        (
-            "value_dim",
-            hf.value_dims
-                .iter()
-                .flatten()
-                .copied()
-                .find(|&dim| dim != model_dim),
-        ),
-    ] {
-        if let Some(found) = width.filter(|&width| width != model_dim) {
-            let expected = format!("the width of the model, {model_dim}");
-            return Err(PlanError::config(key, expected, found));
-        }
+    let own = hf.attention_hidden_size.iter();
+    let own = own.map(|width| ("attention_hidden_size", *width));
+    let values = hf.value_dims.iter().flatten();
+    let mut widths = own.chain(values.map(|width| ("value_dim", *width)));
+    if let Some((key, found)) = widths.find(|(_, width)| *width != model_dim) {
+        let expected = format!("the width of the model, {model_dim}");
+        return Err(PlanError::config(key, expected, found));
     }
     if let Some(false) = hf.norm_bias {
         return Err(PlanError::config("norm_bias", "true", "false"));

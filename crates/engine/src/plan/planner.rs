@@ -876,6 +876,7 @@ impl<'a> Planner<'a> {
     ) -> Result<Layer<LinearId, VectorId>, PlanError> {
         let (dim, generation) = (self.config.model_dim, rwkv.shape.generation);
         let ffn_dim = self.config.ffn_dim;
+        const CHANNEL: &str = "channel_mix";
         let name = |part: &str| format!("blk.{i}.{part}");
         let embed_norm = match i {
             0 => Some(self.stream_norm("token_embd_norm")?),
@@ -883,22 +884,10 @@ impl<'a> Planner<'a> {
         };
         let mixer = Mixer::Time(self.time_mix(i, rwkv)?);
         let norm = self.stream_norm(&name(self.config.family.ffn_norm))?;
-        let key = Shifted {
-            factors: self.mix_factors(i, "channel_mix", "k", rwkv)?,
-            down: None,
-            projection: self.projection(&name("channel_mix_key"), Rows::all(ffn_dim), dim)?,
-        };
+        let key = self.shifted(i, (CHANNEL, "k", "key"), ffn_dim, rwkv)?;
         let receptance = match generation {
             Generation::V7 => None,
-            _ => Some(Shifted {
-                factors: self.mix_factors(i, "channel_mix", "r", rwkv)?,
-                down: None,
-                projection: self.projection(
-                    &name("channel_mix_receptance"),
-                    Rows::all(dim),
-                    dim,
-                )?,
-            }),
+            _ => Some(self.shifted(i, (CHANNEL, "r", "receptance"), dim, rwkv)?),
         };
         let mut value = self.projection(&name("channel_mix_value"), Rows::all(dim), ffn_dim)?;
         value.scale = rwkv.residual_factor(i);
@@ -929,26 +918,16 @@ impl<'a> Planner<'a> {
     ) -> Result<TimeMix<LinearId, VectorId>, PlanError> {
         let (dim, generation, ranks) = (self.config.model_dim, rwkv.shape.generation, rwkv.ranks);
         let name = |part: &str| format!("blk.{i}.time_mix_{part}");
-        let mut square = |letter: &str, part: &str| {
-            Ok::<_, PlanError>(Shifted {
-                factors: self.mix_factors(i, "time_mix", letter, rwkv)?,
-                down: None,
-                projection: self.projection(&name(part), Rows::all(dim), dim)?,
-            })
-        };
+        let mut square =
+            |letter: &str, part: &str| self.shifted(i, ("time_mix", letter, part), dim, rwkv);
         let (r, k) = (square("r", "receptance")?, square("k", "key")?);
         let v = square("v", "value")?;
         let gate = match generation {
             Generation::V4 => None,
             Generation::V5 | Generation::V6 => Some(square("g", "gate")?),
             Generation::V7 => {
-                let factors = self.mix_factors(i, "time_mix", "g", rwkv)?;
-                let down = self.of_inputs(&name("g1"), [ranks.gate, dim])?;
-                Some(Shifted {
-                    factors,
-                    down: Some(down),
-                    projection: self.of_inputs(&name("g2"), [dim, ranks.gate])?,
-                })
+                let pair = (name("g"), None);
+                Some(self.shifted_pair(i, "g", pair, ranks.gate, rwkv)?)
             }
         };
         let recurrence = match generation {
@@ -961,7 +940,7 @@ impl<'a> Planner<'a> {
                 let w2 = name("w2");
                 let up = (0..SHARES).map(|part| self.share(&w2, part, [dim, rank]));
                 let up = up.collect::<Result<_, _>>()?;
-                let pair = [name("decay_w"), name("decay")];
+                let pair = (name("decay_w"), Some(name("decay")));
                 let decay = self.shifted_pair(i, "w", pair, ranks.decay, rwkv)?;
                 Recurrence::Six {
                     shares: Shares {
@@ -974,6 +953,7 @@ impl<'a> Planner<'a> {
                 }
             }
             Generation::V7 => {
+                let biased = |letter: &str| (name(letter), Some(name(&format!("{letter}0"))));
                 let residual = match i {
                     0 => {
                         // GGUF files have copies of others there.
@@ -982,11 +962,11 @@ impl<'a> Planner<'a> {
                         }
                         None
                     }
-                    _ => Some(self.low_rank(&name("v"), &name("v0"), ranks.residual)?),
+                    _ => Some(self.low_rank(biased("v"), ranks.residual)?),
                 };
                 Recurrence::Seven {
-                    decay: self.shifted_pair(i, "w", [name("w"), name("w0")], ranks.decay, rwkv)?,
-                    rate: self.shifted_pair(i, "a", [name("a"), name("a0")], ranks.rate, rwkv)?,
+                    decay: self.shifted_pair(i, "w", biased("w"), ranks.decay, rwkv)?,
+                    rate: self.shifted_pair(i, "a", biased("a"), ranks.rate, rwkv)?,
                     residual,
                     k_k: self.any_shape(&name("k_k.weight"), dim, Transform::None)?,
                     k_a: self.any_shape(&name("k_a.weight"), dim, Transform::None)?,
@@ -1010,17 +990,33 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// A linear layer of `n` rows that reads a mix of positions.
+    fn shifted(
+        &mut self,
+        i: usize,
+        (kind, letter, part): (&str, &str, &str),
+        n: usize,
+        rwkv: &RwkvConfig,
+    ) -> Result<Shifted<LinearId, VectorId>, PlanError> {
+        let dim = self.config.model_dim;
+        Ok(Shifted {
+            factors: self.mix_factors(i, kind, letter, rwkv)?,
+            down: None,
+            projection: self.projection(&format!("blk.{i}.{kind}_{part}"), Rows::all(n), dim)?,
+        })
+    }
+
     /// A pair of matrices of low rank, which read a mix of positions.
     fn shifted_pair(
         &mut self,
         i: usize,
         letter: &str,
-        [pair, bias]: [String; 2],
+        names: (String, Option<String>),
         rank: usize,
         rwkv: &RwkvConfig,
     ) -> Result<Shifted<LinearId, VectorId>, PlanError> {
         let factors = self.mix_factors(i, "time_mix", letter, rwkv)?;
-        let [down, projection] = self.low_rank(&pair, &bias, rank)?;
+        let [down, projection] = self.low_rank(names, rank)?;
         Ok(Shifted {
             factors,
             down: Some(down),
@@ -1028,17 +1024,18 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// A pair of matrices of low rank, whose names end in 1 and 2, and what is added then.
+    /// A pair of matrices of low rank, whose names end in 1 and 2, and what is added then, if something is.
     fn low_rank(
         &mut self,
-        pair: &str,
-        bias: &str,
+        (pair, bias): (String, Option<String>),
         rank: usize,
     ) -> Result<[Projection<LinearId, VectorId>; 2], PlanError> {
         let dim = self.config.model_dim;
         let down = self.of_inputs(&format!("{pair}1"), [rank, dim])?;
         let mut up = self.of_inputs(&format!("{pair}2"), [dim, rank])?;
-        up.bias = Some(self.any_shape(&format!("{bias}.weight"), dim, Transform::None)?);
+        if let Some(bias) = bias {
+            up.bias = Some(self.any_shape(&format!("{bias}.weight"), dim, Transform::None)?);
+        }
         Ok([down, up])
     }
 

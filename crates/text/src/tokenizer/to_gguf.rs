@@ -53,41 +53,18 @@ impl Tokenizer {
         n_vocab: usize,
     ) -> Result<GgufTokenizer, TokenizerError> {
         let parts = &*self.parts;
-        if let Model::WordPiece(model) = &parts.model
-            && world::is_one(model)
-        {
-            let mut out = Entries::default();
-            out.word("model", "rwkv");
-            out.tokens(parts, n_vocab, false);
-            out.special_tokens(parts, false)?;
-            let written = GgufTokenizer {
-                entries: out.entries,
-                remarks: out.remarks,
-            };
-            self.try_out(&written, architecture)?;
-            return Ok(written);
-        }
-        let Model::Bpe(bpe) = &parts.model else {
-            let kind = match parts.model {
-                Model::Unigram(_) => "Unigram",
-                Model::WordPiece(_) => "WordPiece",
-                _ => "WordLevel",
-            };
-            return Err(inexpressible("model", kind));
-        };
-        if !bpe.continuing_subword_prefix.is_empty() || !bpe.end_of_word_suffix.is_empty() {
-            return Err(inexpressible("model", "marks at the ends of words"));
-        }
         let mut out = Entries::default();
-        let byte_level = parts.pre_tokenizer.as_ref().is_some_and(spells_bytes);
-        let default_bos = match byte_level {
-            true => out.byte_level(parts, bpe)?,
-            false => {
-                out.sentence_pieces(parts, bpe, n_vocab)?;
-                true
+        let (typed_bytes, default_bos) = match &parts.model {
+            Model::Bpe(bpe) => out.bpe(parts, bpe, n_vocab)?,
+            Model::WordPiece(model) if world::is_one(model) => {
+                out.word("model", "rwkv");
+                (false, false)
             }
+            Model::Unigram(_) => return Err(inexpressible("model", "Unigram")),
+            Model::WordPiece(_) => return Err(inexpressible("model", "WordPiece")),
+            _ => return Err(inexpressible("model", "WordLevel")),
         };
-        out.tokens(parts, n_vocab, !byte_level);
+        out.tokens(parts, n_vocab, typed_bytes);
         out.special_tokens(parts, default_bos)?;
         out.say_flags(parts, architecture);
         let written = GgufTokenizer {
@@ -135,6 +112,24 @@ impl Entries {
 
     fn word(&mut self, name: &str, word: &str) {
         self.put(name, Value::String(word.to_owned()));
+    }
+
+    /// What is said of byte pair encodings; whether their bytes are pieces of a type of their own, and whether readers
+    /// add a BOS token.
+    fn bpe(
+        &mut self,
+        parts: &Parts,
+        bpe: &Bpe,
+        n_vocab: usize,
+    ) -> Result<(bool, bool), TokenizerError> {
+        if !bpe.continuing_subword_prefix.is_empty() || !bpe.end_of_word_suffix.is_empty() {
+            return Err(inexpressible("model", "marks at the ends of words"));
+        }
+        if parts.pre_tokenizer.as_ref().is_some_and(spells_bytes) {
+            return Ok((false, self.byte_level(parts, bpe)?));
+        }
+        self.sentence_pieces(parts, bpe, n_vocab)?;
+        Ok((true, true))
     }
 
     /// Kind, rule and merges of a byte-level tokenizer; whether readers of the rule add a BOS token.
