@@ -545,6 +545,8 @@ pub(crate) const DELTA_NETS: &str = "gated delta nets";
 pub(crate) const OUTPUT_GATES: &str = "gates of attention";
 /// What it calls experts that every row is sent to.
 pub(crate) const SHARED_EXPERTS: &str = "shared experts";
+/// What it calls models that read whole texts.
+pub(crate) const ENCODERS: &str = "encoders";
 /// What it calls values whose heads are normalised.
 pub(crate) const VALUE_NORMS: &str = "norms of values";
 /// What it calls layers that attend to keys and values of others.
@@ -680,6 +682,8 @@ pub struct Attention<'a, B: Backend> {
     pub sinks: Option<&'a B::Vector>,
     /// The earlier layer whose keys and values it attends to. `k` and `v` are unspecified then.
     pub shared: Option<usize>,
+    /// Whether queries attend to no positions after their own; else to those of all queries of their sequence.
+    pub is_causal: bool,
 }
 
 /// The inputs of [`Backend::latent_queries`], as the projections computed them.

@@ -22,13 +22,13 @@ use crate::config::to_gguf::{DIVISORS, GgufConfig, LONG, SHORT};
 use crate::error::PlanError;
 use crate::load::{LoadError, expect_wanted, linear, vector};
 use crate::plan::{
-    LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored, TensorRequest, Values,
-    VectorId, fused_mixes, is_float,
+    ENCODER_ATTN_NORM, LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, Stored,
+    TensorRequest, Values, VectorId, fused_mixes, is_float,
 };
 use crate::weights::{
     Attention, ChannelMix, Convolution, DeltaNet, ExpertBiases, Experts, FeedForward,
-    LatentAttention, LayerInput, Mamba, Mixer, Norm, Projection, Recurrence, SharedExpert, Shifted,
-    Ssm, TimeMix,
+    LatentAttention, LayerInput, Mamba, Mixer, Norm, Plain, Positions, Projection, Recurrence,
+    SharedExpert, Shifted, Ssm, TimeMix,
 };
 
 /// Exports the weights of a model one after another, in the order of execution, under the names and
@@ -634,6 +634,15 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
         naming.projection(&inputs.projection, "per_layer_model_proj", Order::Same);
         naming.norm(inputs.norm, "per_layer_proj_norm.weight");
     }
+    if let Some(Positions { table, token_type }) = &weights.positions {
+        naming.set(table.0, "position_embd.weight");
+        let token_type = naming.set(token_type.0, "token_types.weight");
+        token_type.shape = Some(vec![1, config.model_dim]);
+    }
+    let attn_norm = match config.family.encoder {
+        true => ENCODER_ATTN_NORM,
+        false => "attn_norm",
+    };
     for (i, layer) in weights.layers.iter().enumerate() {
         let attention = layer.attention();
         let dense = match layer.network() {
@@ -644,6 +653,11 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
             }
             Some(FeedForward::Channel(mix)) => {
                 naming.channel_mix(mix, i, config);
+                None
+            }
+            Some(FeedForward::Plain(Plain { up, down })) => {
+                naming.projection(up, &format!("blk.{i}.ffn_up"), Order::Same);
+                naming.projection(down, &format!("blk.{i}.ffn_down"), Order::Same);
                 None
             }
             None => None,
@@ -659,7 +673,7 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
         let block = layer.ffn.as_ref();
         for (name, norm) in [
             ("token_embd_norm", layer.embed_norm.as_ref()),
-            (&format!("blk.{i}.attn_norm"), Some(&layer.attn_norm)),
+            (&format!("blk.{i}.{attn_norm}"), Some(&layer.attn_norm)),
             (
                 &format!("blk.{i}.{}", config.family.ffn_norm),
                 block.map(|block| &block.norm),
@@ -726,7 +740,9 @@ fn targets(plan: &ModelPlan, to: Values) -> Vec<Option<Target>> {
         Values::Gguf => config.family.gguf_output_norm,
         Values::HuggingFace => "output_norm",
     };
-    naming.stream_norm(&weights.output_norm, output_norm);
+    if let Some(norm) = &weights.output_norm {
+        naming.stream_norm(norm, output_norm);
+    }
     if let Some(head) = &weights.output {
         naming.projection(head, "output", Order::Same);
     }

@@ -69,6 +69,9 @@ pub struct Family {
     pub(crate) rwkv: Option<Generation>,
     /// Attention is latent.
     pub(crate) latent: bool,
+    /// Positions are learned, all positions of a text attend to all, norms come after blocks, networks have no gates, and
+    /// no head continues a text.
+    pub(crate) encoder: bool,
 }
 
 /// What families with selective state spaces differ in.
@@ -232,6 +235,29 @@ const LLAMA: Family = Family {
     ssm: None,
     rwkv: None,
     latent: false,
+    encoder: false,
+};
+
+/// Encoders of whole texts.
+const BERT: Family = Family {
+    name: "bert",
+    gguf: &["bert"],
+    hf: &["bert"],
+    activation: Activation::GeluErf,
+    gguf_rope: RopeLayout::Halves,
+    parts: Parts {
+        qkv_biases: true,
+        ..PLAIN
+    },
+    ffn_norm: "layer_output_norm",
+    hf_defaults: HfDefaults {
+        norm_eps: 1e-12,
+        max_ctx: 512,
+        tied: true,
+        ..HF_DEFAULTS
+    },
+    encoder: true,
+    ..LLAMA
 };
 
 /// Time mixing and channel mixing.
@@ -459,8 +485,9 @@ const GPT_OSS: Family = Family {
     ..LLAMA
 };
 
-static FAMILIES: [Family; 31] = [
+static FAMILIES: [Family; 32] = [
     LLAMA,
+    BERT,
     GPT_OSS,
     GEMMA4,
     BITNET,

@@ -20,8 +20,8 @@ use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weight_set::WeightSet;
 use crate::weights::{
     self, ChannelMix, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock,
-    LatentAttention, Layer, LayerInput, LayerInputs, Mamba, Mixer, Norm, Projection, Recurrence,
-    SharedExpert, Shifted, Ssm, TimeMix,
+    LatentAttention, Layer, LayerInput, LayerInputs, Mamba, Mixer, Norm, Plain, Positions,
+    Projection, Recurrence, SharedExpert, Shifted, Ssm, TimeMix,
 };
 
 /// Buffers of a forward pass, reused by the next.
@@ -168,6 +168,9 @@ impl<B: Backend> Model<B> {
         if let (Some(inputs), Some(dim)) = (w.layer_inputs(), c.layer_input_dim) {
             self.layer_inputs(s, batch.ids, inputs, dim)?;
         }
+        if let Some(positions) = w.positions() {
+            self.positions(s, batch, positions)?;
+        }
         for (i, (layer, settings)) in w.layers().zip(&c.layers).enumerate() {
             self.mixer_block(s, batch, i, layer, settings)?;
             if let Some(block) = &layer.ffn {
@@ -187,10 +190,17 @@ impl<B: Backend> Model<B> {
             be.keep_rows(&mut s.x, batch.wanted)?;
         }
         let stage = outside(Operation::OutputNorm);
-        if batch.hidden {
-            return self.norm(stage, &s.x, w.output_norm(), &mut s.logits);
+        let normed = match batch.hidden {
+            true => &mut s.logits,
+            false => &mut s.h,
+        };
+        match w.output_norm() {
+            Some(norm) => self.norm(stage, &s.x, norm, normed)?,
+            None => std::mem::swap(&mut s.x, normed),
         }
-        self.norm(stage, &s.x, w.output_norm(), &mut s.h)?;
+        if batch.hidden {
+            return Ok(());
+        }
         if let (Some(screening), Some(top)) = (&w.output().screening, batch.top) {
             return self.largest_logits(w, s, screening, top);
         }
@@ -200,6 +210,50 @@ impl<B: Backend> Model<B> {
         }
         if let Some(cap) = c.logit_softcap {
             be.softcap(outside(Operation::LogitSoftcap), &mut s.logits, cap)?;
+        }
+        Ok(())
+    }
+
+    /// `x ← x + table[positions] + token_type`, of whole sequences.
+    fn positions(
+        &self,
+        s: &mut Scratch<B>,
+        batch: &Batch<'_, B>,
+        weights: &Positions<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let (be, stage) = (&self.backend, outside(Operation::Positions));
+        let sequences = batch.sequences.iter();
+        let positions = sequences.flat_map(|sequence| 0..sequence.n_rows as u32);
+        let positions: Vec<u32> = positions.collect();
+        be.embed(&weights.table, &positions, 1.0, &mut s.h)?;
+        be.add(stage, &mut s.x, &s.h)?;
+        be.add_bias(stage, &mut s.x, &weights.token_type)
+    }
+
+    /// What a block reads: `h ← norm(x)`; all of `x` in encoders.
+    fn enter(
+        &self,
+        s: &mut Scratch<B>,
+        stage: Stage,
+        norm: &Norm<B::Vector>,
+    ) -> Result<(), BackendError> {
+        match self.config.family.encoder {
+            true => (self.backend).columns(stage, &s.x, 0..self.config.model_dim, &mut s.h),
+            false => self.norm(stage, &s.x, norm, &mut s.h),
+        }
+    }
+
+    /// What becomes of what it gives: `x ← x + h`; in encoders, the norm of that.
+    fn leave(
+        &self,
+        s: &mut Scratch<B>,
+        [residual, normed]: [Stage; 2],
+        norm: &Norm<B::Vector>,
+    ) -> Result<(), BackendError> {
+        self.backend.add(residual, &mut s.x, &s.h)?;
+        if self.config.family.encoder {
+            self.norm(normed, &s.x, norm, &mut s.h)?;
+            std::mem::swap(&mut s.x, &mut s.h);
         }
         Ok(())
     }
@@ -291,7 +345,7 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// `x ← x + mixer(norm(x))`.
+    /// `x ← x + mixer(norm(x))`; in encoders, `x ← norm(x + mixer(x))`.
     fn mixer_block(
         &self,
         s: &mut Scratch<B>,
@@ -306,7 +360,8 @@ impl<B: Backend> Model<B> {
             self.norm(stage(Operation::EmbedNorm), &s.x, norm, &mut s.h)?;
             std::mem::swap(&mut s.x, &mut s.h);
         }
-        self.norm(stage(Operation::AttnNorm), &s.x, &layer.attn_norm, &mut s.h)?;
+        let norm = stage(Operation::AttnNorm);
+        self.enter(s, norm, &layer.attn_norm)?;
         match &layer.mixer {
             Mixer::Attention(attention) => self.attention(s, batch, i, attention, settings)?,
             Mixer::Latent(latent) => self.latent_attention(s, batch, i, latent, settings)?,
@@ -331,7 +386,8 @@ impl<B: Backend> Model<B> {
             let factor = self.config.residual_scale;
             be.scale(stage(Operation::AttnScale), &mut s.h, factor)?;
         }
-        be.add(stage(Operation::AttnResidual), &mut s.x, &s.h)
+        let stages = [stage(Operation::AttnResidual), norm];
+        self.leave(s, stages, &layer.attn_norm)
     }
 
     /// `h ← W_out · convolution(W_in · h)`.
@@ -781,6 +837,7 @@ impl<B: Backend> Model<B> {
             }),
             sinks: weights.sinks.as_ref(),
             shared,
+            is_causal: !c.family.encoder,
         };
         be.attention(attention, batch.sequences, &mut s.a)?;
         if let Some(norm) = &weights.sub_norm {
@@ -863,6 +920,7 @@ impl<B: Backend> Model<B> {
             }),
             sinks: None,
             shared: None,
+            is_causal: true,
         };
         be.attention(attention, batch.sequences, &mut s.a)?;
         let w: Vec<_> = weights.v_up.iter().collect();
@@ -871,7 +929,7 @@ impl<B: Backend> Model<B> {
         self.project(Some(i), separate, &s.q, &mut s.normed, &mut [output])
     }
 
-    /// `x ← x + ffn(norm(x))`.
+    /// `x ← x + ffn(norm(x))`; in encoders, `x ← norm(x + ffn(x))`.
     fn ffn_block(
         &self,
         s: &mut Scratch<B>,
@@ -882,10 +940,11 @@ impl<B: Backend> Model<B> {
         let (be, eps) = (&self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
         let norm = stage(Operation::FfnNorm);
-        self.norm(norm, &s.x, &block.norm, &mut s.h)?;
+        self.enter(s, norm, &block.norm)?;
         match &block.network {
             FeedForward::Channel(mix) => self.channel_mix(s, batch, i, mix)?,
             FeedForward::Dense(dense) => self.dense(s, batch, i, dense)?,
+            FeedForward::Plain(plain) => self.plain(s, i, plain)?,
             FeedForward::Experts(experts) => self.experts(s, i, experts)?,
         }
         if let Some(norm) = &block.post_norm {
@@ -895,7 +954,23 @@ impl<B: Backend> Model<B> {
             let factor = self.config.residual_scale;
             be.scale(stage(Operation::FfnScale), &mut s.h, factor)?;
         }
-        be.add(stage(Operation::FfnResidual), &mut s.x, &s.h)
+        self.leave(s, [stage(Operation::FfnResidual), norm], &block.norm)
+    }
+
+    /// `h ← W_down · activation(W_up · h)`.
+    fn plain(
+        &self,
+        s: &mut Scratch<B>,
+        i: usize,
+        Plain { up, down }: &Plain<B::Linear, B::Vector>,
+    ) -> Result<(), BackendError> {
+        let separate = OutputLayout::Separate;
+        let up = (LinearLayer::Up, up, &mut s.up);
+        self.project(Some(i), separate, &s.h, &mut s.normed, &mut [up])?;
+        let function = Function::Activation(self.config.activation);
+        (self.backend).apply(of_layer(i, Operation::Activation), function, &mut s.up)?;
+        let down = (LinearLayer::Down, down, &mut s.h);
+        self.project(Some(i), separate, &s.up, &mut s.normed, &mut [down])
     }
 
     /// `h ← W_down · (activation(W_gate · h) ∘ W_up · h)`.

@@ -470,6 +470,7 @@ async fn attention<B: Backend>(
             }),
             sinks: None,
             shared: None,
+            is_causal: true,
         };
         let sequence = Sequence {
             cache: &mut cache,

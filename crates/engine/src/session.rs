@@ -147,6 +147,22 @@ pub enum EngineError {
         /// The limit.
         ctx_len: usize,
     },
+    /// A text to be continued, of a model that reads whole texts.
+    #[error(
+        "expected a model that continues texts, found an encoder ({family}), which only makes vectors of them"
+    )]
+    Encoder {
+        /// The model's family.
+        family: &'static str,
+    },
+    /// A part of a text, of a model that reads whole ones.
+    #[error(
+        "an encoder reads texts as a whole: expected an empty sequence, found one of {len} tokens"
+    )]
+    NotWhole {
+        /// Tokens in the sequence.
+        len: usize,
+    },
     /// Sessions that can't share a batch.
     #[error("session {index} of the batch: expected the model of the first, found another")]
     OtherModel {
@@ -183,8 +199,16 @@ impl EngineError {
 
 impl<B: Backend> Session<B> {
     /// An empty sequence.
-    pub fn new(model: Arc<Model<B>>, options: SessionOptions) -> Result<Session<B>, EngineError> {
+    pub fn new(
+        model: Arc<Model<B>>,
+        mut options: SessionOptions,
+    ) -> Result<Session<B>, EngineError> {
         let config = &model.config;
+        if config.family.encoder {
+            // It has embeddings of so many positions, and every one attends to all.
+            options.ctx_len = options.ctx_len.min(config.max_ctx);
+            options.chunk = options.ctx_len;
+        }
         let ropes = config
             .ropes
             .iter()
@@ -281,7 +305,7 @@ impl<B: Backend> Session<B> {
         ids: &[u32],
         logits: Logits,
     ) -> Result<Vec<f32>, EngineError> {
-        self.check(ids)?;
+        self.check_continues(ids)?;
         self.discard_lookahead();
         self.append(ids, Wanted::Logits(logits)).await
     }
@@ -295,9 +319,12 @@ impl<B: Backend> Session<B> {
     /// Appends `ids` to the sequence and returns the last hidden states, which the output head would read: after the
     /// last norm, `[ids.len(), model_dim]`. Embeddings of a text are made of these.
     ///
-    /// Otherwise as [`Session::forward_async`].
+    /// Encoders do nothing else, and with whole texts: the sequence must be empty. Otherwise as [`Session::forward_async`].
     pub async fn hidden_async(&mut self, ids: &[u32]) -> Result<Vec<f32>, EngineError> {
         self.check(ids)?;
+        if self.model.config.family.encoder && !self.is_empty() {
+            return Err(EngineError::NotWhole { len: self.len() });
+        }
         self.discard_lookahead();
         self.append(ids, Wanted::Hidden).await
     }
@@ -364,7 +391,7 @@ impl<B: Backend> Session<B> {
         steps: &mut [Step<'_, B>],
     ) -> Result<Vec<Vec<f32>>, EngineError> {
         for (index, step) in steps.iter().enumerate() {
-            step.session.check(step.ids)?;
+            step.session.check_continues(step.ids)?;
             if !Arc::ptr_eq(&step.session.model, &steps[0].session.model) {
                 return Err(EngineError::OtherModel { index });
             }
@@ -417,7 +444,7 @@ impl<B: Backend> Session<B> {
         sampler: &Sampler,
         wanted: usize,
     ) -> Result<Decoded, EngineError> {
-        self.check(&[id])?;
+        self.check_continues(&[id])?;
         let weights = self.model.current();
         let generation = weights.number();
         let sampling = sampler.sampling();
@@ -488,6 +515,16 @@ impl<B: Backend> Session<B> {
     fn discard_lookahead(&mut self) {
         self.ahead = None;
         self.host_steps = 0;
+    }
+
+    fn check_continues(&self, ids: &[u32]) -> Result<(), EngineError> {
+        let family = self.model.config.family;
+        match family.encoder {
+            true => Err(EngineError::Encoder {
+                family: family.name,
+            }),
+            false => self.check(ids),
+        }
     }
 
     fn check(&self, ids: &[u32]) -> Result<(), EngineError> {

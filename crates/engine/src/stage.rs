@@ -19,6 +19,8 @@ pub struct Stage {
 pub enum Operation {
     /// The embedding lookup.
     Embedding,
+    /// What encoders add to embeddings.
+    Positions,
     /// The norm of embeddings.
     EmbedNorm,
     /// The norm before attention.
@@ -240,6 +242,7 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, suffix) = match self {
             Operation::Embedding => ("embedding", ""),
+            Operation::Positions => ("positions", ""),
             Operation::EmbedNorm => ("embedding_norm", ""),
             Operation::AttnNorm => ("attn_norm", ""),
             Operation::InputNorm(linear) => (linear.name(), "_input_norm"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::screening::Screening;
-use crate::weights::{Group, Layer, LayerInputs, Norm, Projection};
+use crate::weights::{Group, Layer, LayerInputs, Norm, Positions, Projection};
 
 /// All weights of a model. Generations share unchanged groups.
 pub(crate) struct WeightSet<B: Backend> {
@@ -52,6 +52,7 @@ pub(crate) struct Embedding<B: Backend> {
     /// `[n_vocab, model_dim]`.
     pub(crate) token_embd: B::Linear,
     pub(crate) layer_inputs: Option<LayerInputs<B::Linear, B::Vector>>,
+    pub(crate) positions: Option<Positions<B::Linear, B::Vector>>,
     /// The matrix that computes logits, if that is the same table.
     pub(crate) output: Option<Output<B>>,
 }
@@ -59,7 +60,7 @@ pub(crate) struct Embedding<B: Backend> {
 /// The weights of [`Group::Head`].
 pub(crate) struct Head<B: Backend> {
     /// `[model_dim]`.
-    pub(crate) output_norm: Norm<B::Vector>,
+    pub(crate) output_norm: Option<Norm<B::Vector>>,
     /// The matrix that computes logits, if that isn't the embedding table.
     pub(crate) output: Option<Output<B>>,
 }
@@ -139,13 +140,17 @@ impl<B: Backend> WeightSet<B> {
         self.embedding.weights.layer_inputs.as_ref()
     }
 
+    pub(crate) fn positions(&self) -> Option<&Positions<B::Linear, B::Vector>> {
+        self.embedding.weights.positions.as_ref()
+    }
+
     pub(crate) fn layers(&self) -> impl Iterator<Item = &Layer<B::Linear, B::Vector>> {
         self.layers.iter().map(|layer| &*layer.weights)
     }
 
     /// `[model_dim]`.
-    pub(crate) fn output_norm(&self) -> &Norm<B::Vector> {
-        &self.head.weights.output_norm
+    pub(crate) fn output_norm(&self) -> Option<&Norm<B::Vector>> {
+        self.head.weights.output_norm.as_ref()
     }
 
     /// Whether the embedding table computes logits.

@@ -18,8 +18,10 @@ pub(crate) struct Weights<L, V> {
     /// `[n_vocab, model_dim]`.
     pub(crate) token_embd: L,
     pub(crate) layer_inputs: Option<LayerInputs<L, V>>,
+    pub(crate) positions: Option<Positions<L, V>>,
     pub(crate) layers: Vec<Layer<L, V>>,
-    pub(crate) output_norm: Norm<V>,
+    /// `None` if each block has a norm at its end.
+    pub(crate) output_norm: Option<Norm<V>>,
     /// `[n_vocab, model_dim]`; the embedding table if `None`.
     pub(crate) output: Option<Projection<L, V>>,
 }
@@ -31,6 +33,15 @@ pub(crate) struct Norm<V> {
     pub(crate) weight: V,
     /// `[model_dim]`: with one, mean and variance are normalised, without one the root mean square.
     pub(crate) bias: Option<V>,
+}
+
+/// What encoders add to embeddings of tokens.
+#[derive(Debug, Clone)]
+pub(crate) struct Positions<L, V> {
+    /// `[max_ctx, model_dim]`.
+    pub(crate) table: L,
+    /// The type of all tokens, `[model_dim]`.
+    pub(crate) token_type: V,
 }
 
 /// What each layer is given besides the residual stream: of a token, the sum of a row of a table and of what follows
@@ -50,6 +61,7 @@ pub(crate) struct LayerInputs<L, V> {
 pub(crate) struct Layer<L, V> {
     /// Of what enters the first block, in families that have one there.
     pub(crate) embed_norm: Option<Norm<V>>,
+    /// Of what the mixer reads; of the residual stream after it, in encoders.
     pub(crate) attn_norm: Norm<V>,
     pub(crate) mixer: Mixer<L, V>,
     /// On the output of the mixer.
@@ -76,6 +88,7 @@ pub(crate) struct LayerInput<L, V> {
 /// A feed-forward network, and the norms around it.
 #[derive(Debug, Clone)]
 pub(crate) struct FeedForwardBlock<L, V> {
+    /// Of what the network reads; of the residual stream after it, in encoders.
     pub(crate) norm: Norm<V>,
     pub(crate) network: FeedForward<L, V>,
     /// On the output.
@@ -319,6 +332,8 @@ pub(crate) enum FeedForward<L, V> {
     Channel(ChannelMix<L, V>),
     /// One network for every row.
     Dense(Dense<L, V>),
+    /// The same without gates.
+    Plain(Plain<L, V>),
     /// Several, of which a router chooses some for each row.
     Experts(Experts<L, V>),
 }
@@ -330,6 +345,15 @@ pub(crate) struct Dense<L, V> {
     pub(crate) up: Projection<L, V>,
     /// Before the down projection.
     pub(crate) sub_norm: Option<V>,
+    pub(crate) down: Projection<L, V>,
+}
+
+/// A network of two layers.
+#[derive(Debug, Clone)]
+pub(crate) struct Plain<L, V> {
+    /// `[ffn_dim, model_dim]`.
+    pub(crate) up: Projection<L, V>,
+    /// `[model_dim, ffn_dim]`.
     pub(crate) down: Projection<L, V>,
 }
 
@@ -438,6 +462,7 @@ impl<L, V> Layer<L, V> {
                 all.extend(shifted.flat_map(Shifted::projections).chain([value]));
             }
             Some(FeedForward::Dense(Dense { gate, up, down, .. })) => all.extend([gate, up, down]),
+            Some(FeedForward::Plain(Plain { up, down })) => all.extend([up, down]),
             Some(FeedForward::Experts(Experts { router, shared, .. })) => {
                 all.push(router);
                 if let Some(SharedExpert { network, gate }) = shared {
@@ -473,7 +498,7 @@ impl<L, V> Layer<L, V> {
     /// The mixture of experts, if the block has one.
     pub(crate) fn experts(&self) -> Option<&Experts<L, V>> {
         match self.network()? {
-            FeedForward::Dense(_) | FeedForward::Channel(_) => None,
+            FeedForward::Dense(_) | FeedForward::Plain(_) | FeedForward::Channel(_) => None,
             FeedForward::Experts(experts) => Some(experts),
         }
     }
@@ -542,6 +567,10 @@ impl<L, V> Layer<L, V> {
                         value: mix.value.convert(c),
                     }),
                     FeedForward::Dense(dense) => FeedForward::Dense(dense.convert(c)),
+                    FeedForward::Plain(Plain { up, down }) => FeedForward::Plain(Plain {
+                        up: up.convert(c),
+                        down: down.convert(c),
+                    }),
                     FeedForward::Experts(experts) => FeedForward::Experts(experts.convert(c)),
                 },
                 post_norm: block.post_norm.map(|v| c.vector(v)),
@@ -662,6 +691,15 @@ impl<L, V> LayerInputs<L, V> {
             table: c.linear(self.table),
             projection: self.projection.convert(c),
             norm: c.vector(self.norm),
+        }
+    }
+}
+
+impl<L, V> Positions<L, V> {
+    pub(crate) fn convert<C: Convert<L, V>>(self, c: &mut C) -> Positions<C::Linear, C::Vector> {
+        Positions {
+            table: c.linear(self.table),
+            token_type: c.vector(self.token_type),
         }
     }
 }

@@ -219,6 +219,7 @@ impl<B: Backend> Backend for Faulty<B> {
             rope,
             sinks,
             shared,
+            is_causal,
         }: Attention<'_, Faulty<B>>,
         sequences: &mut [Sequence<'_, B::Cache>],
         out: &mut B::Buffer,
@@ -236,6 +237,7 @@ impl<B: Backend> Backend for Faulty<B> {
             rope,
             sinks,
             shared,
+            is_causal,
         };
         (self.inner).attention(attention, sequences, out)?;
         if self.layer == Some(layer) {

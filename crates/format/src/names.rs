@@ -25,16 +25,17 @@ pub enum Name {
 /// assert_eq!(name, Name::Known("blk.7.attn_q.weight".into()));
 /// ```
 pub fn translate(model_type: &str, name: &str) -> Name {
-    if is_ignored(name) {
+    if is_ignored(name) || model_type == BERT && is_beyond_bert(name) {
         return Name::Ignored;
     }
     let name = PREFIXES
         .iter()
         .find_map(|prefix| name.strip_prefix(prefix))
         .unwrap_or(name);
-    let in_blocks = match has_rwkv_blocks(model_type) {
-        true => "blocks.",
-        false => "layers.",
+    let in_blocks = match model_type {
+        BERT => "encoder.layer.",
+        _ if has_rwkv_blocks(model_type) => "blocks.",
+        _ => "layers.",
     };
     let known = match name.strip_prefix(in_blocks) {
         Some(rest) => in_layer(model_type, rest),
@@ -76,9 +77,10 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
         true => "backbone",
         false => "model",
     };
-    let layers = match has_rwkv_blocks(model_type) {
-        true => "rwkv.blocks".to_owned(),
-        false => format!("{stem}.layers"),
+    let layers = match model_type {
+        BERT => "encoder.layer".to_owned(),
+        _ if has_rwkv_blocks(model_type) => "rwkv.blocks".to_owned(),
+        _ => format!("{stem}.layers"),
     };
     if let Some((layer, rest)) = name.strip_prefix("blk.").and_then(|n| n.split_once('.'))
         && let Some((hf, _)) = bare(model_type).iter().find(|(_, gguf)| *gguf == rest)
@@ -90,6 +92,11 @@ pub fn hugging_face(model_type: &str, name: &str) -> Option<String> {
         && module == RWKV_EMBED_NORM
     {
         return Some(format!("{layers}.0.{embed_norm}.{kind}"));
+    }
+    if model_type == BERT
+        && let Some((hf, _)) = BERT_OUTSIDE.iter().find(|(_, gguf)| *gguf == module)
+    {
+        return Some(format!("{hf}.{kind}"));
     }
     let outside = match module {
         "token_embd" if is_mamba(model_type) => Some(MAMBA_EMBEDDINGS),
@@ -179,7 +186,8 @@ pub fn translate_catalog(
 }
 
 /// Where the language model sits: alone, in a multimodal model, or saved without its head.
-const PREFIXES: [&str; 6] = [
+const PREFIXES: [&str; 7] = [
+    "bert.",
     "rwkv.",
     "language_model.model.",
     "model.language_model.",
@@ -225,6 +233,7 @@ fn outside_layers(model_type: &str, name: &str) -> Option<String> {
         "final_layernorm" if is_hybrid(model_type) => "output_norm",
         "lm_head" => "output",
         _ if is_gemma4(model_type) => find(&GEMMA4_OUTSIDE, module)?,
+        _ if model_type == BERT => find(&BERT_OUTSIDE, module)?,
         _ => return None,
     };
     KINDS.contains(&kind).then(|| format!("{module}.{kind}"))
@@ -299,6 +308,36 @@ const GEMMA4_OWN: [(&str, &str); 3] = [
     ("per_layer_projection", "proj"),
     ("post_per_layer_input_norm", "post_norm"),
 ];
+
+/// Encoders.
+const BERT: &str = "bert";
+
+/// Their embedding table.
+const BERT_EMBEDDINGS: &str = "embeddings.word_embeddings.weight";
+
+const BERT_OUTSIDE: [(&str, &str); 4] = [
+    ("embeddings.word_embeddings", "token_embd"),
+    ("embeddings.position_embeddings", "position_embd"),
+    ("embeddings.token_type_embeddings", "token_types"),
+    ("embeddings.LayerNorm", "token_embd_norm"),
+];
+
+const BERT_OWN: [(&str, &str); 8] = [
+    ("attention.self.query", "attn_q"),
+    ("attention.self.key", "attn_k"),
+    ("attention.self.value", "attn_v"),
+    ("attention.output.dense", "attn_output"),
+    ("attention.output.LayerNorm", "attn_output_norm"),
+    ("intermediate.dense", "ffn_up"),
+    ("output.dense", "ffn_down"),
+    ("output.LayerNorm", "layer_output_norm"),
+];
+
+/// Whether a tensor of an encoder's checkpoint belongs to what it was trained with: heads, and what follows from nothing.
+fn is_beyond_bert(name: &str) -> bool {
+    let name = name.strip_prefix("bert.").unwrap_or(name);
+    name == "embeddings.position_ids" || ["pooler.", "cls."].iter().any(|p| name.starts_with(p))
+}
 
 /// gpt-oss.
 const GPT_OSS: &str = "gpt_oss";
@@ -471,7 +510,9 @@ const RWKV7_BARE: [(&str, &str); 21] = [
 
 /// Modules that only checkpoints of this family call so.
 fn own(model_type: &str) -> &'static [(&'static str, &'static str)] {
-    if is_lfm2(model_type) {
+    if model_type == BERT {
+        &BERT_OWN
+    } else if is_lfm2(model_type) {
         &LFM2
     } else if is_delta_net(model_type) {
         &DELTA_NET
@@ -704,7 +745,12 @@ const ROUTER: &str = "ffn_gate_inp";
 pub fn is_embeddings(name: &str) -> bool {
     matches!(
         name,
-        "token_embd.weight" | EMBEDDINGS | MAMBA_EMBEDDINGS | RWKV_EMBEDDINGS | RWKV7_EMBEDDINGS
+        "token_embd.weight"
+            | EMBEDDINGS
+            | MAMBA_EMBEDDINGS
+            | RWKV_EMBEDDINGS
+            | RWKV7_EMBEDDINGS
+            | BERT_EMBEDDINGS
     )
 }
 
@@ -715,7 +761,7 @@ pub fn is_head(name: &str) -> bool {
 
 /// Whether the tensor with the Hugging Face name `name` belongs to a layer.
 pub fn is_in_layer(name: &str) -> bool {
-    [".layers.", ".blocks."]
+    [".layers.", ".blocks.", "encoder.layer."]
         .iter()
         .any(|part| name.contains(part))
 }
@@ -944,6 +990,21 @@ mod tests {
                 "mixtral",
                 "model.layers.1.block_sparse_moe.experts.7.w2.weight",
                 "blk.1.ffn_down.7.weight",
+            ),
+            (
+                "bert",
+                "bert.embeddings.LayerNorm.bias",
+                "token_embd_norm.bias",
+            ),
+            (
+                "bert",
+                "encoder.layer.1.output.LayerNorm.weight",
+                "blk.1.layer_output_norm.weight",
+            ),
+            (
+                "bert",
+                "encoder.layer.1.attention.self.query.bias",
+                "blk.1.attn_q.bias",
             ),
             ("lfm2", "model.embedding_norm.weight", "output_norm.weight"),
             (

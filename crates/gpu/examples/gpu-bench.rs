@@ -618,6 +618,7 @@ impl<'a> Layer<'a> {
             q: &q,
             pos: first,
             sinks: None,
+            is_causal: true,
         };
         cpu::attention(&exec, &queries, &pages, scratch, &mut want)?;
         let (mut error, mut power) = (0.0, 0.0);

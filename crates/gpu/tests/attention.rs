@@ -269,6 +269,7 @@ impl Case {
             q: &q,
             pos,
             sinks: sinks.as_deref(),
+            is_causal: true,
         };
         cpu::attention(
             &exec,

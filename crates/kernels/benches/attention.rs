@@ -88,6 +88,7 @@ fn decode(c: &mut Criterion) {
                                 q,
                                 pos: n_ctx - 1,
                                 sinks: None,
+                                is_causal: true,
                             };
                             attention(&exec, &queries, pages, &mut scratch, &mut out)
                                 .expect("the shapes fit");
@@ -123,6 +124,7 @@ fn prefill(c: &mut Criterion) {
                         q,
                         pos: 0,
                         sinks: None,
+                        is_causal: true,
                     };
                     attention(&exec, &queries, pages, &mut scratch, &mut out)
                         .expect("the shapes fit");

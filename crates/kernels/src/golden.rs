@@ -225,6 +225,7 @@ fn attentions(exec: &Exec, hashes: &mut Hashes) {
                     q: &q,
                     pos,
                     sinks: (*name == " sinks").then_some(&sinks),
+                    is_causal: true,
                 };
                 attention(exec, &queries, &pages, &mut scratch, &mut out).unwrap();
                 hash.floats(&out);

@@ -73,16 +73,26 @@ fn max_difference(a: &[f32], b: &[f32]) -> f32 {
 
 #[test]
 fn hidden_states_and_vectors_are_those_of_the_reference() {
-    let reference = Reference::of("qwen3");
-    let folder = data("qwen3");
+    agrees_with_reference("qwen3", Pooling::Last, &[64, 7, 1]);
+}
+
+/// Every position attends to all, so texts are one chunk whatever is asked for.
+#[test]
+fn encoders_give_what_the_reference_gives() {
+    agrees_with_reference("bert", Pooling::First, &[64, 7]);
+}
+
+fn agrees_with_reference(name: &str, pooling: Pooling, chunks: &[usize]) {
+    let reference = Reference::of(name);
+    let folder = data(name);
     let said = fs::read(folder.join("pooling.json")).unwrap();
-    assert_eq!(Pooling::of_checkpoint(&said).unwrap(), Pooling::Last);
+    assert_eq!(Pooling::of_checkpoint(&said).unwrap(), pooling);
     for model in [
         common::checkpoint(&folder),
-        common::gguf(&data("qwen3.gguf")),
+        common::gguf(&data(&format!("{name}.gguf"))),
     ] {
         let dim = model.config().model_dim;
-        for chunk in [64, 7, 1] {
+        for &chunk in chunks {
             let mut session = session(&model, chunk);
             for text in 0..3 {
                 let ids = reference.ids(text);
@@ -125,6 +135,31 @@ fn vectors_of_ternary_models_point_where_those_of_the_reference_do() {
             }
         }
     }
+}
+
+/// Encoders read whole texts, as many positions as they have embeddings of, and continue none.
+#[test]
+fn encoders_refuse_what_they_cannot_do() {
+    let model = common::checkpoint(&data("bert"));
+    let mut session = session(&model, 64);
+    let error = session.forward(&[1, 2], sterna_engine::Logits::Last);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("found an encoder (bert)"), "{error}");
+    session.hidden(&[1, 2]).unwrap();
+    let error = session.hidden(&[3]).unwrap_err().to_string();
+    assert!(error.contains("found one of 2 tokens"), "{error}");
+    session.truncate(0);
+    let long = SessionOptions::new(4096);
+    let mut long = Session::new(Arc::clone(&model), long).unwrap();
+    assert_eq!(long.ctx_len(), model.config().max_ctx);
+    assert!(long.hidden(&vec![1; 65]).is_err());
+    let batch = |session| sterna_engine::Step {
+        session,
+        ids: &[1],
+        logits: sterna_engine::Logits::None,
+    };
+    assert!(Session::forward_together(&mut [batch(&mut session)]).is_err());
+    assert_eq!(session.len(), 0);
 }
 
 /// After hidden states were asked for, logits are those of a fresh sequence.

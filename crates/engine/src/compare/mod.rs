@@ -457,6 +457,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             rope,
             sinks,
             shared,
+            is_causal,
         } = attention;
         let width = q.width;
         let to = &mut out.both;
@@ -480,6 +481,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             rope,
             sinks: sinks.map(|sinks| &sinks.reference),
             shared,
+            is_causal,
         };
         (self.reference).attention(of_reference, &mut own, &mut to.reference)?;
         let mut own = Vec::with_capacity(sequences.len());
@@ -502,6 +504,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             rope,
             sinks: sinks.map(|sinks| &sinks.tested),
             shared,
+            is_causal,
         };
         (self.tested).attention(of_tested, &mut own, &mut to.tested)?;
         out.fill(stage, width);

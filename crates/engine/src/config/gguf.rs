@@ -128,9 +128,9 @@ impl ModelConfig {
             ffn_dim,
             n_vocab,
             max_ctx,
-            norm_eps: match rwkv {
-                Some(_) => keys.float("attention.layer_norm_epsilon")?,
-                None => keys.float("attention.layer_norm_rms_epsilon")?,
+            norm_eps: match rwkv.is_some() || family.encoder {
+                true => keys.float("attention.layer_norm_epsilon")?,
+                false => keys.float("attention.layer_norm_rms_epsilon")?,
             }
             .unwrap_or(1e-5),
             input_norm_eps: INPUT_NORM_EPS,
@@ -682,7 +682,7 @@ impl<'a> Keys<'a> {
             .metadata
             .get_bool(&self.key("rope.scaling.finetuned"))?;
         let unrotated = match family.ssm {
-            None => family.rwkv.is_some(),
+            None => family.rwkv.is_some() || family.encoder,
             Some(SsmFamily::FalconH1) => false,
             Some(SsmFamily::Granite) => finetuned == Some(false),
             Some(SsmFamily::Mamba | SsmFamily::Mamba2 | SsmFamily::Jamba) => true,

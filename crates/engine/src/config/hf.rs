@@ -57,6 +57,9 @@ impl ModelConfig {
                 "true",
             ));
         }
+        if family.encoder {
+            check_encoder(hf)?;
+        }
         let model_dim = required("hidden_size", hf.hidden_size)?;
         let is_alone = family.ssm.is_some_and(SsmFamily::is_alone);
         let is_granite = family.ssm == Some(SsmFamily::Granite);
@@ -168,6 +171,7 @@ impl ModelConfig {
                 .rms_norm_eps
                 .or(hf.norm_eps)
                 .or(hf.layer_norm_epsilon.filter(|_| family.is_headless()))
+                .or(hf.layer_norm_eps.filter(|_| family.encoder))
                 .unwrap_or(family.hf_defaults.norm_eps) as f32,
             input_norm_eps: hf
                 .quantization_config
@@ -209,6 +213,28 @@ impl ModelConfig {
             ropes,
         }
         .validated()
+    }
+}
+
+/// Fails if an encoder does something else than attend to all positions, which are learned.
+fn check_encoder(hf: &Config) -> Result<(), PlanError> {
+    if hf.is_decoder == Some(true) {
+        return Err(PlanError::config(
+            "is_decoder",
+            "false in an encoder",
+            "true",
+        ));
+    }
+    match hf.position_embedding_type.as_deref() {
+        None | Some("absolute") => Ok(()),
+        Some(found) => {
+            let found = format!("`{found}`");
+            Err(PlanError::config(
+                "position_embedding_type",
+                "absolute",
+                found,
+            ))
+        }
     }
 }
 
@@ -646,7 +672,7 @@ fn rotated_layers(hf: &Config, family: &Family, n_layers: usize) -> Result<Vec<b
         Some(SsmFamily::Granite) => hf.position_embedding_type.as_deref() == Some("nope"),
         Some(SsmFamily::FalconH1) => false,
         Some(SsmFamily::Mamba | SsmFamily::Mamba2 | SsmFamily::Jamba) => true,
-        None => family.rwkv.is_some(),
+        None => family.rwkv.is_some() || family.encoder,
     };
     if has_none {
         return Ok(vec![false; n_layers]);

@@ -480,6 +480,11 @@ impl ModelConfig {
         }
     }
 
+    /// Whether it reads whole texts, makes vectors of them, and continues none.
+    pub fn is_encoder(&self) -> bool {
+        self.family.encoder
+    }
+
     /// Whether some layers have a state instead of keys and values.
     pub fn has_states(&self) -> bool {
         self.layers.iter().any(|layer| layer.mixer.has_state())

@@ -135,6 +135,10 @@ impl ModelConfig {
         }
         match &self.rwkv {
             Some(rwkv) => self.put_rwkv(&mut out, rwkv)?,
+            None if self.family.encoder => {
+                out.float("attention.layer_norm_epsilon", self.norm_eps)?;
+                out.put("attention.causal", Value::Bool(false))?;
+            }
             None => out.float("attention.layer_norm_rms_epsilon", self.norm_eps)?,
         }
         self.put_experts(&mut out)?;

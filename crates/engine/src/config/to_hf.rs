@@ -169,7 +169,10 @@ impl ModelConfig {
             let (name, member) = hadamard.to_json();
             set(name, member);
         }
-        if self.rwkv.is_none() {
+        if self.family.encoder {
+            set("layer_norm_eps", json!(shortest(self.norm_eps)));
+            set("type_vocab_size", json!(1));
+        } else if self.rwkv.is_none() {
             set("rms_norm_eps", json!(shortest(self.norm_eps)));
         }
         set("tie_word_embeddings", json!(tied));

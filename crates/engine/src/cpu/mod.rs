@@ -520,6 +520,7 @@ impl Backend for Cpu {
             rope,
             sinks,
             shared,
+            is_causal,
         }: Attention<'_, Cpu>,
         sequences: &mut [Sequence<'_, CpuCache>],
         out: &mut CpuBuffer,
@@ -560,6 +561,7 @@ impl Backend for Cpu {
                 q: q.rows(&rows),
                 pos: cache.len(),
                 sinks: sinks.map(Vec::as_slice),
+                is_causal,
             };
             attention(
                 &self.exec,

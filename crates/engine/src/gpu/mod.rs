@@ -33,7 +33,7 @@ use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeviceError,
-    DeviceErrorKind, EXPERT_GROUPS, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
+    DeviceErrorKind, ENCODERS, EXPERT_GROUPS, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
     LayerContents, LinearSource, LowRank, OUTPUT_GATES, OutputLayout, Product, SHARED_KEYS,
     SIGMOIDS, ScreenedRows, Sequence, SnapshotError,
 };
@@ -432,12 +432,16 @@ impl Backend for Gpu {
             rope,
             sinks,
             shared,
+            is_causal,
         }: Attention<'_, Gpu>,
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
         if gated {
             return Err(BackendError::Unsupported(OUTPUT_GATES));
+        }
+        if !is_causal {
+            return Err(BackendError::Unsupported(ENCODERS));
         }
         if shared.is_some() {
             return Err(BackendError::Unsupported(SHARED_KEYS));

@@ -550,6 +550,7 @@ impl Backend for Hybrid {
             rope,
             sinks,
             shared,
+            is_causal,
         } = attention;
         match self.side_of_layer(layer, q.side()) {
             Side::Cpu => {
@@ -573,6 +574,7 @@ impl Backend for Hybrid {
                     rope,
                     sinks: of_side(sinks, Either::cpu)?,
                     shared,
+                    is_causal,
                 };
                 let own = &mut own.collect::<Vec<_>>()[..];
                 self.cpu.attention(attention, own, out.fill_on_cpu())
@@ -604,6 +606,7 @@ impl Backend for Hybrid {
                     rope,
                     sinks: of_side(sinks, Either::gpu)?,
                     shared,
+                    is_causal,
                 };
                 self.gpu()?.attention(attention, own, out.fill_on_gpu())
             }

@@ -369,6 +369,8 @@ impl<B: Backend> WeightFeed<B> {
                 screening: self.screening(),
             }),
             token_embd: Take(&mut self.loaded).linear(self.plan.weights.token_embd),
+            positions: (self.plan.weights.positions.clone())
+                .map(|positions| positions.convert(&mut Take(&mut self.loaded))),
             layer_inputs: (self.plan.weights.layer_inputs.clone())
                 .map(|inputs| inputs.convert(&mut Take(&mut self.loaded))),
         }
@@ -388,7 +390,7 @@ impl<B: Backend> WeightFeed<B> {
                 screening: self.screening(),
             }),
             output_norm: (self.plan.weights.output_norm.clone())
-                .convert(&mut Take(&mut self.loaded)),
+                .map(|norm| norm.convert(&mut Take(&mut self.loaded))),
         }
     }
 
@@ -415,12 +417,17 @@ impl Ids {
                 if let Some(inputs) = weights.layer_inputs.clone() {
                     inputs.convert(&mut ids);
                 }
+                if let Some(positions) = weights.positions.clone() {
+                    positions.convert(&mut ids);
+                }
             }
             Group::Layer(i) => {
                 weights.layers[i].clone().convert(&mut ids);
             }
             Group::Head => {
-                weights.output_norm.clone().convert(&mut ids);
+                if let Some(norm) = weights.output_norm.clone() {
+                    norm.convert(&mut ids);
+                }
                 if let Some(head) = weights.output.clone() {
                     head.convert(&mut ids);
                 }

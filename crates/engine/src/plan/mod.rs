@@ -17,7 +17,7 @@ use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use sterna_kernels::rwkv::Generation;
 
 use crate::backend::{
-    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, EXPERT_GROUPS, LATENT_ATTENTION,
+    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, ENCODERS, EXPERT_GROUPS, LATENT_ATTENTION,
     LAYER_INPUTS, OUTPUT_GATES, ROTATIONS, RWKV, SCALES, SHARED_EXPERTS, SHARED_KEYS, SIGMOIDS,
     STATE_SPACES, VALUE_NORMS,
 };
@@ -414,6 +414,7 @@ impl ModelPlan {
         let c = &self.config;
         let has_mixer = |kind| c.layers.iter().any(|layer| layer.mixer == kind);
         let obstacles = [
+            (c.family.encoder, ENCODERS),
             (has_mixer(MixerKind::Convolution), CONVOLUTIONS),
             (has_mixer(MixerKind::DeltaNet), DELTA_NETS),
             (has_mixer(MixerKind::Ssm), STATE_SPACES),
@@ -638,6 +639,9 @@ fn set_ranks(config: &mut ModelConfig, catalog: &TensorCatalog) -> Result<(), Pl
 
 /// Maximum rank of a pair of matrices.
 const MAX_RANK: usize = 1 << 16;
+
+/// The norm after the attention of an encoder.
+pub(crate) const ENCODER_ATTN_NORM: &str = "attn_output_norm";
 
 /// Mixes of positions that have shares of their own in the sixth generation of RWKV.
 pub(crate) const SHARES: usize = 5;

@@ -16,8 +16,9 @@ use sterna_kernels::rwkv::Generation;
 use sterna_kernels::ssm::SsmShape;
 
 use super::{
-    Every, LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, SHARES, ScaleRecipe, Spec,
-    Stored, TensorRequest, Transform, VectorId, VectorRecipe, fused_mixes, is_float, spelled,
+    ENCODER_ATTN_NORM, Every, LinearId, LinearRecipe, PlanOptions, Recipe, RopeFactors, SHARES,
+    ScaleRecipe, Spec, Stored, TensorRequest, Transform, VectorId, VectorRecipe, fused_mixes,
+    is_float, spelled,
 };
 use crate::config::{self, ExpertsConfig, LatentConfig, MixerKind, ModelConfig, RwkvConfig};
 use crate::error::PlanError;
@@ -25,8 +26,8 @@ use crate::family::{Family, Mixture, QkNorms, SsmFamily};
 use crate::rope::RopeScaling;
 use crate::weights::{
     Attention, ChannelMix, Convolution, DeltaNet, Dense, ExpertBiases, Experts, FeedForward,
-    FeedForwardBlock, LatentAttention, Layer, LayerInput, LayerInputs, Mamba, Mixer, Norm,
-    Projection, Recurrence, SharedExpert, Shares, Shifted, Ssm, TimeMix, Weights,
+    FeedForwardBlock, LatentAttention, Layer, LayerInput, LayerInputs, Mamba, Mixer, Norm, Plain,
+    Positions, Projection, Recurrence, SharedExpert, Shares, Shifted, Ssm, TimeMix, Weights,
 };
 
 /// Which linear layers were trained as BitLinear, beyond those whose stored type says so.
@@ -251,6 +252,10 @@ impl<'a> Planner<'a> {
             Some(dim) => Some(self.layer_inputs(dim)?),
             None => None,
         };
+        let positions = match self.config.family.encoder {
+            true => Some(self.positions()?),
+            false => None,
+        };
         let layers = (0..self.config.n_layers)
             .map(|i| self.layer(i))
             .collect::<Result<_, _>>()?;
@@ -258,7 +263,10 @@ impl<'a> Planner<'a> {
             Some(_) => "output_norm",
             None => self.config.family.gguf_output_norm,
         };
-        let output_norm = self.stream_norm(output_norm)?;
+        let output_norm = match self.config.family.encoder {
+            true => None,
+            false => Some(self.stream_norm(output_norm)?),
+        };
         let output = if may_be_tied && self.find("output.weight").is_none() {
             None
         } else {
@@ -267,6 +275,7 @@ impl<'a> Planner<'a> {
         Ok(Weights {
             token_embd,
             layer_inputs,
+            positions,
             layers,
             output_norm,
             output,
@@ -364,6 +373,60 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// What an encoder adds to embeddings.
+    fn positions(&mut self) -> Result<Positions<LinearId, VectorId>, PlanError> {
+        const TYPES: &str = "token_types.weight";
+        let (dim, max_ctx) = (self.config.model_dim, self.config.max_ctx);
+        let table = self.matrix("position_embd", Rows::all(max_ctx), dim)?;
+        let n_types = self
+            .find(TYPES)
+            .and_then(|entry| entry.shape.first().copied());
+        let entry = self.require(TYPES, &[n_types.unwrap_or(1).max(1), dim])?;
+        expect_floats(entry, "floats are needed")?;
+        // A text alone is of the first type.
+        let first = TensorRequest {
+            len: dim as u64 * entry.dtype.block_bytes() as u64,
+            ..whole(entry)
+        };
+        let recipe = VectorRecipe {
+            dtype: entry.dtype,
+            len: dim,
+            transform: Transform::None,
+            every: Every::ONE,
+        };
+        let token_type = VectorId(self.push(vec![first], Recipe::Vector(recipe)));
+        Ok(Positions { table, token_type })
+    }
+
+    /// Block `i` of an encoder.
+    fn encoder_layer(&mut self, i: usize) -> Result<Layer<LinearId, VectorId>, PlanError> {
+        let (dim, ffn_dim) = (self.config.model_dim, self.config.ffn_dim);
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let embed_norm = match i {
+            0 => Some(self.stream_norm("token_embd_norm")?),
+            _ => None,
+        };
+        let mixer = Mixer::Attention(self.attention(i)?);
+        let attn_norm = self.stream_norm(&name(ENCODER_ATTN_NORM))?;
+        let network = FeedForward::Plain(Plain {
+            up: self.projection(&name("ffn_up"), Rows::all(ffn_dim), dim)?,
+            down: self.projection(&name("ffn_down"), Rows::all(dim), ffn_dim)?,
+        });
+        Ok(Layer {
+            embed_norm,
+            attn_norm,
+            mixer,
+            post_attn_norm: None,
+            ffn: Some(FeedForwardBlock {
+                norm: self.stream_norm(&name(self.config.family.ffn_norm))?,
+                network,
+                post_norm: None,
+            }),
+            input: None,
+            scale: None,
+        })
+    }
+
     /// How block `i` takes its own input in, `dim` elements.
     fn layer_input(
         &mut self,
@@ -384,6 +447,9 @@ impl<'a> Planner<'a> {
         let parts = self.config.family.parts;
         let name = |part: &str| format!("blk.{i}.{part}");
 
+        if self.config.family.encoder {
+            return self.encoder_layer(i);
+        }
         let attn_norm = self.stream_norm(&name("attn_norm"))?;
         const CHECKED: &str = "a checked configuration has the heads of such layers";
         let mixer = match self.config.layers[i].mixer {
@@ -1568,9 +1634,9 @@ impl<'a> Planner<'a> {
         let bias = format!("{name}.bias");
         Ok(Norm {
             weight: self.norm(name, len)?,
-            bias: match self.config.rwkv {
-                Some(_) => Some(self.vector(&bias, len, Transform::None)?),
-                None => None,
+            bias: match self.config.rwkv.is_some() || self.config.family.encoder {
+                true => Some(self.vector(&bias, len, Transform::None)?),
+                false => None,
             },
         })
     }

@@ -143,6 +143,9 @@ pub struct Config {
     /// Bounds of time steps; infinite if the second is no number.
     pub time_step_limit: Option<[Option<f64>; 2]>,
     pub layer_norm_epsilon: Option<f64>,
+    /// The same of encoders.
+    pub layer_norm_eps: Option<f64>,
+    pub is_decoder: Option<bool>,
     /// Time mixing of RWKV.
     pub attention_hidden_size: Option<usize>,
     /// Elements of its heads.
@@ -391,6 +394,8 @@ impl Config {
             use_bias: bool("use_bias")?,
             time_step_limit: get("time_step_limit").map(|n| limits(&n)).transpose()?,
             layer_norm_epsilon: f64("layer_norm_epsilon")?,
+            layer_norm_eps: f64("layer_norm_eps")?,
+            is_decoder: bool("is_decoder")?,
             attention_hidden_size: count("attention_hidden_size")?,
             head_size: count("head_size")?,
             head_size_divisor: count("head_size_divisor")?,

@@ -1,4 +1,4 @@
-//! Causal attention over a paged key-value cache.
+//! Attention over a paged key-value cache, causal or, for encoders, to all of a text.
 //!
 //! # Definition
 //!
@@ -78,10 +78,13 @@ pub struct Queries<'a> {
     /// Of each query head, the score of a position that every query attends to and whose value is zero,
     /// `[n_heads]`.
     pub sinks: Option<&'a [f32]>,
+    /// Whether queries attend to no positions after their own; else they attend to those of the queries after them too.
+    pub is_causal: bool,
 }
 
 /// `out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that query `t`
-/// attends to: up to its own, `pos + t`, and no further back than the window.
+/// attends to: up to its own, `pos + t`, or to the last query's if attention isn't causal, and no further back than
+/// the window.
 ///
 /// Shapes: `out` is `[m, n_heads, head_dim]`; `pages` hold positions from 0, [`PAGE_LEN`] per page,
 /// at least up to `pos + m`, all of the type of the first.
@@ -100,6 +103,7 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
         q,
         pos,
         sinks,
+        is_causal: _,
     } = *queries;
     let AttentionShape {
         n_heads,
@@ -159,6 +163,7 @@ impl<'a> Queries<'a> {
             shape: self.shape,
             q: &self.q[queries.start * width..queries.end * width],
             pos: self.pos + queries.start,
+            end: (!self.is_causal).then(|| self.pos + self.q.len() / width),
             kv_head,
         }
     }

@@ -41,6 +41,8 @@ pub(super) struct Tile<'a> {
     pub(super) q: &'a [f32],
     /// Position of the first query.
     pub(super) pos: usize,
+    /// Where the positions end that all queries attend to; each to its own and those before if `None`.
+    pub(super) end: Option<usize>,
     pub(super) kv_head: usize,
 }
 
@@ -65,7 +67,9 @@ impl Tile<'_> {
 
     /// Positions that `row` attends to.
     fn visible(&self, row: usize) -> Range<usize> {
-        visible(self.shape, self.pos + row / self.group())
+        let pos = self.pos + row / self.group();
+        let own = visible(self.shape, pos);
+        own.start..self.end.unwrap_or(own.end)
     }
 
     /// Positions of the span that `row` attends to, counted from the span's first.

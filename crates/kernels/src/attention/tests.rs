@@ -68,6 +68,7 @@ impl Case {
             q,
             pos,
             sinks: self.sinks.as_deref(),
+            is_causal: true,
         };
         attention(exec, &queries, &self.pages, scratch, &mut out).unwrap();
         out
@@ -199,6 +200,7 @@ fn sinks_take_weight_and_give_nothing() {
         q: &case.q,
         pos: 0,
         sinks: Some(&[0.0; 5]),
+        is_causal: true,
     };
     let (scratch, mut out) = (&mut Scratch::default(), vec![0.0; case.q.len()]);
     assert!(attention(&exec, &queries, &case.pages, scratch, &mut out).is_err());
@@ -321,6 +323,7 @@ fn bytes_hold_two_digits() {
             q: &[0.0; 40],
             pos: 0,
             sinks: None,
+            is_causal: true,
         };
         attention(&exec, &queries, &[page], scratch, &mut out).unwrap();
         for (out, v) in out.iter().zip(&v) {
@@ -351,6 +354,7 @@ fn wrong_shapes_are_refused() {
             q,
             pos,
             sinks: None,
+            is_causal: true,
         };
         attention(&exec, &queries, pages, &mut Scratch::default(), &mut out)
     };
