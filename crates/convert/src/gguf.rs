@@ -198,6 +198,10 @@ fn metadata(
             }
         }
     }
+    if let (Some(pooling), Some(architecture)) = (files.pooling()?, head.metadata.architecture()?) {
+        let (key, kind) = pooling.to_gguf(architecture);
+        metadata.insert(key, Value::U32(kind))?;
+    }
     if metadata.get(NAME).is_none() {
         metadata.insert(NAME, Value::String(files.stem().to_owned()))?;
     }

@@ -11,6 +11,7 @@ use common::{
     contents, exec, logit_bits, message, names, open, stories, testdata, try_open, warned,
 };
 use serde_json::{Value, json};
+use sterna::embedding::Pooling;
 use sterna_convert::{
     AdapterPackageOptions, Event, GgufOptions, GroupVersions, ManifestDetail, PackageOptions,
     PackageSink, PackageSummary, Packing, Precisions, Statements, Step, Target, Targets, Warning,
@@ -429,6 +430,31 @@ fn state_spaces_are_groups_of_their_own() {
         for (group, kind) in groups {
             assert_eq!(manifest["groups"][group]["type"], *kind, "{group}");
         }
+    }
+}
+
+/// An encoder, with weights outside of layers that others don't have, and the kind of pooling that its file says.
+#[test]
+fn embedding_models_stay_embedding_models() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = testdata("embeddings/bert.gguf");
+    let (package, file) = (dir.path().join("bert"), dir.path().join("bert.gguf"));
+    convert(&source, &package).unwrap();
+    let manifest = manifest(&package);
+    assert_eq!(manifest["modelType"], "transformer");
+    assert_eq!(manifest["metadata"]["pooling"], "cls");
+    to_gguf(
+        &open(&package),
+        &file,
+        &GgufOptions::default(),
+        exec(2),
+        &|_| {},
+    )
+    .unwrap();
+    let want = logit_bits(&source);
+    for path in [source, package, file] {
+        assert_eq!(open(&path).pooling().unwrap(), Some(Pooling::First));
+        assert_eq!(logit_bits(&path), want, "{}", path.display());
     }
 }
 

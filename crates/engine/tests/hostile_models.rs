@@ -28,14 +28,22 @@ fn run(plan: ModelPlan, files: &[Bytes]) -> bool {
     let Ok(model) = load(plan, files, cpu()) else {
         return false;
     };
-    let n_vocab = model.config().n_vocab;
+    let is_encoder = model.config().is_encoder();
+    let width = match is_encoder {
+        true => model.config().model_dim,
+        false => model.config().n_vocab,
+    };
     let options = SessionOptions::new(model.config().max_ctx.min(8));
     let Ok(mut session) = Session::new(model, options) else {
         return false;
     };
-    match session.forward(&[1, 2, 3], Logits::All) {
-        Ok(logits) => {
-            assert_eq!(logits.len(), 3 * n_vocab);
+    let values = match is_encoder {
+        true => session.hidden(&[1, 2, 3]),
+        false => session.forward(&[1, 2, 3], Logits::All),
+    };
+    match values {
+        Ok(values) => {
+            assert_eq!(values.len(), 3 * width);
             true
         }
         Err(_) => false,
@@ -76,9 +84,13 @@ fn damaged_gguf_files() {
         "reference-states/gguf/mamba2",
         "reference-states/gguf/rwkv6",
         "reference-states/gguf/rwkv7",
+        "embeddings/bert.gguf",
     ] {
-        let dir = testdata().join(name);
-        let file = read(&files(&dir, "gguf")[0]).to_vec();
+        let path = testdata().join(name);
+        let file = match path.is_dir() {
+            true => read(&files(&path, "gguf")[0]).to_vec(),
+            false => read(&path).to_vec(),
+        };
         let header = Gguf::parse(&file, file.len() as u64).unwrap();
         let header_len = header.data_offset() as usize;
         for i in 0..250 {
@@ -245,6 +257,26 @@ fn configurations_that_contradict_their_files() {
             "reference-mixtures/hf/gpt-oss-mxfp4",
             json!({"quantization_config": {"quant_method": "fp8"}}),
             "quantization_config.quant_method: expected `bitnet`",
+        ),
+        (
+            "embeddings/bert",
+            json!({"is_decoder": true}),
+            "is_decoder: expected false in an encoder",
+        ),
+        (
+            "embeddings/bert",
+            json!({"position_embedding_type": "relative_key"}),
+            "position_embedding_type: expected absolute, found `relative_key`",
+        ),
+        (
+            "embeddings/bert",
+            json!({"max_position_embeddings": 65}),
+            "tensor `embeddings.position_embeddings.weight`: expected shape [65, 128], found [64, 128]",
+        ),
+        (
+            "embeddings/bert",
+            json!({"num_hidden_layers": 2}),
+            "encoder.layer.2.",
         ),
         (
             "reference-states/hf/rwkv4",

@@ -3,6 +3,7 @@
 use sterna_engine::backend::Backend;
 use sterna_engine::{EngineError, Session};
 use sterna_format::gguf::Metadata;
+use sterna_format::rdrr::Manifest;
 
 use crate::error::{Result, bail};
 
@@ -26,10 +27,41 @@ impl Pooling {
         ("last", Pooling::Last),
     ];
 
+    /// What packages call it in `metadata`.
+    pub const MEMBER: &str = "pooling";
+
     /// Its name.
     pub fn name(self) -> &'static str {
         let found = Pooling::NAMES.iter().find(|(_, pooling)| *pooling == self);
         found.map_or("", |(name, _)| name)
+    }
+
+    /// Of a model with the GGUF architecture `architecture`, the key of its kind and the value there.
+    pub fn to_gguf(self, architecture: &str) -> (String, u32) {
+        let kind = match self {
+            Pooling::Mean => 1,
+            Pooling::First => 2,
+            Pooling::Last => 3,
+        };
+        (format!("{architecture}.pooling_type"), kind)
+    }
+
+    /// What the manifest of a package says (`metadata.pooling`), if it says something.
+    ///
+    /// Errors: a name that isn't among [`Pooling::NAMES`].
+    pub fn of_package(manifest: &Manifest) -> Result<Option<Pooling>> {
+        let metadata = manifest.metadata.as_ref();
+        let Some(said) = metadata.and_then(|metadata| metadata.get(Pooling::MEMBER)) else {
+            return Ok(None);
+        };
+        let found = Pooling::NAMES.iter().find(|(name, _)| said == name);
+        match found {
+            Some((_, pooling)) => Ok(Some(*pooling)),
+            None => bail!(
+                Unsupported,
+                "metadata.pooling: expected mean, cls or last, found {said}"
+            ),
+        }
     }
 
     /// What the metadata of a GGUF file says (`pooling_type`), if it says something.
@@ -130,6 +162,7 @@ pub async fn embed<B: Backend>(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
     use sterna_format::gguf::Value;
 
     use super::*;
@@ -179,6 +212,14 @@ mod tests {
                 .unwrap();
             Pooling::of_gguf(&metadata).ok()
         };
+        for (said, expected) in [("cls", Some(Pooling::First)), ("max", None)] {
+            let manifest = Manifest {
+                metadata: json!({ Pooling::MEMBER: said }).as_object().cloned(),
+                ..Manifest::default()
+            };
+            let found = Pooling::of_package(&manifest).ok().flatten();
+            assert_eq!(found, expected, "{said}");
+        }
         assert_eq!(of(3), Some(Some(Pooling::Last)));
         assert_eq!(of(1), Some(Some(Pooling::Mean)));
         assert_eq!((of(0), of(4)), (Some(None), None));

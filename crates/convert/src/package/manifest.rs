@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use sterna::Result;
+use sterna::embedding::Pooling;
 use sterna_delivery::hash::{DEFAULT_BLOCK_SIZE, digest_of};
 use sterna_engine::ModelConfig;
 use sterna_engine::config::LayerConfig;
@@ -38,12 +39,18 @@ pub(super) struct Facts<'a> {
     pub(super) has_chat_template: bool,
     /// The model's origin.
     pub(super) source: String,
+    /// How vectors of texts are made of hidden states.
+    pub(super) pooling: Option<Pooling>,
 }
 
 /// The manifest of a model with these tensors.
 pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) -> Manifest {
     let inference = inference(&facts, &tensors);
     let c = facts.config;
+    let mut of_weights = of_weights(facts.model_type, &facts.source, tensors, written);
+    if let (Some(pooling), Some(metadata)) = (facts.pooling, &mut of_weights.metadata) {
+        metadata.insert(Pooling::MEMBER.to_owned(), json!(pooling.name()));
+    }
     Manifest {
         model_id: facts.model_id,
         quantization: quantization_of(facts.variant.weights),
@@ -70,7 +77,7 @@ pub(super) fn manifest(facts: Facts<'_>, tensors: TensorMap, written: &Written) 
         tokenizer: facts.tokenizer,
         eos_token_id: facts.eos,
         inference: Some(inference),
-        ..of_weights(facts.model_type, &facts.source, tensors, written)
+        ..of_weights
     }
 }
 

@@ -308,6 +308,7 @@ impl<'a, S: PackageSink> Packing<'a, S> {
             tokenizer: companions.tokenizer.clone(),
             has_chat_template: companions.has_chat_template,
             source: files.stem().to_owned(),
+            pooling: files.pooling()?,
             tied,
             hf,
         };

@@ -90,7 +90,11 @@ pub(crate) fn logits(path: &Path, ids: &[u32]) -> Vec<f32> {
     let loaded = files.load_on(plan, Cpu::new(1, Isa::detect()), &from);
     let model = loaded.unwrap().model;
     let mut session = Session::new(model, SessionOptions::new(ids.len())).unwrap();
-    session.forward(ids, Logits::All).unwrap()
+    let values = match session.model().config().is_encoder() {
+        true => session.hidden(ids),
+        false => session.forward(ids, Logits::All),
+    };
+    values.unwrap()
 }
 
 /// The bits of a model's logits for a few ids.

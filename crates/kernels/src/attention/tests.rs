@@ -24,6 +24,7 @@ struct Case {
     q: Vec<f32>,
     pages: Vec<KvPage>,
     sinks: Option<Vec<f32>>,
+    is_causal: bool,
 }
 
 impl Case {
@@ -54,6 +55,7 @@ impl Case {
             q,
             pages,
             sinks: None,
+            is_causal: true,
         }
     }
 
@@ -68,7 +70,7 @@ impl Case {
             q,
             pos,
             sinks: self.sinks.as_deref(),
-            is_causal: true,
+            is_causal: self.is_causal,
         };
         attention(exec, &queries, &self.pages, scratch, &mut out).unwrap();
         out
@@ -101,11 +103,12 @@ impl Case {
             .skip(pos * n_heads)
             .take(m * n_heads)
         {
-            let (last, kv) = (i / n_heads, i % n_heads / (n_heads / n_kv_heads));
-            let first = self
-                .shape
-                .window
-                .map_or(0, |w| (last + 1).saturating_sub(w));
+            let (own, kv) = (i / n_heads, i % n_heads / (n_heads / n_kv_heads));
+            let first = self.shape.window.map_or(0, |w| (own + 1).saturating_sub(w));
+            let last = match self.is_causal {
+                true => own,
+                false => pos + m - 1,
+            };
             let scores: Vec<f64> = (first..=last)
                 .map(|j| {
                     let products = q.iter().zip(&k[j * n_kv_heads + kv]);
@@ -204,6 +207,19 @@ fn sinks_take_weight_and_give_nothing() {
     };
     let (scratch, mut out) = (&mut Scratch::default(), vec![0.0; case.q.len()]);
     assert!(attention(&exec, &queries, &case.pages, scratch, &mut out).is_err());
+}
+
+/// As encoders have it.
+#[test]
+fn queries_attend_to_those_after_them() {
+    for dtype in TYPES {
+        let mut case = Case::new(SHAPE, dtype, 600);
+        case.is_causal = false;
+        // By tiles, within a span and over several, and by spans.
+        for (pos, m) in [(0, 1), (0, 40), (0, 600), (40, 90), (590, 2)] {
+            case.check(pos, m, &[m]);
+        }
+    }
 }
 
 #[test]

@@ -11,9 +11,13 @@ use crate::want::Files;
 /// The vocabulary that RWKV's models for all languages share.
 pub const RWKV_VOCAB: &str = "rwkv_vocab_v20230424.txt";
 
+/// What says how vectors of texts are made of hidden states (Sentence Transformers).
+pub(super) const POOLING: &str = "1_Pooling/config.json";
+
 /// Names that such files have in any folder.
-pub(super) const NAMES: [&str; 10] = [
+pub(super) const NAMES: [&str; 11] = [
     "config.json",
+    POOLING,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer.model",

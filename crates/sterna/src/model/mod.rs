@@ -28,6 +28,7 @@ use sterna_format::rdrr::{MANIFEST_FILE, QuantizationInfo, RuntimeOptimizations}
 use sterna_format::{DType, I2sLayout, TensorCatalog};
 use sterna_text::Tokenizer;
 
+use crate::embedding::Pooling;
 use crate::error::{Context, Result, bail};
 use crate::want::{Files, Machine};
 use crate::warning::Warning;
@@ -308,6 +309,20 @@ impl ModelFiles {
                 (None, Some(given)) => Ok(Some(Config::from_value(&given)?)),
                 (own, _) => Ok(own),
             },
+        }
+    }
+
+    /// How embeddings of texts are pooled, if the model says so: in a GGUF file's metadata, a package's, or a
+    /// checkpoint's `1_Pooling/config.json`.
+    ///
+    /// Errors: it says something that isn't known.
+    pub fn pooling(&self) -> Result<Option<Pooling>> {
+        match self.header() {
+            Header::Gguf { metadata, .. } => Pooling::of_gguf(metadata),
+            Header::Package(header) => Pooling::of_package(header.package.manifest()),
+            Header::SafeTensors { .. } | Header::Bundle(_) => {
+                self.parsed(companions::POOLING, Pooling::of_checkpoint)
+            }
         }
     }
 

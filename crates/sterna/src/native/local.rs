@@ -14,11 +14,10 @@ use sterna_format::rdrr::Package;
 use super::files::{FileSet, SourceFile, expect_file};
 use super::find::Located;
 use super::shards::Shards;
-use crate::embedding::Pooling;
 use crate::error::{Context, Result};
 use crate::model::{
-    ADAPTER_CONFIG, AdapterFiles, Header, LoadOptions, Loaded, ModelFiles, OpenOptions,
-    PackageFiles, Signatures, Verification,
+    ADAPTER_CONFIG, AdapterFiles, LoadOptions, Loaded, ModelFiles, OpenOptions, PackageFiles,
+    Signatures, Verification,
 };
 use crate::swap::Group;
 use crate::want::{Machine, Want};
@@ -97,23 +96,6 @@ impl LocalModel {
     /// Errors: it is too large, or can't be read.
     pub fn read_beside(&self, name: &str) -> Result<Option<Bytes>> {
         read_small(&*self.files, name)
-    }
-
-    /// How embeddings of texts are pooled, if the model says so: in a GGUF file's metadata, or in a checkpoint's
-    /// `1_Pooling/config.json`.
-    ///
-    /// Errors: it says something that isn't known.
-    pub fn pooling(&self) -> Result<Option<Pooling>> {
-        const NAME: &str = "1_Pooling/config.json";
-        if let Header::Gguf { metadata, .. } = self.model.header() {
-            return Pooling::of_gguf(metadata);
-        }
-        match self.read_beside(NAME)? {
-            Some(json) => Pooling::of_checkpoint(&json)
-                .map(Some)
-                .with_context(|| NAME),
-            None => Ok(None),
-        }
     }
 
     /// A range of bytes that a plan of this model asks for.
