@@ -79,8 +79,8 @@ fn files_that_cannot_run_are_described_too() {
             8,
         ),
         (
-            "tokenizers/llama.cpp-vocab/ggml-vocab-bert-bge.gguf",
-            "`bert` isn't supported",
+            "tokenizers/llama.cpp-vocab/ggml-vocab-mpt.gguf",
+            "`mpt` isn't supported",
             0,
         ),
     ] {

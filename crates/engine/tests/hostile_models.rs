@@ -290,6 +290,21 @@ fn configurations_that_contradict_their_files() {
         ),
         (
             "reference-states/hf/rwkv5",
+            json!({"head_size": 16}),
+            "time_decay`: expected shape [8, 16], found [4, 32]",
+        ),
+        (
+            "reference-states/hf/rwkv6",
+            json!({"head_size": 32}),
+            "time_faaaa`: expected shape [4, 32], found [2, 64]",
+        ),
+        (
+            "reference-states/hf/rwkv7",
+            json!({"head_dim": 32}),
+            "r_k`: expected shape [4, 32], found [2, 64]",
+        ),
+        (
+            "reference-states/hf/rwkv5",
             json!({"head_size": 48}),
             "heads of time mixing: expected as many elements together as the model is wide, 128, found 2 of 48",
         ),

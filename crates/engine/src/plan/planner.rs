@@ -12,7 +12,7 @@ use sterna_kernels::delta::{DeltaShape, HeadOrder};
 use sterna_kernels::experts::Gating;
 use sterna_kernels::hadamard::{Regroup, Rotation};
 use sterna_kernels::mamba::MambaShape;
-use sterna_kernels::rwkv::Generation;
+use sterna_kernels::rwkv::{Generation, RwkvShape};
 use sterna_kernels::ssm::SsmShape;
 
 use super::{
@@ -876,6 +876,20 @@ impl<'a> Planner<'a> {
         })
     }
 
+    /// A value for each element of all heads of time mixing. Checkpoints have one row a head: nothing else in them says how
+    /// many there are.
+    fn of_heads(&mut self, name: &str, rwkv: &RwkvConfig) -> Result<VectorId, PlanError> {
+        let RwkvShape {
+            n_heads, head_dim, ..
+        } = rwkv.shape;
+        if let Some(entry) = self.find(name)
+            && entry.shape.len() == 2
+        {
+            check_shape(entry, &[n_heads, head_dim])?;
+        }
+        self.any_shape(name, n_heads * head_dim, Transform::None)
+    }
+
     /// The bias of the convolution of block `i`, if it has one.
     fn conv_bias(&mut self, i: usize, channels: usize) -> Result<Option<VectorId>, PlanError> {
         let name = format!("blk.{i}.ssm_conv1d.bias");
@@ -998,8 +1012,8 @@ impl<'a> Planner<'a> {
         };
         let recurrence = match generation {
             Generation::V4 | Generation::V5 => Recurrence::Fixed {
-                decay: self.any_shape(&name("decay.weight"), dim, Transform::None)?,
-                first: self.any_shape(&name("first.weight"), dim, Transform::None)?,
+                decay: self.of_heads(&name("decay.weight"), rwkv)?,
+                first: self.of_heads(&name("first.weight"), rwkv)?,
             },
             Generation::V6 => {
                 let rank = ranks.shares;
@@ -1015,7 +1029,7 @@ impl<'a> Planner<'a> {
                         up,
                     },
                     decay,
-                    first: self.any_shape(&name("first.weight"), dim, Transform::None)?,
+                    first: self.of_heads(&name("first.weight"), rwkv)?,
                 }
             }
             Generation::V7 => {
@@ -1036,7 +1050,7 @@ impl<'a> Planner<'a> {
                     residual,
                     k_k: self.any_shape(&name("k_k.weight"), dim, Transform::None)?,
                     k_a: self.any_shape(&name("k_a.weight"), dim, Transform::None)?,
-                    r_k: self.any_shape(&name("r_k.weight"), dim, Transform::None)?,
+                    r_k: self.of_heads(&name("r_k.weight"), rwkv)?,
                 }
             }
         };
