@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use sterna::ModelFiles;
+use sterna::embedding::Pooling;
 #[cfg(not(target_family = "wasm"))]
 use sterna::native::LocalModel;
 use sterna_format::bundle::ArchType;
@@ -158,6 +160,17 @@ impl fmt::Display for Warning {
             }
         }
     }
+}
+
+/// How vectors of texts are pooled, if `files` say something that can be kept; a warning if they say something else, as
+/// those of rerankers do.
+pub(crate) fn pooling(files: &ModelFiles, notify: &Notify<'_>) -> Option<Pooling> {
+    files.pooling().unwrap_or_else(|error| {
+        let model = files.name().to_owned();
+        let what = format!("how its vectors are pooled isn't kept: {error:#}");
+        notify(Event::Warning(Warning::Inexact { model, what }));
+        None
+    })
 }
 
 /// Verifies the bytes of a package that haven't been verified yet, on `n_threads` threads: wrong bytes must

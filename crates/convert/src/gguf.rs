@@ -198,7 +198,8 @@ fn metadata(
             }
         }
     }
-    if let (Some(pooling), Some(architecture)) = (files.pooling()?, head.metadata.architecture()?) {
+    let pooling = event::pooling(files, notify);
+    if let (Some(pooling), Some(architecture)) = (pooling, head.metadata.architecture()?) {
         let (key, kind) = pooling.to_gguf(architecture);
         metadata.insert(key, Value::U32(kind))?;
     }

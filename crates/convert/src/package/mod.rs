@@ -40,7 +40,7 @@ use shards::ShardWriter;
 pub use sink::PackageSink;
 pub use stated::{GroupVersion, GroupVersions, ManifestDetail, Precisions, Statements};
 
-use crate::event::{Event, Notify, Step, Warning, warn_of};
+use crate::event::{Event, Notify, Step, Warning, pooling, warn_of};
 use crate::types::{self, Encoding, Targets, storable};
 
 /// Options for a package.
@@ -308,7 +308,7 @@ impl<'a, S: PackageSink> Packing<'a, S> {
             tokenizer: companions.tokenizer.clone(),
             has_chat_template: companions.has_chat_template,
             source: files.stem().to_owned(),
-            pooling: files.pooling()?,
+            pooling: pooling(files, notify),
             tied,
             hf,
         };
