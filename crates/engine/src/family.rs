@@ -792,6 +792,11 @@ impl Family {
         self.rwkv.is_some() || self.ssm.is_some_and(SsmFamily::is_alone)
     }
 
+    /// Whether norms of the residual stream subtract the mean and have biases.
+    pub(crate) fn has_layer_norms(&self) -> bool {
+        self.rwkv.is_some() || self.encoder
+    }
+
     /// The family of a GGUF architecture.
     pub(crate) fn of_gguf(architecture: &str) -> Option<&'static Family> {
         FAMILIES.iter().find(|f| f.gguf.contains(&architecture))

@@ -128,7 +128,7 @@ impl ModelConfig {
             ffn_dim,
             n_vocab,
             max_ctx,
-            norm_eps: match rwkv.is_some() || family.encoder {
+            norm_eps: match family.has_layer_norms() {
                 true => keys.float("attention.layer_norm_epsilon")?,
                 false => keys.float("attention.layer_norm_rms_epsilon")?,
             }

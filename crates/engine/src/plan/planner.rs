@@ -382,19 +382,8 @@ impl<'a> Planner<'a> {
             .find(TYPES)
             .and_then(|entry| entry.shape.first().copied());
         let entry = self.require(TYPES, &[n_types.unwrap_or(1).max(1), dim])?;
-        expect_floats(entry, "floats are needed")?;
         // A text alone is of the first type.
-        let first = TensorRequest {
-            len: dim as u64 * entry.dtype.block_bytes() as u64,
-            ..whole(entry)
-        };
-        let recipe = VectorRecipe {
-            dtype: entry.dtype,
-            len: dim,
-            transform: Transform::None,
-            every: Every::ONE,
-        };
-        let token_type = VectorId(self.push(vec![first], Recipe::Vector(recipe)));
+        let token_type = self.row_vector(entry, 0, dim)?;
         Ok(Positions { table, token_type })
     }
 
@@ -1170,21 +1159,8 @@ impl<'a> Planner<'a> {
             let name = format!("blk.{i}.{kind}_lerp_{letter}.weight");
             return self.any_shape(&name, dim, Transform::None);
         };
-        expect_floats(entry, "floats are needed")?;
         check_shape(entry, &[all.len(), 1, 1, dim])?;
-        let size = entry.dtype.block_bytes() as u64 * dim as u64;
-        let part = TensorRequest {
-            offset: entry.offset + own as u64 * size,
-            len: size,
-            ..whole(entry)
-        };
-        let recipe = VectorRecipe {
-            dtype: entry.dtype,
-            len: dim,
-            transform: Transform::None,
-            every: Every::ONE,
-        };
-        Ok(VectorId(self.push(vec![part], Recipe::Vector(recipe))))
+        self.row_vector(entry, own, dim)
     }
 
     /// The decays of heads, of which checkpoints have the logarithm.
@@ -1633,6 +1609,29 @@ impl<'a> Planner<'a> {
         Ok(VectorId(self.push(parts, Recipe::Vector(recipe))))
     }
 
+    /// Row `index` of a tensor whose rows have `len` floats each.
+    fn row_vector(
+        &mut self,
+        entry: &TensorEntry,
+        index: usize,
+        len: usize,
+    ) -> Result<VectorId, PlanError> {
+        expect_floats(entry, "floats are needed")?;
+        let size = entry.dtype.block_bytes() as u64 * len as u64;
+        let part = TensorRequest {
+            offset: entry.offset + index as u64 * size,
+            len: size,
+            ..whole(entry)
+        };
+        let recipe = VectorRecipe {
+            dtype: entry.dtype,
+            len,
+            transform: Transform::None,
+            every: Every::ONE,
+        };
+        Ok(VectorId(self.push(vec![part], Recipe::Vector(recipe))))
+    }
+
     fn norm(&mut self, name: &str, len: usize) -> Result<VectorId, PlanError> {
         // Falcon-H1's files spell one so.
         let stored = match self.catalog.get(name) {
@@ -1648,7 +1647,7 @@ impl<'a> Planner<'a> {
         let bias = format!("{name}.bias");
         Ok(Norm {
             weight: self.norm(name, len)?,
-            bias: match self.config.rwkv.is_some() || self.config.family.encoder {
+            bias: match self.config.family.has_layer_norms() {
                 true => Some(self.vector(&bias, len, Transform::None)?),
                 false => None,
             },
