@@ -10,6 +10,7 @@ pub mod linear;
 pub mod norm;
 pub mod output;
 pub mod quantize;
+pub mod recurrent;
 
 use crate::GpuError;
 use crate::error::{expect, expect_most};

@@ -12,6 +12,7 @@ use crate::kernels::output::{
     PenalizeParams, PerturbParams, SampleParams, TopKParams, WeighParams,
 };
 use crate::kernels::quantize::{DequantizeParams, QuantizeParams};
+use crate::kernels::recurrent::{ConvParams, MambaParams, PrepareParams, ScanParams};
 
 pub(super) const REDUCE_SUBGROUP: &str = wgsl!("../shaders/lib/reduce_subgroup.wgsl");
 pub(super) const REDUCE_SHARED: &str = wgsl!("../shaders/lib/reduce_shared.wgsl");
@@ -38,6 +39,7 @@ macro_rules! in_order {
 const EXACT: Lib = Lib::File(wgsl!("../shaders/lib/exact.wgsl"));
 const RANDOM: Lib = Lib::File(wgsl!("../shaders/lib/random.wgsl"));
 const ACTIVATION: Lib = Lib::File(wgsl!("../shaders/lib/activation.wgsl"));
+const SOFTPLUS: Lib = Lib::File(wgsl!("../shaders/lib/softplus.wgsl"));
 const EPILOGUE: Lib = Lib::File(wgsl!("../shaders/lib/epilogue.wgsl"));
 const COOP_TERNARY: Lib = Lib::File(wgsl!("../shaders/lib/coop_ternary.wgsl"));
 const COOP_BLOCKS: Lib = Lib::File(wgsl!("../shaders/lib/coop_blocks.wgsl"));
@@ -234,6 +236,10 @@ shaders! {
         [Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write, Read], LinearParams, [];
+    CONVOLVE = "convolve", [ACTIVATION], [Read, Read, Read, Read, Write, Write], ConvParams, [];
+    SCAN_PREPARE = "scan_prepare", [Lib::Reduce, GRID, SOFTPLUS], [Write, Read, Read, Read, Read, Write], PrepareParams, [];
+    SCAN = "scan", [Lib::Reduce, GRID], [Read, Read, Read, Read, Write, Write], ScanParams, [];
+    MAMBA = "mamba", [Lib::Reduce, GRID, SOFTPLUS], [Read, Read, Read, Read, Read, Read, Write, Write], MambaParams, [];
     ROUTE = "route", [Lib::Reduce, GRID], [Read, Write, Write], RouteParams, [];
     COMBINE = "combine", [], [Read, Read, Write], CombineExpertsParams, [];
     EXPERT_BIAS = "expert_bias", [], [Write, Read, Read], ExpertBiasParams, [];

@@ -1,0 +1,402 @@
+//! Convolutions and scans against the CPU, in calls of several lengths: what a state remembers comes from the slots.
+
+mod common;
+
+use common::{devices, floats, nmse, scalar, spread, spread_rows};
+use sterna_gpu::kernels::Rows;
+use sterna_gpu::kernels::attention::Position;
+use sterna_gpu::kernels::recurrent::{
+    Convolution, MAX_ROWS, MAX_TAPS, Mamba, Recurrence, Scan, ScanShape, State, StateLayer,
+    convolve, mamba, scan,
+};
+use sterna_gpu::memory::Buffer;
+use sterna_gpu::{Device, GpuError, Recorder};
+use sterna_kernels::conv;
+use sterna_kernels::delta::{self, DeltaInputs, DeltaShape, HeadOrder};
+use sterna_kernels::mamba::{self as cpu_mamba, MambaInputs, MambaShape};
+use sterna_kernels::ssm::{self, SsmInputs, SsmShape};
+
+/// Calls of these many rows: one and several, some of which read and write the same slot.
+const CHUNKS: [&[usize]; 3] = [&[13], &[1, 4, 1, 1, 5, 1], &[2, 8, 3]];
+const M: usize = 13;
+/// Values of the layer's state before the tested part, and after it.
+const AROUND: usize = 3;
+
+/// Runs `record` for each of `chunks`, with the rows before it and its own, at positions from zero on.
+fn in_chunks(
+    device: &Device,
+    chunks: &[usize],
+    n_state: usize,
+    mut record: impl FnMut(&mut Recorder, std::ops::Range<usize>, State<'_>) -> Result<(), GpuError>,
+) -> Vec<u8> {
+    let layer = StateLayer::new(device, n_state + 2 * AROUND).unwrap();
+    let mut first = 0;
+    for n in chunks {
+        let position: Buffer = device.upload(&[77u32, first as u32]).unwrap();
+        let state = State {
+            layer: &layer,
+            first: AROUND,
+            position: Position {
+                buffer: &position,
+                index: 1,
+            },
+        };
+        let mut recorder = Recorder::new(device);
+        record(&mut recorder, first..first + n, state).unwrap();
+        let commands = recorder.finish().unwrap();
+        device.submit(&[&commands], &[]).unwrap().wait().unwrap();
+        first += n;
+    }
+    // What was kept at the end is that of another layer too.
+    let kept = layer.keep(device, first).unwrap();
+    let other = StateLayer::new(device, n_state + 2 * AROUND).unwrap();
+    other.put_back(device, first + 2, &kept).unwrap();
+    let (own, copied) = (layer.read(device, first), other.read(device, first + 2));
+    assert_eq!(own.as_ref().unwrap(), &copied.unwrap());
+    own.unwrap()
+}
+
+fn floats_of(bytes: &[u8]) -> Vec<f32> {
+    let (values, _) = bytes.as_chunks();
+    values.iter().map(|b| f32::from_ne_bytes(*b)).collect()
+}
+
+fn close(what: &str, got: &[f32], want: &[f32]) {
+    let error = nmse(got, want);
+    assert!(error < 1e-10, "{what}: {error}");
+}
+
+#[test]
+fn convolutions() {
+    for device in devices() {
+        for (dim, n_taps) in [(70, 3), (64, 4), (5, 1), (33, MAX_TAPS)] {
+            for (is_gated, has_bias) in [(true, false), (false, false), (false, true)] {
+                check_convolution(device, dim, n_taps, is_gated, has_bias);
+            }
+        }
+    }
+}
+
+fn check_convolution(device: &Device, dim: usize, n_taps: usize, is_gated: bool, has_bias: bool) {
+    let width = if is_gated { 3 * dim } else { dim };
+    let (x, taps, bias) = (
+        floats(M * width, 1),
+        floats(dim * n_taps, 2),
+        floats(dim, 3),
+    );
+    let n_state = (n_taps - 1) * dim;
+    let (zeros, mut after, mut want) = (vec![0.0; n_state], vec![0.0; n_state], vec![0.0; M * dim]);
+    let state = (&zeros[..], &mut after[..]);
+    if is_gated {
+        conv::gated(&scalar(), dim, &taps, &x, state, &mut want).unwrap();
+    } else {
+        let weights = (&taps[..], has_bias.then_some(&bias[..]));
+        conv::silu(&scalar(), dim, weights, &x, state, &mut want).unwrap();
+    }
+    let (offset, stride) = (2, width + 5);
+    let x = spread(device, &x, width, offset, stride);
+    let x = spread_rows(&x, M, width, offset, stride);
+    let (taps, bias) = (device.upload(&taps).unwrap(), device.upload(&bias).unwrap());
+    let convolution = Convolution {
+        taps: &taps,
+        n_taps,
+        bias: has_bias.then_some(&bias),
+        is_gated,
+    };
+    let mut all = Vec::new();
+    for chunks in CHUNKS {
+        let out = device.buffer("out", (M * dim * 4) as u64).unwrap();
+        let state = in_chunks(device, chunks, n_state, |recorder, rows, state| {
+            let n = rows.len();
+            let out = Rows::new(&out, M, dim).rows(rows.start, n);
+            convolve(recorder, &convolution, x.rows(rows.start, n), state, out)
+        });
+        let out: Vec<f32> = device.read(&out, 0..M * dim).unwrap();
+        let what = format!("{dim} x {n_taps} {is_gated} {has_bias} {chunks:?}");
+        close(&what, &out, &want);
+        close(&what, &floats_of(&state)[AROUND..AROUND + n_state], &after);
+        all.push(out);
+    }
+    assert!(all.iter().all(|out| *out == all[0]), "{dim} x {n_taps}");
+}
+
+#[test]
+fn delta_rules_and_state_spaces() {
+    let shape = |n_heads, n_key_heads, key_dim, value_dim, is_tiled| ScanShape {
+        n_heads,
+        n_key_heads,
+        key_dim,
+        value_dim,
+        is_tiled,
+        is_delta: true,
+    };
+    for device in devices() {
+        for shape in [
+            shape(4, 2, 16, 24, false),
+            shape(4, 2, 128, 16, true),
+            shape(3, 3, 20, 9, false),
+            shape(6, 3, MAX_ROWS, 8, true),
+        ] {
+            check_delta(device, &shape);
+            let shape = ScanShape {
+                is_delta: false,
+                is_tiled: false,
+                ..shape
+            };
+            check_ssm(device, &shape);
+        }
+    }
+}
+
+fn check_delta(device: &Device, shape: &ScanShape) {
+    let cpu = DeltaShape {
+        n_key_heads: shape.n_key_heads,
+        n_value_heads: shape.n_heads,
+        key_dim: shape.key_dim,
+        value_dim: shape.value_dim,
+        order: if shape.is_tiled {
+            HeadOrder::Tiled
+        } else {
+            HeadOrder::Grouped
+        },
+    };
+    let n = shape.n_heads;
+    let (x, alpha, beta) = (
+        floats(M * shape.channels(), 1),
+        floats(M * n, 2),
+        floats(M * n, 3),
+    );
+    let a: Vec<f32> = floats(n, 4).iter().map(|a| -a.abs()).collect();
+    let dt_bias = floats(n, 5);
+    let mut want = vec![0.0; M * cpu.values()];
+    let (zeros, mut after) = (vec![0.0; cpu.state()], vec![0.0; cpu.state()]);
+    let inputs = DeltaInputs {
+        qkv: &mut x.clone(),
+        alpha: &mut alpha.clone(),
+        beta: &mut beta.clone(),
+        a: &a,
+        dt_bias: &dt_bias,
+    };
+    delta::delta_rule(&scalar(), &cpu, inputs, (&zeros, &mut after), &mut want).unwrap();
+    let beta = spread(device, &beta, n, 1, n + 2);
+    let beta = spread_rows(&beta, M, n, 1, n + 2);
+    check_scan(
+        device,
+        shape,
+        &x,
+        &alpha,
+        (&a, &dt_bias),
+        &want,
+        |step, rows| Recurrence::Delta(step, beta.rows(rows.start, rows.len())),
+    );
+}
+
+fn check_ssm(device: &Device, shape: &ScanShape) {
+    let cpu = SsmShape {
+        n_heads: shape.n_heads,
+        head_dim: shape.value_dim,
+        state_dim: shape.key_dim,
+        n_groups: shape.n_key_heads,
+    };
+    let n = shape.n_heads;
+    let (x, dt) = (floats(M * shape.channels(), 1), floats(M * n, 2));
+    let a: Vec<f32> = floats(n, 4).iter().map(|a| -a.abs()).collect();
+    // The smallest time steps and those that are what is given, too.
+    let dt_bias: Vec<f32> = (0..n).map(|i| [0.5, -9.0, 25.0, -30.0][i % 4]).collect();
+    let d = floats(n, 6);
+    let mut want = vec![0.0; M * cpu.inner()];
+    let (zeros, mut after) = (vec![0.0; cpu.state()], vec![0.0; cpu.state()]);
+    let inputs = SsmInputs {
+        xbc: &x,
+        dt: &mut dt.clone(),
+        a: &a,
+        d: &d,
+        dt_bias: &dt_bias,
+    };
+    ssm::scan(&scalar(), &cpu, inputs, (&zeros, &mut after), &mut want).unwrap();
+    let d = device.upload(&d).unwrap();
+    check_scan(device, shape, &x, &dt, (&a, &dt_bias), &want, |step, _| {
+        Recurrence::Ssm(step, &d)
+    });
+}
+
+fn check_scan<'a>(
+    device: &'a Device,
+    shape: &ScanShape,
+    x: &[f32],
+    steps: &[f32],
+    (a, dt_bias): (&[f32], &[f32]),
+    want: &[f32],
+    recurrence: impl Fn(Rows<'a>, &std::ops::Range<usize>) -> Recurrence<'a>,
+) {
+    let (n, channels) = (shape.n_heads, shape.channels());
+    let width = want.len() / M;
+    let (a, dt_bias) = (device.upload(a).unwrap(), device.upload(dt_bias).unwrap());
+    let steps: &Buffer = Box::leak(Box::new(spread(device, steps, n, 2, n + 1)));
+    let mut all = Vec::new();
+    for chunks in CHUNKS {
+        let stride = channels + 3;
+        let x = spread(device, x, channels, 4, stride);
+        let x = spread_rows(&x, M, channels, 4, stride);
+        let gates = device.buffer("gates", (M * n * 16) as u64).unwrap();
+        let out = device.buffer("out", (M * width * 4) as u64).unwrap();
+        let state = in_chunks(device, chunks, shape.state(), |recorder, rows, state| {
+            let (first, m) = (rows.start, rows.len());
+            let step = spread_rows(steps, M, n, 2, n + 1).rows(first, m);
+            let inputs = Scan {
+                x: x.rows(first, m),
+                recurrence: recurrence(step, &rows),
+                a: &a,
+                dt_bias: &dt_bias,
+                gates: &gates,
+            };
+            let out = Rows::new(&out, M, width).rows(first, m);
+            scan(recorder, shape, &inputs, state, out)
+        });
+        let out: Vec<f32> = device.read(&out, 0..M * width).unwrap();
+        close(&format!("{shape:?} {chunks:?}"), &out, want);
+        all.push((out, state));
+    }
+    let same = |(out, state): &(Vec<f32>, Vec<u8>)| (out, state) == (&all[0].0, &all[0].1);
+    assert!(all.iter().all(same), "{shape:?}");
+}
+
+#[test]
+fn scans_of_channels() {
+    for device in devices() {
+        for (inner, state_dim) in [(70, 16), (8, 5), (33, 64)] {
+            check_mamba(device, inner, state_dim);
+        }
+    }
+}
+
+fn check_mamba(device: &Device, inner: usize, state_dim: usize) {
+    let shape = MambaShape {
+        inner,
+        state_dim,
+        dt_rank: 1,
+    };
+    let (x, dt) = (floats(M * inner, 1), floats(M * inner, 2));
+    let (b, c) = (floats(M * state_dim, 3), floats(M * state_dim, 4));
+    let a: Vec<f32> = (floats(shape.state(), 5).iter())
+        .map(|a| -a.abs())
+        .collect();
+    let d = floats(inner, 6);
+    let (zeros, mut after) = (vec![0.0; shape.state()], vec![0.0; shape.state()]);
+    let mut want = vec![0.0; M * inner];
+    let inputs = MambaInputs {
+        x: &x,
+        dt: &dt,
+        b: &b,
+        c: &c,
+        a: &a,
+        d: &d,
+    };
+    cpu_mamba::scan(&scalar(), &shape, &inputs, (&zeros, &mut after), &mut want).unwrap();
+    let buffers = [
+        spread(device, &x, inner, 1, inner + 2),
+        spread(device, &dt, inner, 1, inner + 2),
+        spread(device, &b, state_dim, 1, state_dim + 2),
+        spread(device, &c, state_dim, 1, state_dim + 2),
+    ];
+    let (a, d) = (device.upload(&a).unwrap(), device.upload(&d).unwrap());
+    let mut all = Vec::new();
+    for chunks in CHUNKS {
+        let out = device.buffer("out", (M * inner * 4) as u64).unwrap();
+        let state = in_chunks(device, chunks, shape.state(), |recorder, rows, state| {
+            let of = |i: usize, width| {
+                spread_rows(&buffers[i], M, width, 1, width + 2).rows(rows.start, rows.len())
+            };
+            let inputs = Mamba {
+                x: of(0, inner),
+                dt: of(1, inner),
+                b: of(2, state_dim),
+                c: of(3, state_dim),
+                a: &a,
+                d: &d,
+            };
+            let out = Rows::new(&out, M, inner).rows(rows.start, rows.len());
+            mamba(recorder, &inputs, state, out)
+        });
+        let out: Vec<f32> = device.read(&out, 0..M * inner).unwrap();
+        let what = format!("{inner} x {state_dim} {chunks:?}");
+        close(&what, &out, &want);
+        close(
+            &what,
+            &floats_of(&state)[AROUND..AROUND + shape.state()],
+            &after,
+        );
+        all.push(out);
+    }
+    assert!(
+        all.iter().all(|out| *out == all[0]),
+        "{inner} x {state_dim}"
+    );
+}
+
+#[test]
+fn shapes_that_dont_fit_are_refused() {
+    let Some(device) = devices().first() else {
+        return;
+    };
+    let buffer = device.buffer("rows", 1 << 16).unwrap();
+    let layer = StateLayer::new(device, 64).unwrap();
+    let state = State {
+        layer: &layer,
+        first: 0,
+        position: Position {
+            buffer: &buffer,
+            index: 0,
+        },
+    };
+    let out = device.buffer("out", 1 << 16).unwrap();
+    let mut recorder = Recorder::new(device);
+    let convolution = |n_taps| Convolution {
+        taps: &buffer,
+        n_taps,
+        bias: None,
+        is_gated: false,
+    };
+    let (x, out) = (Rows::new(&buffer, 2, 32), Rows::new(&out, 2, 32));
+    for (n_taps, name) in [(0, "Unsupported"), (9, "Unsupported"), (4, "Shape")] {
+        let error = convolve(&mut recorder, &convolution(n_taps), x, state, out).unwrap_err();
+        assert!(
+            format!("{error:?}").starts_with(name),
+            "{n_taps}: {error:?}"
+        );
+    }
+    convolve(&mut recorder, &convolution(3), x, state, out).unwrap();
+    let shape = |key_dim| ScanShape {
+        n_heads: 1,
+        n_key_heads: 1,
+        key_dim,
+        value_dim: 32,
+        is_tiled: false,
+        is_delta: false,
+    };
+    let one = Rows::new(&buffer, 2, 1);
+    for (key_dim, name) in [(MAX_ROWS + 1, "Unsupported"), (3, "Shape"), (2, "")] {
+        let shape = shape(key_dim);
+        let inputs = Scan {
+            x: Rows::new(&buffer, 2, shape.channels()),
+            recurrence: Recurrence::Ssm(one, &buffer),
+            a: &buffer,
+            dt_bias: &buffer,
+            gates: out.buffer,
+        };
+        let result = scan(&mut recorder, &shape, &inputs, state, out);
+        let found = result.map_or_else(|error| format!("{error:?}"), |()| String::new());
+        assert!(found.starts_with(name), "{key_dim}: {found}");
+        assert_eq!(found.is_empty(), name.is_empty(), "{key_dim}: {found}");
+    }
+    let inputs = Mamba {
+        x,
+        dt: Rows::new(&buffer, 2, 32),
+        b: Rows::new(&buffer, 2, 3),
+        c: Rows::new(&buffer, 2, 3),
+        a: &buffer,
+        d: &buffer,
+    };
+    let error = mamba(&mut recorder, &inputs, state, out).unwrap_err();
+    assert!(matches!(error, GpuError::Shape { .. }), "{error:?}");
+}
