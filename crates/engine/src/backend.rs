@@ -243,8 +243,10 @@ pub trait Backend: Sized {
         up: &Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Whether it computes layers with a state instead of keys and values.
-    fn has_states(&self) -> bool {
+    /// Whether it computes models of every kind. Others are refused where [`ModelPlan::gpu_obstacle`] says so.
+    ///
+    /// [`ModelPlan::gpu_obstacle`]: crate::ModelPlan::gpu_obstacle
+    fn has_all_operations(&self) -> bool {
         false
     }
 
@@ -254,14 +256,12 @@ pub trait Backend: Sized {
     /// Shapes: `input` is `[n_tokens, 3 · dim]`, `taps` is `[dim, n_taps]`, `out` becomes `[n_tokens, dim]`.
     fn convolution(
         &self,
-        _stage: Stage,
-        _taps: &Self::Vector,
-        _input: &Self::Buffer,
-        _sequences: &mut [Sequence<'_, Self::Cache>],
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(CONVOLUTIONS))
-    }
+        stage: Stage,
+        taps: &Self::Vector,
+        input: &Self::Buffer,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// A gated delta net over the positions of each sequence, whose state in the cache becomes that after the batch
     /// once the cache advances: a convolution of queries, keys and values ([`sterna_kernels::conv::silu`]), the rule
@@ -270,13 +270,11 @@ pub trait Backend: Sized {
     /// `out` becomes `[n_tokens, values]`. The other buffers of `net` are unspecified afterwards.
     fn delta_net(
         &self,
-        _stage: Stage,
-        _net: DeltaNet<'_, Self>,
-        _sequences: &mut [Sequence<'_, Self::Cache>],
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(DELTA_NETS))
-    }
+        stage: Stage,
+        net: DeltaNet<'_, Self>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// A selective state space over the positions of each sequence, whose state in the cache becomes that after the
     /// batch once the cache advances: a convolution of inputs, `B` and `C` ([`sterna_kernels::conv::silu`]), the scan
@@ -285,13 +283,11 @@ pub trait Backend: Sized {
     /// `out` becomes `[n_tokens, inner]`. The other buffers of `ssm` are unspecified afterwards.
     fn ssm(
         &self,
-        _stage: Stage,
-        _ssm: Ssm<'_, Self>,
-        _sequences: &mut [Sequence<'_, Self::Cache>],
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(STATE_SPACES))
-    }
+        stage: Stage,
+        ssm: Ssm<'_, Self>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// A convolution over the positions of each sequence, channel by channel, and its activation
     /// ([`sterna_kernels::conv::silu`]): the first part of a layer whose state [`Backend::selective_scan`] has the rest
@@ -300,13 +296,11 @@ pub trait Backend: Sized {
     /// `out` becomes `[n_tokens, inner]`.
     fn causal_convolution(
         &self,
-        _stage: Stage,
-        _convolution: CausalConvolution<'_, Self>,
-        _sequences: &mut [Sequence<'_, Self::Cache>],
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(STATE_SPACES))
-    }
+        stage: Stage,
+        convolution: CausalConvolution<'_, Self>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// The selective state space of the first Mamba ([`sterna_kernels::mamba`]) over the positions of each sequence,
     /// times `silu(gate)`.
@@ -314,13 +308,11 @@ pub trait Backend: Sized {
     /// `out` becomes `[n_tokens, inner]`. The gates are unspecified afterwards.
     fn selective_scan(
         &self,
-        _stage: Stage,
-        _scan: SelectiveScan<'_, Self>,
-        _sequences: &mut [Sequence<'_, Self::Cache>],
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(STATE_SPACES))
-    }
+        stage: Stage,
+        scan: SelectiveScan<'_, Self>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// `out ← (x − mean) / √(variance + eps) · weight + bias`, row by row.
     fn layer_norm(
@@ -384,14 +376,7 @@ pub trait Backend: Sized {
     }
 
     /// `x ← factor · x`.
-    fn scale(
-        &self,
-        _stage: Stage,
-        _x: &mut Self::Buffer,
-        _factor: f32,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(SCALES))
-    }
+    fn scale(&self, stage: Stage, x: &mut Self::Buffer, factor: f32) -> Result<(), BackendError>;
 
     /// `x ← rms_norm(x)`, each head of `head_dim` elements by itself.
     fn normalize_heads(
@@ -525,22 +510,14 @@ pub trait Backend: Sized {
 
 /// What [`BackendError::Unsupported`] calls saving a sequence.
 const SNAPSHOTS: &str = "saved sequences";
-/// What it calls layers with a state.
-pub(crate) const CONVOLUTIONS: &str = "short convolutions";
-/// Likewise.
-pub(crate) const STATE_SPACES: &str = "state spaces";
 /// Likewise.
 pub(crate) const RWKV: &str = "time mixing";
-/// What it calls factors on the residual stream and on logits.
-pub(crate) const SCALES: &str = "factors on the residual stream";
 /// What it calls matrices that are stored rotated.
 pub(crate) const ROTATIONS: &str = "rotated matrices";
 /// What it calls attention whose keys and values follow from a latent vector.
 pub(crate) const LATENT_ATTENTION: &str = "latent attention";
 /// What it calls mixtures whose experts are in groups, or whose weights have a factor.
 pub(crate) const EXPERT_GROUPS: &str = "groups of experts";
-/// What it calls layers with another state.
-pub(crate) const DELTA_NETS: &str = "gated delta nets";
 /// What it calls attention whose output is gated.
 pub(crate) const OUTPUT_GATES: &str = "gates of attention";
 /// What it calls experts that every row is sent to.

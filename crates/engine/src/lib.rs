@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+mod checkpoints;
 pub mod compare;
 pub mod config;
 pub mod cpu;
@@ -18,6 +19,7 @@ mod family;
 mod forward;
 #[cfg(feature = "gpu")]
 pub mod gpu;
+mod halves;
 #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
 pub mod hybrid;
 pub mod load;

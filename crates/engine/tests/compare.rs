@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use sterna_engine::backend::{
-    Attention, CacheShape, ExpertInput, ExpertMatrices, ExpertProduct, LinearSource, LowRank,
-    OutputLayout, Product, ScreenedRows, Sequence, WeightData,
+    Attention, CacheShape, CausalConvolution, DeltaNet, ExpertInput, ExpertMatrices, ExpertProduct,
+    LinearSource, LowRank, OutputLayout, Product, ScreenedRows, SelectiveScan, Sequence, Ssm,
+    WeightData,
 };
 use sterna_engine::compare::{Compare, Comparison, Measured};
 use sterna_engine::stage::Stage;
@@ -39,6 +40,9 @@ impl<B> Faulty<B> {
         }
     }
 }
+
+/// The models here have none.
+const STATES: Result<(), BackendError> = Err(BackendError::Unsupported("states"));
 
 /// What is wrong with the attention of a layer: one value.
 const AT: usize = 5;
@@ -258,6 +262,61 @@ impl<B: Backend> Backend for Faulty<B> {
         up: &B::Buffer,
     ) -> Result<(), BackendError> {
         self.inner.gate(stage, activation, gate, up)
+    }
+
+    fn convolution(
+        &self,
+        _: Stage,
+        _: &B::Vector,
+        _: &B::Buffer,
+        _: &mut [Sequence<'_, B::Cache>],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn delta_net(
+        &self,
+        _: Stage,
+        _: DeltaNet<'_, Faulty<B>>,
+        _: &mut [Sequence<'_, B::Cache>],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn ssm(
+        &self,
+        _: Stage,
+        _: Ssm<'_, Faulty<B>>,
+        _: &mut [Sequence<'_, B::Cache>],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn causal_convolution(
+        &self,
+        _: Stage,
+        _: CausalConvolution<'_, Faulty<B>>,
+        _: &mut [Sequence<'_, B::Cache>],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn selective_scan(
+        &self,
+        _: Stage,
+        _: SelectiveScan<'_, Faulty<B>>,
+        _: &mut [Sequence<'_, B::Cache>],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn scale(&self, stage: Stage, x: &mut B::Buffer, factor: f32) -> Result<(), BackendError> {
+        self.inner.scale(stage, x, factor)
     }
 
     fn choose_experts(

@@ -4,6 +4,7 @@
 //! given the reference's values, so that each stage has the same input and an error is located where it
 //! arises, not where it surfaces.
 
+mod half;
 mod measure;
 
 use std::future::{Ready, ready};
@@ -17,10 +18,13 @@ use sterna_kernels::experts::Routing;
 use sterna_kernels::quant::QuantError;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, ExpertInput, ExpertMatrices, ExpertProduct,
-    KvCache, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, Sequence,
+    Attention, Backend, BackendError, CacheShape, CausalConvolution, DeltaNet, ExpertInput,
+    ExpertMatrices, ExpertProduct, KvCache, LinearSource, LowRank, OutputLayout, Product,
+    ScreenedRows, SelectiveScan, Sequence, Ssm,
 };
+use crate::halves;
 use crate::stage::{Operation, Stage};
+use half::{Reference, Tested};
 use measure::Work;
 pub use measure::{Agreement, Difference, Measured};
 
@@ -182,16 +186,27 @@ impl<R: KvCache, T: KvCache> KvCache for Both<R, T> {
         self.tested.advance(n);
     }
 
+    fn pin(&mut self) {
+        self.reference.pin();
+        self.tested.pin();
+    }
+
     fn truncate(&mut self, len: usize) {
         self.reference.truncate(len);
-        self.tested.truncate(len);
+        // Either may have to forget more than was asked for.
+        while self.tested.len() != self.reference.len() {
+            self.tested.truncate(self.reference.len());
+            self.reference.truncate(self.tested.len());
+        }
     }
 
     fn fork(&self, len: usize) -> Both<R, T> {
-        Both {
+        let mut fork = Both {
             reference: self.reference.fork(len),
             tested: self.tested.fork(len),
-        }
+        };
+        fork.truncate(len);
+        fork
     }
 }
 
@@ -523,6 +538,82 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         (self.reference).gate(stage, activation, &mut to.reference, &up.both.reference)?;
         (self.tested).gate(stage, activation, &mut to.tested, &up.both.tested)?;
         self.compare(Work::Elements, stage, gate)
+    }
+
+    fn has_all_operations(&self) -> bool {
+        self.reference.has_all_operations() && self.tested.has_all_operations()
+    }
+
+    fn convolution(
+        &self,
+        stage: Stage,
+        taps: &Self::Vector,
+        input: &Buffer<R, T>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        out.fill(stage, input.width / 3);
+        halves::convolution::<_, Reference>(self, stage, (taps, input), sequences, out)?;
+        halves::convolution::<_, Tested>(self, stage, (taps, input), sequences, out)?;
+        self.compare(Work::Floats, stage, out)
+    }
+
+    fn delta_net(
+        &self,
+        stage: Stage,
+        mut net: DeltaNet<'_, Compare<R, T>>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        out.fill(stage, net.shape.values());
+        halves::delta_net::<_, Reference>(self, stage, &mut net, sequences, out)?;
+        halves::delta_net::<_, Tested>(self, stage, &mut net, sequences, out)?;
+        self.compare(Work::Floats, stage, out)
+    }
+
+    fn ssm(
+        &self,
+        stage: Stage,
+        mut ssm: Ssm<'_, Compare<R, T>>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        out.fill(stage, ssm.shape.inner());
+        halves::ssm::<_, Reference>(self, stage, &mut ssm, sequences, out)?;
+        halves::ssm::<_, Tested>(self, stage, &mut ssm, sequences, out)?;
+        self.compare(Work::Floats, stage, out)
+    }
+
+    fn causal_convolution(
+        &self,
+        stage: Stage,
+        convolution: CausalConvolution<'_, Compare<R, T>>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        out.fill(stage, convolution.input.width);
+        halves::causal_convolution::<_, Reference>(self, stage, &convolution, sequences, out)?;
+        halves::causal_convolution::<_, Tested>(self, stage, &convolution, sequences, out)?;
+        self.compare(Work::Floats, stage, out)
+    }
+
+    fn selective_scan(
+        &self,
+        stage: Stage,
+        mut scan: SelectiveScan<'_, Compare<R, T>>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        out.fill(stage, scan.x.width);
+        halves::selective_scan::<_, Reference>(self, stage, &mut scan, sequences, out)?;
+        halves::selective_scan::<_, Tested>(self, stage, &mut scan, sequences, out)?;
+        self.compare(Work::Floats, stage, out)
+    }
+
+    fn scale(&self, stage: Stage, x: &mut Buffer<R, T>, factor: f32) -> Result<(), BackendError> {
+        (self.reference).scale(stage, &mut x.both.reference, factor)?;
+        (self.tested).scale(stage, &mut x.both.tested, factor)?;
+        self.compare(Work::Elements, stage, x)
     }
 
     fn choose_experts(

@@ -652,7 +652,7 @@ impl Backend for Cpu {
         )?)
     }
 
-    fn has_states(&self) -> bool {
+    fn has_all_operations(&self) -> bool {
         true
     }
 

@@ -2,12 +2,7 @@
 
 use std::sync::Arc;
 
-/// Checkpoints of a sequence at most.
-const MAX_CHECKPOINTS: usize = 16;
-/// Bytes of checkpoints at most, unless that leaves fewer than [`MIN_CHECKPOINTS`].
-const MAX_BYTES: usize = 256 << 20;
-/// What is always kept: the pin and the latest.
-const MIN_CHECKPOINTS: usize = 2;
+use crate::checkpoints::Checkpoints;
 
 /// The state of each layer at one position; empty for layers without.
 type Snapshot = Vec<Arc<Vec<f32>>>;
@@ -16,11 +11,8 @@ type Snapshot = Vec<Arc<Vec<f32>>>;
 #[derive(Debug, Clone)]
 pub(super) struct States {
     n_layers: usize,
-    /// Positions and the states there, ascending; the last is the end of the sequence. There is none at its
-    /// beginning, where all states are zeros.
-    checkpoints: Vec<(usize, Snapshot)>,
-    /// The position that has to stay a checkpoint.
-    pinned: usize,
+    /// The last is the end of the sequence.
+    checkpoints: Checkpoints<Snapshot>,
     /// States after the tokens that are being computed, of the layers that have been.
     next: Vec<Option<Vec<f32>>>,
     /// The state at the beginning, for layers that have the largest.
@@ -33,8 +25,7 @@ impl States {
     pub(super) fn new(n_layers: usize) -> States {
         States {
             n_layers,
-            checkpoints: Vec::new(),
-            pinned: 0,
+            checkpoints: Checkpoints::default(),
             next: vec![None; n_layers],
             zeros: Vec::new(),
             spare: Vec::new(),
@@ -44,7 +35,7 @@ impl States {
     /// The `n` values of the state of `layer` at the end, and where those of the next position go, which are
     /// unspecified.
     pub(super) fn next(&mut self, layer: usize, n: usize) -> (&[f32], &mut [f32]) {
-        let last = self.checkpoints.last().map(|(_, states)| &states[layer]);
+        let last = self.checkpoints.last().map(|states| &states[layer]);
         let before = match last.filter(|last| last.len() == n) {
             Some(last) => &last[..],
             None => {
@@ -64,63 +55,32 @@ impl States {
 
     /// The state of `layer` at the end, if there is one.
     pub(super) fn last(&self, layer: usize) -> Option<&[f32]> {
-        let (_, states) = self.checkpoints.last()?;
+        let states = self.checkpoints.last()?;
         Some(&states[layer][..]).filter(|state| !state.is_empty())
     }
 
     /// Makes the states that were computed those at position `len`.
     pub(super) fn advance(&mut self, len: usize) {
-        let states = self
-            .next
-            .iter_mut()
-            .map(|state| Arc::new(state.take().unwrap_or_default()));
-        self.checkpoints.push((len, states.collect()));
-        while self.is_too_much() {
-            let least = self.least_useful();
-            let (_, states) = self.checkpoints.remove(least);
+        let states = self.next.iter_mut();
+        let states: Snapshot = states
+            .map(|state| Arc::new(state.take().unwrap_or_default()))
+            .collect();
+        let bytes = states.iter().map(|state| size_of_val(&state[..])).sum();
+        for unused in self.checkpoints.push(len, states, bytes) {
             // Forks may remember some of them.
-            self.spare = states.into_iter().filter_map(Arc::into_inner).collect();
+            self.spare = unused.into_iter().filter_map(Arc::into_inner).collect();
         }
     }
 
     /// Keeps the last position until the next call.
     pub(super) fn pin(&mut self) {
-        self.pinned = self.end();
+        self.checkpoints.pin(self.checkpoints.end());
     }
 
     /// Truncates to the last checkpoint within the first `len` positions, and returns where that is.
     pub(super) fn truncate(&mut self, len: usize) -> usize {
-        self.checkpoints.retain(|(at, _)| *at <= len);
         self.next = vec![None; self.n_layers];
-        self.pinned = self.pinned.min(self.end());
-        self.end()
-    }
-
-    fn end(&self) -> usize {
-        self.checkpoints.last().map_or(0, |(at, _)| *at)
-    }
-
-    fn is_too_much(&self) -> bool {
-        let n = self.checkpoints.len();
-        let bytes = |(_, states): &(usize, Snapshot)| -> usize {
-            states.iter().map(|state| size_of_val(&state[..])).sum()
-        };
-        let each = self.checkpoints.last().map_or(0, bytes);
-        n > MAX_CHECKPOINTS || n > MIN_CHECKPOINTS && n * each > MAX_BYTES
-    }
-
-    /// The checkpoint that is missed least: the gap that it would leave is the smallest for its distance from the
-    /// end, so that the latest positions are remembered densely and earlier ones sparsely.
-    fn least_useful(&self) -> usize {
-        let end = self.end();
-        let gap = |i: &usize| {
-            let before = i.checked_sub(1).map_or(0, |i| self.checkpoints[i].0);
-            let gap = self.checkpoints[i + 1].0 - before;
-            gap as f64 / (end - self.checkpoints[*i].0) as f64
-        };
-        let inner = 0..self.checkpoints.len() - 1;
-        let inner = inner.filter(|&i| self.checkpoints[i].0 != self.pinned);
-        inner.min_by(|a, b| gap(a).total_cmp(&gap(b))).unwrap_or(0)
+        self.checkpoints.truncate(len)
     }
 }
 
@@ -130,7 +90,7 @@ mod tests {
 
     /// Appends `n` tokens; the state counts them.
     fn append(states: &mut States, n: usize) {
-        let end = states.end() + n;
+        let end = states.checkpoints.end() + n;
         let (before, after) = states.next(1, 1);
         after[0] = before[0] + n as f32;
         states.advance(end);
@@ -158,36 +118,5 @@ mod tests {
         assert_eq!(count(&mut states), 5.0);
         assert_eq!(states.truncate(4), 0);
         assert_eq!(count(&mut states), 0.0);
-    }
-
-    #[test]
-    fn checkpoints_are_bounded_dense_at_the_end_and_pinned() {
-        let mut states = States::new(2);
-        append(&mut states, 100);
-        states.pin();
-        for _ in 0..5000 {
-            append(&mut states, 1);
-            assert!(states.checkpoints.len() <= MAX_CHECKPOINTS);
-        }
-        let at: Vec<usize> = states.checkpoints.iter().map(|(at, _)| *at).collect();
-        assert!(at.contains(&100), "{at:?}");
-        assert!(at.ends_with(&[5099, 5100]), "{at:?}");
-        // Whatever has to go, no more than about as much again is computed twice.
-        for len in [5098, 5050, 4800, 4000, 2500, 200] {
-            let kept = states.clone().truncate(len);
-            assert!(5100 - kept <= 2 * (5100 - len) + 2, "{len}: {kept}");
-        }
-        assert_eq!(states.truncate(100), 100);
-    }
-
-    #[test]
-    fn large_states_leave_few_checkpoints() {
-        let mut states = States::new(1);
-        for at in 1..6 {
-            states.next(0, MAX_BYTES / 8);
-            states.advance(at);
-        }
-        assert_eq!(states.checkpoints.len(), 2);
-        assert_eq!(states.end(), 5);
     }
 }

@@ -88,6 +88,17 @@ impl GpuBuffer {
         Ok(())
     }
 
+    /// Room for other rows than these, which stay as they are, unless they are in this buffer's spare memory.
+    pub(super) fn scratch(
+        &mut self,
+        device: &Device,
+        n_rows: usize,
+        width: usize,
+    ) -> Result<View, GpuError> {
+        let buffer = room(device, &mut self.spare, n_rows * width)?;
+        Ok(View::new(&buffer, n_rows, width))
+    }
+
     /// Queries, keys and values as columns of the same rows: in place, or copied to this buffer's spare
     /// memory.
     pub(super) fn side_by_side(

@@ -1,22 +1,25 @@
-//! Keys and values on the device.
+//! Keys and values on the device, and states.
 
 use std::io::{Read, Write};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sterna_gpu::graph::{Graph, RopeTable, SampleOp, Shared, SharedGraph, View};
 use sterna_gpu::kernels::attention::CacheLayer;
+use sterna_gpu::kernels::recurrent::StateLayer;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
 use super::decode::SampleScratch;
+use super::states::States;
 use crate::backend::{
-    BackendError, CONVOLUTIONS, CacheShape, CacheType, KvCache, KvHeads, LayerContents, Rotation,
-    SnapshotError, read_form, read_saved,
+    BackendError, CacheShape, CacheType, KvCache, KvHeads, LayerContents, Rotation, SnapshotError,
+    read_form, read_saved,
 };
 use crate::sampling::Sampling;
 
-/// Keys and values of one sequence.
+/// Keys and values of one sequence, and its states.
 ///
 /// The memory of a layer doubles as the sequence grows. Forks share it; it is copied when one of its owners
 /// writes to it.
@@ -27,6 +30,9 @@ pub struct GpuCache {
     len: usize,
     /// `None` before the first token.
     layers: Vec<Option<Layer>>,
+    states: States,
+    /// Set for whoever repeats steps ahead once others share the memory that they write to.
+    is_forked: Arc<AtomicBool>,
     /// The sequence's position, as kernels read it.
     position: Option<(Buffer, Option<usize>)>,
     tables: Vec<Table>,
@@ -92,6 +98,8 @@ impl GpuCache {
             shape: shape.clone(),
             len: 0,
             layers: vec![None; shape.layers.len()],
+            states: States::new(shape.layers.len()),
+            is_forked: Arc::default(),
             position: None,
             tables: Vec::new(),
             sampling: SampleScratch::default(),
@@ -130,10 +138,27 @@ impl GpuCache {
         Ok(memory)
     }
 
-    /// Writes the keys and values of `layer`, which have been computed.
-    pub(super) fn save(
-        &self,
+    /// The memory of the states of `layer`, `n` values each, not shared with other sequences.
+    pub(super) fn state(
+        &mut self,
         device: &Device,
+        graph: &mut Graph,
+        layer: usize,
+        n: usize,
+    ) -> Result<Shared<StateLayer>, GpuError> {
+        self.states.layer(device, graph, (layer, n), self.len)
+    }
+
+    /// Whether layers remember states, and how to learn that others share their memory.
+    pub(super) fn states(&self) -> Option<Arc<AtomicBool>> {
+        (!self.states.is_empty()).then(|| Arc::clone(&self.is_forked))
+    }
+
+    /// Writes the keys and values of `layer`, which have been computed, and its state.
+    pub(super) fn save(
+        &mut self,
+        device: &Device,
+        graph: &mut Graph,
         layer: usize,
         to: &mut dyn Write,
     ) -> Result<(), SnapshotError> {
@@ -142,7 +167,8 @@ impl GpuCache {
             let saved = layer.memory.read(device, self.len);
             to.write_all(&saved.map_err(BackendError::from)?)?;
         }
-        Ok(())
+        let state = self.states.read(device, graph, layer, self.len);
+        Ok(to.write_all(&state.map_err(BackendError::from)?)?)
     }
 
     /// Reads what was saved.
@@ -158,18 +184,20 @@ impl GpuCache {
             n_keys: len,
             n_state,
         } = held;
-        if n_state > 0 {
-            return Err(BackendError::Unsupported(CONVOLUTIONS).into());
-        }
         read_form(from, ROWS)?;
-        if len == 0 {
-            return Ok(());
+        if len > 0 {
+            let memory = (self.layer(device, graph, layer, len)).map_err(BackendError::from)?;
+            let mut saved = vec![0; memory.saved_bytes(len)];
+            read_saved(from, &mut saved)?;
+            (memory.write(device, len, &saved)).map_err(BackendError::from)?;
         }
-        let memory = (self.layer(device, graph, layer, len)).map_err(BackendError::from)?;
-        let mut saved = vec![0; memory.saved_bytes(len)];
-        read_saved(from, &mut saved)?;
-        let written = memory.write(device, len, &saved);
-        Ok(written.map_err(BackendError::from)?)
+        if n_state > 0 {
+            let mut saved = vec![0; 4 * n_state];
+            read_saved(from, &mut saved)?;
+            let restored = self.states.restore(device, layer, &saved);
+            restored.map_err(BackendError::from)?;
+        }
+        Ok(())
     }
 
     /// The buffer with the next position.
@@ -192,9 +220,13 @@ impl GpuCache {
         device: &Device,
         graph: &mut Graph,
     ) -> Result<usize, GpuError> {
+        self.states.prepare(device, graph, self.len)?;
         let mut end = most_len(self.len + 1);
         for layer in 0..self.layers.len() {
-            end = end.min(self.layer(device, graph, layer, 1)?.capacity());
+            // Others have no keys and values, or theirs are computed elsewhere.
+            if self.layers[layer].is_some() {
+                end = end.min(self.layer(device, graph, layer, 1)?.capacity());
+            }
         }
         Ok(end - self.len)
     }
@@ -216,6 +248,7 @@ impl GpuCache {
         let Some(sample) = sample else {
             return Ok(None);
         };
+        self.is_forked = Arc::default();
         device.write(&state, 4, &last.to_ne_bytes())?;
         self.position = Some((state.clone(), None));
         Ok(Some((state, sample)))
@@ -282,16 +315,29 @@ impl KvCache for GpuCache {
 
     fn advance(&mut self, n: usize) {
         self.len += n;
+        self.states.advance(n, self.len);
+    }
+
+    fn pin(&mut self) {
+        self.states.pin(self.len);
     }
 
     fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+        if len < self.len {
+            self.len = match self.states.is_empty() {
+                true => len,
+                false => self.states.truncate(len),
+            };
+        }
     }
 
     fn fork(&self, len: usize) -> GpuCache {
         let mut fork = GpuCache::new(&self.shape, &self.graph);
-        fork.len = len.min(self.len);
+        fork.len = self.len;
         fork.layers.clone_from(&self.layers);
+        fork.states = self.states.clone();
+        fork.truncate(len);
+        self.is_forked.store(true, Ordering::Relaxed);
         fork
     }
 }

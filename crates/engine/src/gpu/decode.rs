@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 #[cfg(not(target_arch = "wasm32"))]
@@ -13,6 +14,7 @@ use std::time::Instant;
 
 use sterna_gpu::graph::{SampleMethod, SampleOp, Shared, SharedGraph, View};
 use sterna_gpu::kernels::output::{Draw, MAX_TOP_K, TopK, Weights};
+use sterna_gpu::kernels::recurrent::SLOTS;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Commands, Device, GpuError, ReadRange, Submission};
 
@@ -207,16 +209,19 @@ pub(super) struct Steps {
     position: usize,
     /// The position after the last.
     end: usize,
+    /// Whether layers have states, which steps mustn't overwrite while others share them.
+    is_forked: Option<Arc<AtomicBool>>,
     pace: TokenRate,
 }
 
 impl Steps {
-    /// The step `commands` for the positions from `position` to `end`.
+    /// The step `commands` for the positions from `position` to `end`; where layers have states, until these are shared.
     pub(super) fn new(
         graph: &SharedGraph,
         commands: Arc<Commands>,
         state: Buffer,
         (position, end): (usize, usize),
+        is_forked: Option<Arc<AtomicBool>>,
     ) -> Steps {
         Steps {
             graph: graph.clone(),
@@ -225,7 +230,19 @@ impl Steps {
             under_way: VecDeque::with_capacity(MOST_UNDER_WAY),
             position,
             end,
+            is_forked,
             pace: TokenRate::default(),
+        }
+    }
+}
+
+impl Steps {
+    /// Steps in flight after which the state at the first of them is still there.
+    fn max_depth(&self) -> usize {
+        match &self.is_forked {
+            None => MOST_UNDER_WAY,
+            Some(is_forked) if is_forked.load(Ordering::Relaxed) => 0,
+            Some(_) => SLOTS - 1,
         }
     }
 }
@@ -237,7 +254,7 @@ impl Decoding for Steps {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Sampled, BackendError>> {
         let depth = self.pace.depth().min(wanted.max(1));
-        let depth = depth.min(self.end - self.position);
+        let depth = depth.min(self.end - self.position).min(self.max_depth());
         while self.under_way.len() < depth {
             let read = ReadRange::of::<u32>(&self.state, 0..2);
             let submission = self.graph.lock().run(&self.commands, &[read])?;

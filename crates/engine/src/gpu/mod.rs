@@ -9,7 +9,9 @@ mod cache;
 mod decode;
 #[cfg(not(target_arch = "wasm32"))]
 mod part;
+mod recurrent;
 mod routes;
+mod states;
 mod weights;
 
 use std::fmt;
@@ -21,21 +23,24 @@ use std::task::{Context, Poll, ready};
 
 use sterna_format::DType;
 use sterna_gpu::graph::{
-    ExpertOutput, HeadInputs, Matrix, Norm, Op, Output, SharedGraph, View, join, stack,
+    ExpertOutput, HeadInputs, Matrix, Norm, Op, Output, ScanGates, ScanInputs, SharedGraph, View,
+    join, stack,
 };
 use sterna_gpu::kernels::linear::{Epilogue, Stack};
+use sterna_gpu::kernels::recurrent::ScanShape;
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::Sample;
 use sterna_gpu::{Device, GpuError, ReadRange, Submission, Timing};
 use sterna_kernels::activation::Activation;
+use sterna_kernels::delta::HeadOrder;
 use sterna_kernels::experts::{Gating, Routing};
 use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, Continued, Decoding, DeviceError,
-    DeviceErrorKind, ENCODERS, EXPERT_GROUPS, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
-    LayerContents, LinearSource, LowRank, OUTPUT_GATES, OutputLayout, Product, SHARED_KEYS,
-    SIGMOIDS, ScreenedRows, Sequence, SnapshotError,
+    Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
+    DeviceError, DeviceErrorKind, ENCODERS, EXPERT_GROUPS, ExpertInput, ExpertMatrices,
+    ExpertProduct, KvCache, LayerContents, LinearSource, LowRank, OUTPUT_GATES, OutputLayout,
+    Product, SHARED_KEYS, SIGMOIDS, ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -46,6 +51,7 @@ pub use cache::GpuCache;
 use decode::Steps;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use part::Reserve;
+use recurrent::silu_gate;
 pub use routes::GpuRoutes;
 pub use sterna_gpu::graph::Work as GpuWork;
 
@@ -134,6 +140,8 @@ pub struct GpuLinear {
 #[derive(Debug)]
 pub struct GpuVector {
     buffer: Buffer,
+    /// Elements.
+    len: usize,
 }
 
 impl GpuVector {
@@ -225,6 +233,7 @@ impl Backend for Gpu {
     fn load_vector(&self, values: Vec<f32>) -> Result<GpuVector, BackendError> {
         Ok(GpuVector {
             buffer: self.device.upload(&values)?,
+            len: values.len(),
         })
     }
 
@@ -257,7 +266,7 @@ impl Backend for Gpu {
     ) -> Result<(), SnapshotError> {
         // What is saved may not have been computed yet.
         self.graph.lock().flush().map_err(BackendError::from)?;
-        cache.save(&self.device, layer, to)
+        cache.save(&self.device, &mut self.graph.lock(), layer, to)
     }
 
     fn restore_layer(
@@ -304,7 +313,12 @@ impl Backend for Gpu {
         let x = x.view()?.clone();
         let out = out.shape(&self.device, x.n_rows, x.width)?;
         let norm = weight.norm(eps);
-        self.graph.lock().push(Op::RmsNorm { x, norm, out });
+        self.graph.lock().push(Op::RmsNorm {
+            x,
+            norm,
+            n_groups: 1,
+            out,
+        });
         Ok(())
     }
 
@@ -319,6 +333,7 @@ impl Backend for Gpu {
         self.graph.lock().push(Op::RmsNorm {
             x: rows.clone(),
             norm: weight.norm(eps),
+            n_groups: 1,
             out: rows.clone(),
         });
         Ok(())
@@ -509,6 +524,191 @@ impl Backend for Gpu {
         Ok(())
     }
 
+    fn convolution(
+        &self,
+        stage: Stage,
+        taps: &GpuVector,
+        input: &GpuBuffer,
+        sequences: &mut [Sequence<'_, GpuCache>],
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        let input = input.view()?.clone();
+        let out = out.shape(&self.device, input.n_rows, input.width / 3)?;
+        let n_state = taps.len.saturating_sub(out.width);
+        self.for_states(stage, n_state, sequences, |graph, rows, state| {
+            let (x, out) = (
+                input.rows(rows.start, rows.len()),
+                out.rows(rows.start, rows.len()),
+            );
+            graph.push(Op::Convolve {
+                convolution: taps.convolution(out.width, None, true),
+                x,
+                state: state(0),
+                out,
+            });
+        })
+    }
+
+    fn delta_net(
+        &self,
+        stage: Stage,
+        DeltaNet {
+            shape,
+            taps,
+            a,
+            dt_bias,
+            norm,
+            eps,
+            qkv,
+            gate,
+            alpha,
+            beta,
+        }: DeltaNet<'_, Gpu>,
+        sequences: &mut [Sequence<'_, GpuCache>],
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        let scan = ScanShape {
+            n_heads: shape.n_value_heads,
+            n_key_heads: shape.n_key_heads,
+            key_dim: shape.key_dim,
+            value_dim: shape.value_dim,
+            is_tiled: shape.order == HeadOrder::Tiled,
+            is_delta: true,
+        };
+        let (rows, beta) = (alpha.view()?.clone(), beta.view()?.clone());
+        let gates = ScanGates {
+            gates: (alpha.scratch(&self.device, rows.n_rows, 4 * rows.width)?).buffer,
+            recurrence: ScanInputs::Delta(rows, beta),
+            a: a.buffer.clone(),
+            dt_bias: dt_bias.buffer.clone(),
+        };
+        let kernels = (scan, taps.convolution(scan.channels(), None, false));
+        let rows = self.recurrent(stage, kernels, (qkv, &gates), sequences, out)?;
+        let heads = View::new(
+            &rows.buffer,
+            rows.n_rows * shape.n_value_heads,
+            shape.value_dim,
+        );
+        let mut graph = self.graph.lock();
+        graph.push(Op::RmsNorm {
+            x: heads.clone(),
+            norm: norm.norm(eps),
+            n_groups: 1,
+            out: heads,
+        });
+        graph.push(silu_gate(rows, gate)?);
+        Ok(())
+    }
+
+    fn ssm(
+        &self,
+        stage: Stage,
+        Ssm {
+            shape,
+            taps,
+            conv_bias,
+            a,
+            d,
+            dt_bias,
+            norm,
+            eps,
+            gate,
+            xbc,
+            dt,
+        }: Ssm<'_, Gpu>,
+        sequences: &mut [Sequence<'_, GpuCache>],
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        let scan = ScanShape {
+            n_heads: shape.n_heads,
+            n_key_heads: shape.n_groups,
+            key_dim: shape.state_dim,
+            value_dim: shape.head_dim,
+            is_tiled: false,
+            is_delta: false,
+        };
+        let rows = dt.view()?.clone();
+        let gates = ScanGates {
+            gates: (dt.scratch(&self.device, rows.n_rows, 4 * rows.width)?).buffer,
+            recurrence: ScanInputs::Ssm(rows, d.buffer.clone()),
+            a: a.buffer.clone(),
+            dt_bias: dt_bias.buffer.clone(),
+        };
+        let kernels = (scan, taps.convolution(scan.channels(), conv_bias, false));
+        let rows = self.recurrent(stage, kernels, (xbc, &gates), sequences, out)?;
+        let mut graph = self.graph.lock();
+        graph.push(silu_gate(rows.clone(), gate)?);
+        if let Some(norm) = norm {
+            graph.push(Op::RmsNorm {
+                x: rows.clone(),
+                norm: norm.norm(eps),
+                n_groups: shape.n_groups,
+                out: rows,
+            });
+        }
+        Ok(())
+    }
+
+    fn causal_convolution(
+        &self,
+        stage: Stage,
+        CausalConvolution {
+            shape,
+            taps,
+            bias,
+            input,
+        }: CausalConvolution<'_, Gpu>,
+        sequences: &mut [Sequence<'_, GpuCache>],
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        let input = input.view()?.clone();
+        let out = out.shape(&self.device, input.n_rows, input.width)?;
+        let n_state = taps.len.saturating_sub(input.width) + shape.state();
+        self.for_states(stage, n_state, sequences, |graph, rows, state| {
+            graph.push(Op::Convolve {
+                convolution: taps.convolution(input.width, bias, false),
+                x: input.rows(rows.start, rows.len()),
+                state: state(0),
+                out: out.rows(rows.start, rows.len()),
+            });
+        })
+    }
+
+    fn selective_scan(
+        &self,
+        stage: Stage,
+        scan: SelectiveScan<'_, Gpu>,
+        sequences: &mut [Sequence<'_, GpuCache>],
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        let [x, dt, b, c] = [scan.x, scan.dt, scan.b, scan.c].map(GpuBuffer::view);
+        let (x, dt, b, c) = (x?, dt?, b?, c?);
+        let out = out.shape(&self.device, x.n_rows, x.width)?;
+        let n_window = scan.n_taps.saturating_sub(1) * scan.shape.inner;
+        let n_state = n_window + scan.shape.state();
+        self.for_states(stage, n_state, sequences, |graph, rows, state| {
+            let own = |view: &View| view.rows(rows.start, rows.len());
+            graph.push(Op::Mamba {
+                x: own(x),
+                dt: own(dt),
+                b: own(b),
+                c: own(c),
+                a: scan.a.buffer.clone(),
+                d: scan.d.buffer.clone(),
+                state: state(n_window),
+                out: own(&out),
+            });
+        })?;
+        self.graph.lock().push(silu_gate(out, scan.gate)?);
+        Ok(())
+    }
+
+    fn scale(&self, _: Stage, x: &mut GpuBuffer, factor: f32) -> Result<(), BackendError> {
+        let x = x.view()?.clone();
+        self.graph.lock().push(Op::Scale { x, factor });
+        Ok(())
+    }
+
     fn choose_experts(
         &self,
         scores: &GpuBuffer,
@@ -656,7 +856,9 @@ impl Backend for Gpu {
         };
         let positions = (cache.len(), cache.len() + n_steps);
         let commands = graph.repeatable(&state, sample)?;
-        let steps = commands.map(|commands| Steps::new(&self.graph, commands, state, positions));
+        let is_forked = cache.states();
+        let steps =
+            commands.map(|commands| Steps::new(&self.graph, commands, state, positions, is_forked));
         Ok(steps.map(|steps| Box::new(steps) as Box<dyn Decoding>))
     }
 }

@@ -1,4 +1,4 @@
-//! Keys and values on the CPU and a GPU.
+//! Keys and values on the CPU and a GPU, and states.
 
 use crate::backend::KvCache;
 use crate::cpu::CpuCache;
@@ -33,17 +33,20 @@ impl KvCache for HybridCache {
 
     fn truncate(&mut self, len: usize) {
         self.cpu.truncate(len);
-        let len = self.cpu.len();
-        if let Some(gpu) = &mut self.gpu {
-            gpu.truncate(len);
+        let Some(gpu) = &mut self.gpu else { return };
+        // Either may have to forget more than was asked for.
+        while gpu.len() != self.cpu.len() {
+            gpu.truncate(self.cpu.len());
+            self.cpu.truncate(gpu.len());
         }
     }
 
     fn fork(&self, len: usize) -> HybridCache {
-        let cpu = self.cpu.fork(len);
-        HybridCache {
-            gpu: self.gpu.as_ref().map(|gpu| gpu.fork(cpu.len())),
-            cpu,
-        }
+        let mut fork = HybridCache {
+            cpu: self.cpu.fork(len),
+            gpu: self.gpu.as_ref().map(|gpu| gpu.fork(len)),
+        };
+        fork.truncate(len);
+        fork
     }
 }

@@ -6,6 +6,7 @@
 
 mod buffer;
 mod cache;
+mod half;
 mod offload;
 
 use std::io::{Read, Write};
@@ -28,12 +29,14 @@ use crate::backend::{
 use crate::config::LatentConfig;
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
+use crate::halves;
 use crate::sampling::Sampling;
 use crate::stage::Stage;
 use crate::weights::Group;
 
 pub use buffer::HybridBuffer;
 pub use cache::HybridCache;
+use half::{OnCpu, OnGpu};
 pub use offload::OffloadPlan;
 use offload::{Placement, Side};
 
@@ -664,7 +667,7 @@ impl Backend for Hybrid {
         }
     }
 
-    fn has_states(&self) -> bool {
+    fn has_all_operations(&self) -> bool {
         self.device().is_none()
     }
 
@@ -676,56 +679,40 @@ impl Backend for Hybrid {
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let taps = on_host(taps)?;
-        let own = &mut caches_on_host(sequences)[..];
-        (self.cpu).convolution(stage, taps, &*self.on_cpu(input)?, own, out.fill_on_cpu())
+        match taps {
+            Either::Cpu(_) => {
+                halves::convolution::<_, OnCpu>(self, stage, (taps, input), sequences, out)
+            }
+            Either::Gpu(_) => {
+                halves::convolution::<_, OnGpu>(self, stage, (taps, input), sequences, out)
+            }
+        }
     }
 
     fn delta_net(
         &self,
         stage: Stage,
-        net: DeltaNet<'_, Hybrid>,
+        mut net: DeltaNet<'_, Hybrid>,
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = &mut caches_on_host(sequences)[..];
-        let net = DeltaNet {
-            shape: net.shape,
-            taps: on_host(net.taps)?,
-            a: on_host(net.a)?,
-            dt_bias: on_host(net.dt_bias)?,
-            norm: on_host(net.norm)?,
-            eps: net.eps,
-            qkv: self.change_on_cpu(net.qkv)?,
-            gate: self.change_on_cpu(net.gate)?,
-            alpha: self.change_on_cpu(net.alpha)?,
-            beta: self.change_on_cpu(net.beta)?,
-        };
-        self.cpu.delta_net(stage, net, own, out.fill_on_cpu())
+        match net.taps {
+            Either::Cpu(_) => halves::delta_net::<_, OnCpu>(self, stage, &mut net, sequences, out),
+            Either::Gpu(_) => halves::delta_net::<_, OnGpu>(self, stage, &mut net, sequences, out),
+        }
     }
 
     fn ssm(
         &self,
         stage: Stage,
-        ssm: Ssm<'_, Hybrid>,
+        mut ssm: Ssm<'_, Hybrid>,
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = &mut caches_on_host(sequences)[..];
-        let ssm = Ssm {
-            shape: ssm.shape,
-            taps: on_host(ssm.taps)?,
-            conv_bias: ssm.conv_bias.map(on_host).transpose()?,
-            a: on_host(ssm.a)?,
-            d: on_host(ssm.d)?,
-            dt_bias: on_host(ssm.dt_bias)?,
-            norm: ssm.norm.map(on_host).transpose()?,
-            eps: ssm.eps,
-            gate: self.change_on_cpu(ssm.gate)?,
-            xbc: self.change_on_cpu(ssm.xbc)?,
-            dt: self.change_on_cpu(ssm.dt)?,
-        };
-        self.cpu.ssm(stage, ssm, own, out.fill_on_cpu())
+        match ssm.taps {
+            Either::Cpu(_) => halves::ssm::<_, OnCpu>(self, stage, &mut ssm, sequences, out),
+            Either::Gpu(_) => halves::ssm::<_, OnGpu>(self, stage, &mut ssm, sequences, out),
+        }
     }
 
     fn causal_convolution(
@@ -735,36 +722,31 @@ impl Backend for Hybrid {
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = &mut caches_on_host(sequences)[..];
-        let convolution = CausalConvolution {
-            shape: convolution.shape,
-            taps: on_host(convolution.taps)?,
-            bias: convolution.bias.map(on_host).transpose()?,
-            input: &*self.on_cpu(convolution.input)?,
-        };
-        (self.cpu).causal_convolution(stage, convolution, own, out.fill_on_cpu())
+        match convolution.taps {
+            Either::Cpu(_) => {
+                halves::causal_convolution::<_, OnCpu>(self, stage, &convolution, sequences, out)
+            }
+            Either::Gpu(_) => {
+                halves::causal_convolution::<_, OnGpu>(self, stage, &convolution, sequences, out)
+            }
+        }
     }
 
     fn selective_scan(
         &self,
         stage: Stage,
-        scan: SelectiveScan<'_, Hybrid>,
+        mut scan: SelectiveScan<'_, Hybrid>,
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = &mut caches_on_host(sequences)[..];
-        let scan = SelectiveScan {
-            shape: scan.shape,
-            n_taps: scan.n_taps,
-            a: on_host(scan.a)?,
-            d: on_host(scan.d)?,
-            x: &*self.on_cpu(scan.x)?,
-            dt: &*self.on_cpu(scan.dt)?,
-            b: &*self.on_cpu(scan.b)?,
-            c: &*self.on_cpu(scan.c)?,
-            gate: self.change_on_cpu(scan.gate)?,
-        };
-        self.cpu.selective_scan(stage, scan, own, out.fill_on_cpu())
+        match scan.a {
+            Either::Cpu(_) => {
+                halves::selective_scan::<_, OnCpu>(self, stage, &mut scan, sequences, out)
+            }
+            Either::Gpu(_) => {
+                halves::selective_scan::<_, OnGpu>(self, stage, &mut scan, sequences, out)
+            }
+        }
     }
 
     fn layer_norm(
@@ -881,7 +863,10 @@ impl Backend for Hybrid {
     }
 
     fn scale(&self, stage: Stage, x: &mut HybridBuffer, factor: f32) -> Result<(), BackendError> {
-        self.cpu.scale(stage, self.change_on_cpu(x)?, factor)
+        match x.side() {
+            Side::Cpu => self.cpu.scale(stage, x.fill_on_cpu(), factor),
+            Side::Gpu => self.gpu()?.scale(stage, x.fill_on_gpu(), factor),
+        }
     }
 
     fn add_gated(

@@ -8,9 +8,7 @@ use sterna_kernels::quant::QuantError;
 
 use super::LoadError;
 use super::{expect_wanted, recipe};
-use crate::backend::{
-    Backend, BackendError, CONVOLUTIONS, ExpertMatrices, LinearSource, WeightData,
-};
+use crate::backend::{Backend, BackendError, ExpertMatrices, LinearSource, WeightData};
 use crate::config::ModelConfig;
 use crate::plan::{
     self, LinearId, LinearRecipe, ModelPlan, Recipe, RopeFactors, TensorRequest, VectorId,
@@ -239,8 +237,10 @@ impl<B: Backend> WeightFeed<B> {
 
     /// Loads the weights that have arrived, which are all of `group`.
     fn load_group(&mut self, backend: &B, group: Group) -> Result<(), LoadError> {
-        if self.plan.config.has_states() && !backend.has_states() {
-            return Err(BackendError::Unsupported(CONVOLUTIONS).into());
+        if !backend.has_all_operations()
+            && let Some(obstacle) = self.plan.gpu_obstacle()
+        {
+            return Err(obstacle.into());
         }
         let (sources, head) = (std::mem::take(&mut self.sources), self.plan.head);
         let (siblings, experts) = (self.siblings(group), self.experts(group));

@@ -17,9 +17,8 @@ use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use sterna_kernels::rwkv::Generation;
 
 use crate::backend::{
-    BackendError, CONVOLUTIONS, CacheType, DELTA_NETS, ENCODERS, EXPERT_GROUPS, LATENT_ATTENTION,
-    LAYER_INPUTS, OUTPUT_GATES, ROTATIONS, RWKV, SCALES, SHARED_EXPERTS, SHARED_KEYS, SIGMOIDS,
-    STATE_SPACES, VALUE_NORMS,
+    BackendError, CacheType, ENCODERS, EXPERT_GROUPS, LATENT_ATTENTION, LAYER_INPUTS, OUTPUT_GATES,
+    ROTATIONS, RWKV, SHARED_EXPERTS, SHARED_KEYS, SIGMOIDS, VALUE_NORMS,
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
@@ -415,13 +414,7 @@ impl ModelPlan {
         let has_mixer = |kind| c.layers.iter().any(|layer| layer.mixer == kind);
         let obstacles = [
             (c.family.encoder, ENCODERS),
-            (has_mixer(MixerKind::Convolution), CONVOLUTIONS),
-            (has_mixer(MixerKind::DeltaNet), DELTA_NETS),
-            (has_mixer(MixerKind::Ssm), STATE_SPACES),
-            (has_mixer(MixerKind::Mamba), STATE_SPACES),
-            (has_mixer(MixerKind::AttentionAndSsm), STATE_SPACES),
             (has_mixer(MixerKind::TimeMix), RWKV),
-            (c.residual_scale != 1.0 || c.logit_scale != 1.0, SCALES),
             (c.family.parts.output_gates, OUTPUT_GATES),
             (c.hadamard.is_some(), ROTATIONS),
             (c.layer_input_dim.is_some(), LAYER_INPUTS),

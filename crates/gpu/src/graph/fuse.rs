@@ -84,6 +84,7 @@ fn with_norm(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     let Op::RmsNorm {
         x: from,
         norm,
+        n_groups: 1,
         out: normed,
     } = before
     else {
@@ -281,6 +282,16 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::Add { x, y } => (vec![x, y], vec![x]),
         Op::AddBias { x, .. } | Op::Scale { x, .. } | Op::Softcap { x, .. } => (vec![x], vec![x]),
         Op::Gate { gate, up, .. } => (vec![gate, up], vec![gate]),
+        Op::GateBy { x, gate, .. } => (vec![x, gate], vec![x]),
+        Op::Convolve { x, out, .. } => (vec![x], vec![out]),
+        Op::Scan { x, gates, out, .. } => {
+            let mut read = gates.recurrence.views();
+            read.push(x);
+            (read, vec![out])
+        }
+        Op::Mamba {
+            x, dt, b, c, out, ..
+        } => (vec![x, dt, b, c], vec![out]),
         Op::Route { scores, .. } => (vec![scores], vec![]),
         Op::Experts { x, outputs, .. } => (vec![x], outputs.iter().map(|o| &o.out).collect()),
         Op::Combine { y, adds, out, .. } => {

@@ -19,7 +19,10 @@ use fuse::fuse;
 use op::{Workspace, record};
 
 pub use matrix::{Matrix, join, stack};
-pub use op::{ExpertOutput, HeadInputs, Norm, Op, Output, RopeTable, Routes, Shared, View};
+pub use op::{
+    Convolution, ExpertOutput, HeadInputs, Norm, Op, Output, RopeTable, Routes, ScanGates,
+    ScanInputs, Shared, StateRef, View,
+};
 pub use sample::{SampleMethod, SampleOp};
 
 /// Counters of work done on the device.

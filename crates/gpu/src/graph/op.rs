@@ -13,6 +13,7 @@ use crate::kernels::elementwise::{self, Activation};
 use crate::kernels::experts;
 use crate::kernels::linear::{self, Epilogue, Form, Input, Stack};
 use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use crate::kernels::recurrent::{self, Mamba, Recurrence, ScanShape, State, StateLayer};
 use crate::kernels::{Rows, norm};
 use crate::memory::Buffer;
 use crate::{Device, GpuError, Recorder};
@@ -133,8 +134,13 @@ pub enum Op {
         factor: f32,
         out: View,
     },
-    /// `out ← rms_norm(x) · norm`.
-    RmsNorm { x: View, norm: Norm, out: View },
+    /// `out ← rms_norm(x) · norm`, each of `n_groups` parts of a row by itself.
+    RmsNorm {
+        x: View,
+        norm: Norm,
+        n_groups: usize,
+        out: View,
+    },
     /// All matrices read the same rows, normalised first if there is a norm.
     Linear {
         x: View,
@@ -156,6 +162,38 @@ pub enum Op {
         activation: Activation,
         gate: View,
         up: View,
+    },
+    /// `x ← x · activation(gate)`.
+    GateBy {
+        activation: Activation,
+        x: View,
+        gate: View,
+    },
+    /// A convolution over positions.
+    Convolve {
+        convolution: Convolution,
+        x: View,
+        state: StateRef,
+        out: View,
+    },
+    /// The delta rule, or the state space of Mamba-2. `x` is unspecified afterwards.
+    Scan {
+        shape: ScanShape,
+        x: View,
+        gates: ScanGates,
+        state: StateRef,
+        out: View,
+    },
+    /// The state space of the first Mamba.
+    Mamba {
+        x: View,
+        dt: View,
+        b: View,
+        c: View,
+        a: Buffer,
+        d: Buffer,
+        state: StateRef,
+        out: View,
     },
     /// Heads are normalised and rotated; keys and values are cached.
     Heads {
@@ -227,6 +265,98 @@ pub struct HeadInputs {
     pub rope: Option<RopeTable>,
     /// The buffer with the position of the first row, its first element.
     pub position: Buffer,
+}
+
+/// A part of a layer's states, as [`recurrent::State`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct StateRef {
+    /// The states.
+    pub layer: Shared<StateLayer>,
+    /// Where the part begins.
+    pub first: usize,
+    /// The buffer with the position of the first row, its first element.
+    pub position: Buffer,
+}
+
+impl StateRef {
+    fn of(&self) -> State<'_> {
+        State {
+            layer: &self.layer,
+            first: self.first,
+            position: Position {
+                buffer: &self.position,
+                index: 0,
+            },
+        }
+    }
+}
+
+/// A convolution, as [`recurrent::Convolution`].
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Their fields are the same.
+pub struct Convolution {
+    pub taps: Buffer,
+    pub n_taps: usize,
+    pub bias: Option<Buffer>,
+    pub is_gated: bool,
+}
+
+impl Convolution {
+    fn of(&self) -> recurrent::Convolution<'_> {
+        recurrent::Convolution {
+            taps: &self.taps,
+            n_taps: self.n_taps,
+            bias: self.bias.as_ref(),
+            is_gated: self.is_gated,
+        }
+    }
+}
+
+/// What the gates of an [`Op::Scan`] follow from, as in [`recurrent::Scan`].
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Their fields are the same.
+pub struct ScanGates {
+    pub recurrence: ScanInputs,
+    pub a: Buffer,
+    pub dt_bias: Buffer,
+    /// Scratch memory.
+    pub gates: Buffer,
+}
+
+impl ScanGates {
+    /// Those of the rows from `first` on, `n_rows` of them.
+    #[must_use]
+    pub fn rows(&self, first: usize, n_rows: usize) -> ScanGates {
+        let recurrence = match &self.recurrence {
+            ScanInputs::Delta(alpha, beta) => {
+                ScanInputs::Delta(alpha.rows(first, n_rows), beta.rows(first, n_rows))
+            }
+            ScanInputs::Ssm(dt, d) => ScanInputs::Ssm(dt.rows(first, n_rows), d.clone()),
+        };
+        ScanGates {
+            recurrence,
+            ..self.clone()
+        }
+    }
+}
+
+/// What differs between the kinds of an [`Op::Scan`], as [`Recurrence`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum ScanInputs {
+    /// `alpha` and `beta`.
+    Delta(View, View),
+    /// Time steps, and `d`.
+    Ssm(View, Buffer),
+}
+
+impl ScanInputs {
+    /// The rows.
+    pub(super) fn views(&self) -> Vec<&View> {
+        match self {
+            ScanInputs::Delta(alpha, beta) => vec![alpha, beta],
+            ScanInputs::Ssm(dt, _) => vec![dt],
+        }
+    }
 }
 
 /// A product of an [`Op::Linear`].
@@ -348,7 +478,12 @@ pub(super) fn record(
             *factor,
             out.of(),
         ),
-        Op::RmsNorm { x, norm, out } => norm::rms_norm(recorder, x.of(), &norm.0, norm.1, out.of()),
+        Op::RmsNorm {
+            x,
+            norm,
+            n_groups,
+            out,
+        } => norm::rms_norm_groups(recorder, x.of(), &norm.0, *n_groups, norm.1, out.of()),
         Op::Linear { x, norm, outputs } => products(recorder, workspace, x, norm.as_ref(), outputs),
         Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
         Op::Add { x, y } => elementwise::add(recorder, x.of(), y.of()),
@@ -360,6 +495,56 @@ pub(super) fn record(
             gate,
             up,
         } => elementwise::gate(recorder, *activation, gate.of(), up.of()),
+        Op::GateBy {
+            activation,
+            x,
+            gate,
+        } => elementwise::gate_by(recorder, *activation, x.of(), gate.of()),
+        Op::Convolve {
+            convolution,
+            x,
+            state,
+            out,
+        } => recurrent::convolve(recorder, &convolution.of(), x.of(), state.of(), out.of()),
+        Op::Scan {
+            shape,
+            x,
+            gates,
+            state,
+            out,
+        } => {
+            let inputs = recurrent::Scan {
+                x: x.of(),
+                recurrence: match &gates.recurrence {
+                    ScanInputs::Delta(alpha, beta) => Recurrence::Delta(alpha.of(), beta.of()),
+                    ScanInputs::Ssm(dt, d) => Recurrence::Ssm(dt.of(), d),
+                },
+                a: &gates.a,
+                dt_bias: &gates.dt_bias,
+                gates: &gates.gates,
+            };
+            recurrent::scan(recorder, shape, &inputs, state.of(), out.of())
+        }
+        Op::Mamba {
+            x,
+            dt,
+            b,
+            c,
+            a,
+            d,
+            state,
+            out,
+        } => {
+            let inputs = Mamba {
+                x: x.of(),
+                dt: dt.of(),
+                b: b.of(),
+                c: c.of(),
+                a,
+                d,
+            };
+            recurrent::mamba(recorder, &inputs, state.of(), out.of())
+        }
         Op::Heads { heads, cache } => {
             attention::prepare_heads(recorder, &heads.of(), heads.n_heads, cache)
         }

@@ -27,6 +27,7 @@ enum Op {
     Softcap(f32),
     Copy,
     Gate(Activation),
+    GateBy(Activation),
 }
 
 /// `x ← x + y`. Errors: [`GpuError::Shape`] if the shapes differ, or both are in one buffer.
@@ -69,6 +70,16 @@ pub fn gate(
     apply(recorder, Op::Gate(activation), gate, Some(up))
 }
 
+/// `x ← x · activation(gate)`. Errors: as [`add`].
+pub fn gate_by(
+    recorder: &mut Recorder,
+    activation: Activation,
+    x: Rows<'_>,
+    gate: Rows<'_>,
+) -> Result<(), GpuError> {
+    apply(recorder, Op::GateBy(activation), x, Some(gate))
+}
+
 fn apply(
     recorder: &mut Recorder,
     op: Op,
@@ -108,6 +119,7 @@ fn apply(
         Op::Softcap(cap) => (2, cap, 0),
         Op::Copy => (3, 0.0, 0),
         Op::Gate(activation) => (4, 0.0, activation as u8),
+        Op::GateBy(activation) => (5, 0.0, activation as u8),
     };
     let params = ElementwiseParams {
         width: x.width as u32,

@@ -10,6 +10,7 @@ params! {
     RmsNormParams {
         width: u32,
         n_rows: u32,
+        n_groups: u32,
         x_offset: u32,
         x_stride: u32,
         out_offset: u32,
@@ -30,14 +31,33 @@ pub fn rms_norm(
     eps: f32,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
+    rms_norm_groups(recorder, x, weight, 1, eps, out)
+}
+
+/// The same with each of `n_groups` equal parts of a row normalised by itself. Errors: also if there are no such parts.
+pub fn rms_norm_groups(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    weight: &Buffer,
+    n_groups: usize,
+    eps: f32,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
     x.check("rms norm: input")?;
     out.check("rms norm: output")?;
     same_rows("rms norm: rows of the output", &x, &out)?;
     expect("rms norm: width of the output", x.width, out.width)?;
     expect_most("rms norm: weights", (weight.bytes() / 4) as usize, x.width)?;
+    let width = x.width / n_groups.max(1);
+    expect(
+        "rms norm: elements of all groups",
+        width * n_groups,
+        x.width,
+    )?;
     let params = RmsNormParams {
-        width: x.width as u32,
+        width: width as u32,
         n_rows: x.n_rows as u32,
+        n_groups: n_groups as u32,
         x_offset: x.offset as u32,
         x_stride: x.stride as u32,
         out_offset: out.offset as u32,
@@ -45,9 +65,9 @@ pub fn rms_norm(
         eps,
     };
     let device = recorder.device().clone();
-    let workgroup = workgroup(x.width, device.limits().workgroup_len as usize);
+    let workgroup = workgroup(width, device.limits().workgroup_len as usize);
     let constants = [("WG", workgroup as f64)];
-    let grid = fold(x.n_rows);
+    let grid = fold(x.n_rows * n_groups);
     if x.buffer == out.buffer {
         expect("rms norm in place: offset", x.offset, out.offset)?;
         expect("rms norm in place: stride", x.stride, out.stride)?;

@@ -1,10 +1,10 @@
 // x[t, i] ← f(x[t, i], y[i or t, i])
 //
-// Agrees with `sterna_kernels::vector` and, for OP 4, `sterna_kernels::activation::gate`.
+// Agrees with `sterna_kernels::vector` and, for OP 4 and 5, `sterna_kernels::activation::gate`.
 // Shapes: x [n_rows, width]; y [n_rows, width], or [width] where its stride is 0.
 // One element per invocation; workgroups of 256.
 
-// 0: x + y. 1: x · factor. 2: factor · tanh(x / factor). 3: y. 4: activation(x) · y.
+// 0: x + y. 1: x · factor. 2: factor · tanh(x / factor). 3: y. 4: activation(x) · y. 5: x · activation(y).
 override OP: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;
@@ -48,8 +48,11 @@ fn main(
         case 3u: {
             x[i] = y[other];
         }
-        default: {
+        case 4u: {
             x[i] = gated(x[i], y[other]);
+        }
+        default: {
+            x[i] = gated(y[other], x[i]);
         }
     }
 }

@@ -1,13 +1,14 @@
 // out[t, i] ← x[t, i] · weight[i] / √(mean_i x[t, i]² + eps)
 //
 // Agrees with `sterna_kernels::norm::rms_norm`, except for the order of the sum.
-// Shapes: rows of `width` f32. One workgroup of WG per row. `io_*.wgsl` has `x` and `out`.
+// Shapes: rows of `n_groups` parts of `width` f32, each normalised by itself. One workgroup of WG per part. `io_*.wgsl` has `x` and `out`.
 
 @group(0) @binding(0) var<storage, read> weight: array<f32>;
 
 struct Params {
     width: u32,
     n_rows: u32,
+    n_groups: u32,
     x_offset: u32,
     x_stride: u32,
     out_offset: u32,
@@ -18,8 +19,10 @@ struct Params {
 
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
-    let row = group_of(group);
-    let begin = params.x_offset + min(row, params.n_rows - 1u) * params.x_stride;
+    let part = group_of(group);
+    let row = part / params.n_groups;
+    let first = part % params.n_groups * params.width;
+    let begin = params.x_offset + min(row, params.n_rows - 1u) * params.x_stride + first;
     var squares = 0.0;
     for (var i = thread_of(at); i < params.width; i += WG) {
         let x = load(begin + i);
@@ -30,8 +33,8 @@ fn main(at: Invocation, group: Group) {
     if row >= params.n_rows {
         return;
     }
-    let to = params.out_offset + row * params.out_stride;
+    let to = params.out_offset + row * params.out_stride + first;
     for (var i = thread_of(at); i < params.width; i += WG) {
-        out[to + i] = load(begin + i) * inverse * weight[i];
+        out[to + i] = load(begin + i) * inverse * weight[first + i];
     }
 }

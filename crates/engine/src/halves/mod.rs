@@ -1,0 +1,53 @@
+//! Operations that a backend of two others leaves to one of them, written once for either.
+
+mod recurrent;
+
+use std::ops::Deref;
+
+use crate::backend::{Backend, BackendError, Sequence};
+
+pub(crate) use recurrent::{causal_convolution, convolution, delta_net, selective_scan, ssm};
+
+type Caches<'a, B> = Vec<Sequence<'a, <B as Backend>::Cache>>;
+
+/// One of the two backends that `P` consists of. Errors of its functions: those of `P` where something is on the other
+/// and can't be copied.
+pub(crate) trait Half<P: Backend> {
+    /// The backend.
+    type On: Backend;
+
+    fn backend(parent: &P) -> Result<&Self::On, BackendError>;
+
+    fn vector(vector: &P::Vector) -> Result<&<Self::On as Backend>::Vector, BackendError>;
+
+    /// Its own cache of a sequence.
+    fn cache(cache: &mut P::Cache) -> Result<&mut <Self::On as Backend>::Cache, BackendError>;
+
+    /// For reading.
+    fn on(
+        parent: &P,
+        x: &P::Buffer,
+    ) -> Result<impl Deref<Target = <Self::On as Backend>::Buffer>, BackendError>;
+
+    /// For modifying.
+    fn change<'a>(
+        parent: &P,
+        x: &'a mut P::Buffer,
+    ) -> Result<&'a mut <Self::On as Backend>::Buffer, BackendError>;
+
+    /// For writing.
+    fn fill(x: &mut P::Buffer) -> &mut <Self::On as Backend>::Buffer;
+
+    /// Its own caches of sequences.
+    fn caches<'a>(
+        sequences: &'a mut [Sequence<'_, P::Cache>],
+    ) -> Result<Caches<'a, Self::On>, BackendError> {
+        let own = sequences.iter_mut().map(|sequence| {
+            Ok(Sequence {
+                cache: Self::cache(sequence.cache)?,
+                n_rows: sequence.n_rows,
+            })
+        });
+        own.collect()
+    }
+}
