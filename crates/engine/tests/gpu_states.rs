@@ -1,0 +1,269 @@
+//! Models whose layers have states on a GPU, against the same on the CPU and against themselves. Skipped, with a message,
+//! where there is no adapter; a software one will do.
+#![cfg(feature = "gpu")]
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use common::compare::{MAX_ERROR_FLOAT, Source, check_logits, error, logits};
+use common::{Reference, cpu, load_on, testdata};
+use sterna_engine::hybrid::{Hybrid, OffloadPlan};
+use sterna_engine::{
+    Backend, Decoded, Gpu, Logits, Model, Sampler, SamplerConfig, Session, SessionOptions, Step,
+};
+use sterna_kernels::Isa;
+
+/// One for each kind of state, and for layers around them.
+const MODELS: [&str; 7] = [
+    "lfm2",
+    "mamba",
+    "mamba2",
+    "jamba",
+    "falcon-h1",
+    "granite-hybrid",
+    "granite-hybrid-dense",
+];
+
+/// Each test has a device of its own: a software one computes in one thread.
+fn gpu() -> Option<Gpu> {
+    Some(Gpu::new(sterna_testing::gpu::device()?, 2, Isa::detect()))
+}
+
+fn dir(name: &str) -> PathBuf {
+    testdata().join("reference-states/hf").join(name)
+}
+
+fn load<B: Backend>(name: &str, backend: B) -> Arc<Model<B>> {
+    Source::Hf(dir(name)).load(backend)
+}
+
+fn session<B: Backend>(model: &Arc<Model<B>>) -> Session<B> {
+    Session::new(Arc::clone(model), SessionOptions::new(256)).unwrap()
+}
+
+/// Ids of all vocabularies.
+fn ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * 7919 + 13) % 380).collect()
+}
+
+fn last<B: Backend>(session: &mut Session<B>, ids: &[u32]) -> Vec<f32> {
+    session.forward(ids, Logits::Last).unwrap()
+}
+
+fn assert_near(what: &str, got: &[f32], want: &[f32]) {
+    let error = error(got, want);
+    assert!(error < 1e-8, "{what}: {error}");
+}
+
+#[test]
+fn logits_are_the_cpus() {
+    let Some(gpu) = gpu() else { return };
+    for name in MODELS {
+        let gguf = testdata().join("reference-states/gguf").join(name);
+        let ids = Reference::read(&dir(name).join("reference.safetensors")).ids;
+        for source in [Source::Hf(dir(name)), Source::Gguf(gguf.join("model.gguf"))] {
+            let (on_cpu, on_gpu) = (source.load(cpu()), source.load(gpu.clone()));
+            let n_vocab = on_cpu.config().n_vocab;
+            let whole = SessionOptions {
+                chunk: 1000,
+                ..SessionOptions::new(ids.len())
+            };
+            let want = logits(&on_cpu, &ids, whole);
+            for chunk in [1000, 7, 1] {
+                let got = logits(&on_gpu, &ids, SessionOptions { chunk, ..whole });
+                let name = format!("{}, {chunk} at once", source.name());
+                check_logits(&name, &got, &want, n_vocab, MAX_ERROR_FLOAT);
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_go_back_to_checkpoints_fork_and_never_meet() {
+    let Some(gpu) = gpu() else { return };
+    for name in MODELS {
+        let model = load(name, gpu.clone());
+        let ids = ids(130);
+        let want = last(&mut session(&model), &ids);
+        for parts in [&[130][..], &[50, 40, 40], &[1, 1, 1, 60, 67]] {
+            for kept in [0, 50, 89, 90, 129, 130] {
+                let mut again = session(&model);
+                let mut rest = &ids[..];
+                for &n in parts {
+                    let part;
+                    (part, rest) = rest.split_at(n);
+                    again.forward(part, Logits::Last).unwrap();
+                }
+                again.truncate(kept);
+                let n = again.len();
+                assert!(n <= kept, "{name}: {parts:?}, {kept}: {n}");
+                // The ends of calls are remembered.
+                if [50, 90, 130].contains(&kept) && parts.len() == 3 {
+                    assert_eq!(n, kept, "{name}");
+                }
+                let mut fork = again.fork(n);
+                again.forward(&[5, 6, 7], Logits::Last).unwrap();
+                assert_eq!(fork.len(), n);
+                again.truncate(n);
+                assert_eq!(again.len(), n, "{name}: where the last call began");
+                for session in [&mut again, &mut fork] {
+                    if n < ids.len() {
+                        assert_near(name, &last(session, &ids[n..]), &want);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_of_a_batch_have_their_own() {
+    let Some(gpu) = gpu() else { return };
+    for name in MODELS {
+        let model = load(name, gpu.clone());
+        let parts = [ids(40), ids(61)[30..].to_vec(), vec![9, 9]];
+        let mut sessions: Vec<_> = parts.iter().map(|_| session(&model)).collect();
+        for chunk in 0..2 {
+            let mut steps: Vec<_> = (sessions.iter_mut().zip(&parts))
+                .map(|(session, ids)| {
+                    let (first, second) = ids.split_at(ids.len() / 2);
+                    Step {
+                        session,
+                        ids: [first, second][chunk],
+                        logits: Logits::Last,
+                    }
+                })
+                .collect();
+            let got = Session::forward_together(&mut steps).unwrap();
+            for (got, ids) in got.iter().zip(&parts) {
+                let end = [ids.len() / 2, ids.len()][chunk];
+                assert_near(name, got, &last(&mut session(&model), &ids[..end]));
+            }
+        }
+    }
+}
+
+/// Decodes `n` tokens after `last`, as the backend does it.
+fn decode<B: Backend>(session: &mut Session<B>, mut last: u32, n: usize) -> Vec<u32> {
+    let n_vocab = session.model().config().n_vocab;
+    let mut sampler = Sampler::new(SamplerConfig::default(), n_vocab).unwrap();
+    let mut ids = Vec::new();
+    while ids.len() < n {
+        last = match session.decode(last, &sampler, n - ids.len()).unwrap() {
+            Decoded::Token(id) => id,
+            Decoded::Logits(logits) => sampler.sample(&logits),
+        };
+        sampler.accept(last);
+        ids.push(last);
+    }
+    ids
+}
+
+#[test]
+fn steps_ahead_leave_the_state_where_the_sequence_ends() {
+    let Some(gpu) = gpu() else { return };
+    for name in MODELS {
+        let (on_cpu, on_gpu) = (load(name, cpu()), load(name, gpu.clone()));
+        let prompt = ids(20);
+        let (mut a, mut b) = (session(&on_cpu), session(&on_gpu));
+        a.forward(&prompt[..19], Logits::None).unwrap();
+        b.forward(&prompt[..19], Logits::None).unwrap();
+        let want = decode(&mut a, prompt[19], 100);
+        let submits = gpu.work().n_recorded;
+        assert_eq!(decode(&mut b, prompt[19], 100), want, "{name}");
+        let recorded = gpu.work().n_recorded - submits;
+        assert!(
+            recorded < 10,
+            "{name}: {recorded} steps of 100 were recorded"
+        );
+        // More is on its way than was taken: stop, fork, and go on with something else.
+        let mut b = session(&on_gpu);
+        b.forward(&prompt[..19], Logits::None).unwrap();
+        let mut got = Vec::new();
+        let mut sampler = Sampler::new(SamplerConfig::default(), on_gpu.config().n_vocab).unwrap();
+        let mut id = prompt[19];
+        let mut forks = Vec::new();
+        for i in 0..40 {
+            id = match b.decode(id, &sampler, 60).unwrap() {
+                Decoded::Token(id) => id,
+                Decoded::Logits(logits) => sampler.sample(&logits),
+            };
+            sampler.accept(id);
+            got.push(id);
+            if [11, 26].contains(&i) {
+                let fork = b.fork(b.len());
+                assert_eq!(fork.len(), b.len(), "{name}");
+                forks.push(fork);
+            }
+        }
+        assert_eq!(got, want[..40], "{name}");
+        let all = [&prompt[..], &got].concat();
+        for session in forks.iter_mut().chain([&mut b]) {
+            let n = session.len();
+            let fresh = last(
+                &mut self::session(&on_gpu),
+                &[&all[..n], &[5, 6, 7]].concat(),
+            );
+            assert_near(name, &last(session, &[5, 6, 7]), &fresh);
+        }
+    }
+}
+
+#[test]
+fn restored_sequences_go_on_as_the_saved_ones() {
+    let Some(gpu) = gpu() else { return };
+    for name in MODELS {
+        let model = load(name, gpu.clone());
+        let ids = ids(60);
+        let mut first = session(&model);
+        first.forward(&ids[..50], Logits::None).unwrap();
+        for truncated in [false, true] {
+            if truncated {
+                // What is saved is that of a checkpoint.
+                first.forward(&[1, 2, 3], Logits::None).unwrap();
+                first.truncate(50);
+            }
+            let mut file = Vec::new();
+            first.save(&mut file).unwrap();
+            let mut second = session(&model);
+            second.restore(&mut &file[..]).unwrap();
+            assert_eq!(second.len(), 50);
+            let mut fork = first.fork(50);
+            let want = fork.forward(&ids[50..], Logits::All).unwrap();
+            assert_eq!(second.forward(&ids[50..], Logits::All).unwrap(), want);
+            second.truncate(50);
+            assert_eq!(second.len(), 50);
+            assert_eq!(second.forward(&ids[50..], Logits::All).unwrap(), want);
+        }
+    }
+}
+
+/// Some layers on the CPU, and their states with them.
+#[test]
+fn layers_on_either_side() {
+    let Some(gpu) = gpu() else { return };
+    for name in MODELS {
+        let source = Source::Hf(dir(name));
+        let (plan, _) = source.plan();
+        let on_cpu = source.load(cpu());
+        let ids = ids(60);
+        let want = last(&mut session(&on_cpu), &ids);
+        let n_layers = plan.config().n_layers;
+        for n in [0, 1, n_layers / 2 + 1, n_layers] {
+            let (plan, files) = source.plan();
+            let share = OffloadPlan::new(&plan, &SessionOptions::new(256)).with_layers(n);
+            let hybrid = Hybrid::split(gpu.clone(), cpu(), share);
+            let model = load_on(plan, &files, hybrid).unwrap();
+            let mut session = session(&model);
+            session.forward(&ids[..30], Logits::None).unwrap();
+            session.forward(&[3, 4, 5], Logits::None).unwrap();
+            session.truncate(30);
+            assert_eq!(session.len(), 30, "{name}: {n}");
+            let mut fork = session.fork(30);
+            assert_near(name, &last(&mut session, &ids[30..]), &want);
+            assert_near(name, &last(&mut fork, &ids[30..]), &want);
+        }
+    }
+}
