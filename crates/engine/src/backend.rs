@@ -413,13 +413,11 @@ pub trait Backend: Sized {
     /// `x[t] ← x[t] + sigmoid(gate[t]) · y[t]`. `gate` is `[n_tokens, 1]`.
     fn add_gated(
         &self,
-        _stage: Stage,
-        _x: &mut Self::Buffer,
-        _y: &Self::Buffer,
-        _gate: &Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(SHARED_EXPERTS))
-    }
+        stage: Stage,
+        x: &mut Self::Buffer,
+        y: &Self::Buffer,
+        gate: &Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// Chooses the experts of each row by their scores, `[n_tokens, n_experts]`, which are those of the router,
     /// and by `bias`, `[n_experts]`.
@@ -516,12 +514,6 @@ pub(crate) const RWKV: &str = "time mixing";
 pub(crate) const ROTATIONS: &str = "rotated matrices";
 /// What it calls attention whose keys and values follow from a latent vector.
 pub(crate) const LATENT_ATTENTION: &str = "latent attention";
-/// What it calls mixtures whose experts are in groups, or whose weights have a factor.
-pub(crate) const EXPERT_GROUPS: &str = "groups of experts";
-/// What it calls attention whose output is gated.
-pub(crate) const OUTPUT_GATES: &str = "gates of attention";
-/// What it calls experts that every row is sent to.
-pub(crate) const SHARED_EXPERTS: &str = "shared experts";
 /// What it calls models that read whole texts.
 pub(crate) const ENCODERS: &str = "encoders";
 /// What it calls values whose heads are normalised.
@@ -530,8 +522,6 @@ pub(crate) const VALUE_NORMS: &str = "norms of values";
 pub(crate) const SHARED_KEYS: &str = "layers that share keys and values";
 /// What it calls inputs of each layer besides the residual stream.
 pub(crate) const LAYER_INPUTS: &str = "inputs of each layer";
-/// What it calls mixtures whose scores become probabilities one by one.
-pub(crate) const SIGMOIDS: &str = "experts that are chosen by sigmoids";
 
 /// Decoding steps that a device takes on its own, each with the token sampled by the previous step.
 ///

@@ -319,6 +319,16 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.scale(stage, x, factor)
     }
 
+    fn add_gated(
+        &self,
+        stage: Stage,
+        x: &mut B::Buffer,
+        y: &B::Buffer,
+        gate: &B::Buffer,
+    ) -> Result<(), BackendError> {
+        self.inner.add_gated(stage, x, y, gate)
+    }
+
     fn choose_experts(
         &self,
         scores: &B::Buffer,

@@ -15,16 +15,24 @@ use sterna_engine::{
 };
 use sterna_kernels::Isa;
 
-/// One for each kind of state, and for layers around them.
-const MODELS: [&str; 7] = [
+/// Of every kind of state, and of layers around them.
+const MODELS: [&str; 12] = [
     "lfm2",
+    "lfm2-moe",
     "mamba",
     "mamba2",
     "jamba",
     "falcon-h1",
     "granite-hybrid",
     "granite-hybrid-dense",
+    "qwen3.5",
+    "qwen3.5-tied",
+    "qwen3.5-moe",
+    "qwen3-next",
 ];
+
+/// One of each kind of state: short convolutions, state spaces with and without attention, delta nets.
+const KINDS: [&str; 4] = ["lfm2", "jamba", "falcon-h1", "qwen3.5"];
 
 /// Each test has a device of its own: a software one computes in one thread.
 fn gpu() -> Option<Gpu> {
@@ -63,7 +71,12 @@ fn logits_are_the_cpus() {
     for name in MODELS {
         let gguf = testdata().join("reference-states/gguf").join(name);
         let ids = Reference::read(&dir(name).join("reference.safetensors")).ids;
-        for source in [Source::Hf(dir(name)), Source::Gguf(gguf.join("model.gguf"))] {
+        let gguf = gguf.join("model.gguf");
+        let mut sources = vec![Source::Hf(dir(name))];
+        if gguf.exists() {
+            sources.push(Source::Gguf(gguf));
+        }
+        for source in sources {
             let (on_cpu, on_gpu) = (source.load(cpu()), source.load(gpu.clone()));
             let n_vocab = on_cpu.config().n_vocab;
             let whole = SessionOptions {
@@ -83,7 +96,7 @@ fn logits_are_the_cpus() {
 #[test]
 fn sequences_go_back_to_checkpoints_fork_and_never_meet() {
     let Some(gpu) = gpu() else { return };
-    for name in MODELS {
+    for name in KINDS {
         let model = load(name, gpu.clone());
         let ids = ids(130);
         let want = last(&mut session(&model), &ids);
@@ -121,7 +134,7 @@ fn sequences_go_back_to_checkpoints_fork_and_never_meet() {
 #[test]
 fn sequences_of_a_batch_have_their_own() {
     let Some(gpu) = gpu() else { return };
-    for name in MODELS {
+    for name in KINDS {
         let model = load(name, gpu.clone());
         let parts = [ids(40), ids(61)[30..].to_vec(), vec![9, 9]];
         let mut sessions: Vec<_> = parts.iter().map(|_| session(&model)).collect();
@@ -164,7 +177,7 @@ fn decode<B: Backend>(session: &mut Session<B>, mut last: u32, n: usize) -> Vec<
 #[test]
 fn steps_ahead_leave_the_state_where_the_sequence_ends() {
     let Some(gpu) = gpu() else { return };
-    for name in MODELS {
+    for name in KINDS {
         let (on_cpu, on_gpu) = (load(name, cpu()), load(name, gpu.clone()));
         let prompt = ids(20);
         let (mut a, mut b) = (session(&on_cpu), session(&on_gpu));
@@ -214,7 +227,7 @@ fn steps_ahead_leave_the_state_where_the_sequence_ends() {
 #[test]
 fn restored_sequences_go_on_as_the_saved_ones() {
     let Some(gpu) = gpu() else { return };
-    for name in MODELS {
+    for name in KINDS {
         let model = load(name, gpu.clone());
         let ids = ids(60);
         let mut first = session(&model);
@@ -244,7 +257,7 @@ fn restored_sequences_go_on_as_the_saved_ones() {
 #[test]
 fn layers_on_either_side() {
     let Some(gpu) = gpu() else { return };
-    for name in MODELS {
+    for name in KINDS {
         let source = Source::Hf(dir(name));
         let (plan, _) = source.plan();
         let on_cpu = source.load(cpu());

@@ -26,6 +26,8 @@ struct Case {
     softcap: Option<f32>,
     window: Option<usize>,
     sinks: bool,
+    /// Whether something as long follows each query.
+    gated: bool,
 }
 
 const PLAIN: Case = Case {
@@ -39,6 +41,7 @@ const PLAIN: Case = Case {
     softcap: None,
     window: None,
     sinks: false,
+    gated: false,
 };
 
 const EPS: f32 = 1e-5;
@@ -52,6 +55,29 @@ fn sinks(n_heads: usize) -> Vec<f32> {
 impl Case {
     fn width(&self) -> usize {
         (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+    }
+
+    /// Elements of the queries of a row on the device.
+    fn q_width(&self) -> usize {
+        let queries = self.n_heads * self.head_dim;
+        if self.gated { 2 * queries } else { queries }
+    }
+
+    /// Rows as the device has them.
+    fn on_device(&self, rows: &[f32]) -> Vec<f32> {
+        if !self.gated {
+            return rows.to_vec();
+        }
+        let mut all = Vec::new();
+        for row in rows.chunks(self.width()) {
+            let (q, kv) = row.split_at(self.n_heads * self.head_dim);
+            for head in q.chunks(self.head_dim) {
+                all.extend(head);
+                all.extend(std::iter::repeat_n(1e3, self.head_dim));
+            }
+            all.extend(kv);
+        }
+        all
     }
 
     /// Runs batches of `lens` rows one after the other on the device, with each kernel, and checks each
@@ -108,11 +134,12 @@ impl Case {
         let mut pos = 0;
         for &m in lens {
             let own = &qkv[pos * self.width()..][..m * self.width()];
-            let (offset, stride) = (5, self.width() + 3);
-            let [buffer, untouched] =
-                [(); 2].map(|()| spread(device, own, self.width(), offset, stride));
-            let rows = spread_rows(&buffer, m, self.width(), offset, stride);
-            let q = rows.columns(0, n_heads * head_dim);
+            let given = self.on_device(own);
+            let row = given.len() / m;
+            let (offset, stride) = (5, row + 3);
+            let [buffer, untouched] = [(); 2].map(|()| spread(device, &given, row, offset, stride));
+            let rows = spread_rows(&buffer, m, row, offset, stride);
+            let q = rows.columns(0, self.q_width());
             let state = device.upload(&[99, pos as u32]).unwrap();
             let position = Position {
                 buffer: &state,
@@ -149,7 +176,7 @@ impl Case {
             assert!(error < bound, "{what} at {pos}: {error:e}");
 
             let heads = Heads {
-                qkv: spread_rows(&untouched, m, self.width(), offset, stride),
+                qkv: spread_rows(&untouched, m, row, offset, stride),
                 ..heads
             };
             if m > 1 {
@@ -346,6 +373,15 @@ fn every_shape_of_heads_agrees_with_the_cpu() {
             };
             case.check(device, &[9, 1]);
         }
+    }
+    for (norms, dtype) in [(true, CacheType::F32), (false, CacheType::Q8_0)] {
+        let case = Case {
+            gated: true,
+            norms,
+            dtype,
+            ..PLAIN
+        };
+        case.check(device, &[40, 3, 1]);
     }
 }
 

@@ -5,8 +5,8 @@ mod common;
 use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_gpu::Recorder;
 use sterna_gpu::kernels::Rows;
-use sterna_gpu::kernels::elementwise::{self, Activation};
-use sterna_gpu::kernels::norm::rms_norm;
+use sterna_gpu::kernels::elementwise::{self, Activation, add_gated, gate_by, gate_heads};
+use sterna_gpu::kernels::norm::{rms_norm, rms_norm_groups};
 use sterna_kernels::{activation, norm, vector};
 
 const SHAPES: [(usize, usize); 7] = [
@@ -137,6 +137,80 @@ fn gates_agree_with_the_cpu() {
                 nmse(&got[4..], &x[4..])
             );
         }
+    }
+}
+
+#[test]
+fn gates_of_rows_and_of_heads_agree_with_the_cpu() {
+    for device in devices() {
+        let (m, n_heads, d) = (5, 3, 20);
+        let width = n_heads * d;
+        let (x, y, gates) = (floats(m * width, 1), floats(m * width, 2), floats(m, 3));
+        let mut want = x.clone();
+        vector::add_gated(&scalar(), &mut want, &y, &gates).unwrap();
+        let (of_x, of_y) = (device.upload(&x).unwrap(), device.upload(&y).unwrap());
+        let of_gates = spread(device, &gates, 1, 2, 3);
+        let got = run(device, &of_x, m * width, |r| {
+            let gates = spread_rows(&of_gates, m, 1, 2, 3);
+            add_gated(
+                r,
+                Rows::new(&of_x, m, width),
+                Rows::new(&of_y, m, width),
+                gates,
+            )
+        });
+        assert!(nmse(&got, &want) < 1e-12);
+
+        let q = floats(m * 2 * width, 4);
+        let gates: Vec<f32> = q
+            .chunks(2 * d)
+            .flat_map(|head| &head[d..])
+            .copied()
+            .collect();
+        let mut want = x.clone();
+        vector::gate(&scalar(), &mut want, &gates).unwrap();
+        let of_x = device.upload(&x).unwrap();
+        let of_q = spread(device, &q, 2 * width, 3, 2 * width + 4);
+        let got = run(device, &of_x, m * width, |r| {
+            let q = spread_rows(&of_q, m, 2 * width, 3, 2 * width + 4);
+            gate_heads(r, Rows::new(&of_x, m, width), q, d)
+        });
+        assert!(nmse(&got, &want) < 1e-12);
+        let mut recorder = Recorder::new(device);
+        let rows = Rows::new(&of_x, m, width);
+        assert!(gate_heads(&mut recorder, rows, Rows::new(&of_q, m, width), d).is_err());
+        assert!(add_gated(&mut recorder, rows, rows, Rows::new(&of_gates, m, 1)).is_err());
+        assert!(add_gated(&mut recorder, rows, Rows::new(&of_y, m, width), rows).is_err());
+    }
+}
+
+#[test]
+fn norms_of_parts_and_gates_of_other_rows_agree_with_the_cpu() {
+    for device in devices() {
+        let (m, n_groups, width) = (4, 3, 30);
+        let (x, weight) = (floats(m * width, 1), floats(width, 2));
+        let mut want = x.clone();
+        norm::rms_norm_groups(&scalar(), &mut want, &weight, n_groups, 1e-5).unwrap();
+        let (of_x, weight) = (device.upload(&x).unwrap(), device.upload(&weight).unwrap());
+        let rows = Rows::new(&of_x, m, width);
+        let got = run(device, &of_x, m * width, |r| {
+            rms_norm_groups(r, rows, &weight, n_groups, 1e-5, rows)
+        });
+        assert!(nmse(&got, &want) < 1e-12);
+        let mut recorder = Recorder::new(device);
+        for n_groups in [0, 4] {
+            assert!(rms_norm_groups(&mut recorder, rows, &weight, n_groups, 1e-5, rows).is_err());
+        }
+
+        let gate = floats(m * width, 3);
+        let mut want = gate.clone();
+        activation::gate(&scalar(), Activation::Silu, &mut want, &x).unwrap();
+        let (of_x, of_gate) = (device.upload(&x).unwrap(), device.upload(&gate).unwrap());
+        let got = run(device, &of_x, m * width, |r| {
+            let gate = Rows::new(&of_gate, m, width);
+            gate_by(r, Activation::Silu, Rows::new(&of_x, m, width), gate)
+        });
+        assert!(nmse(&got, &want) < 1e-12);
     }
 }
 

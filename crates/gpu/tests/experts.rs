@@ -8,7 +8,7 @@ use common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
-use sterna_gpu::kernels::experts::{Routes, add_bias, combine, route};
+use sterna_gpu::kernels::experts::{self as experts_on_gpu, Routes, add_bias, combine, route};
 use sterna_gpu::kernels::linear::{
     Epilogue, Form, Input, Linear, Stack, WeightKind, multiply_routed,
 };
@@ -16,7 +16,7 @@ use sterna_gpu::kernels::quantize::{QuantizedRows, quantize};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::activation;
-use sterna_kernels::experts::{self, Gating, Routing};
+use sterna_kernels::experts::{self, ExpertGroups, Gating, Routing};
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
 use sterna_kernels::quant::{encode_row, ternary};
 
@@ -28,9 +28,9 @@ fn buffers(device: &Device, m: usize, n_used: usize) -> (Buffer, Buffer) {
 }
 
 /// The experts of a row and their weights, ascending by expert, as the CPU chooses them.
-fn chosen(routing: &Routing, scores: &[f32]) -> Vec<(u32, f32)> {
+fn chosen(routing: &Routing, scores: &[f32], bias: Option<&[f32]>) -> Vec<(u32, f32)> {
     let mut routes = experts::Routes::default();
-    routes.choose(routing, scores, None).unwrap();
+    routes.choose(routing, scores, bias).unwrap();
     // Of each route a unit vector: their sum is all weights, in the order of routes.
     let n = routing.n_used;
     let units: Vec<f32> = (0..n * n).map(|i| f32::from(i % n == i / n)).collect();
@@ -40,7 +40,19 @@ fn chosen(routing: &Routing, scores: &[f32]) -> Vec<(u32, f32)> {
     experts.zip(weights).collect()
 }
 
-fn check_route(device: &Device, routing: &Routing, scores: &[f32]) {
+/// As kernels take it.
+fn on_gpu(routing: &Routing) -> experts_on_gpu::Routing {
+    experts_on_gpu::Routing {
+        is_sigmoid: routing.gating == Gating::Sigmoid,
+        renormalised: routing.renormalised,
+        groups: routing
+            .groups
+            .map(|groups| (groups.n_groups, groups.n_used)),
+        scale: routing.scale,
+    }
+}
+
+fn check_route(device: &Device, routing: &Routing, scores: &[f32], bias: Option<&[f32]>) {
     let Routing {
         n_experts, n_used, ..
     } = *routing;
@@ -48,6 +60,7 @@ fn check_route(device: &Device, routing: &Routing, scores: &[f32]) {
     let (offset, stride) = (3, n_experts + 2);
     let buffer = spread(device, scores, n_experts, offset, stride);
     let (ids, weights) = buffers(device, m, n_used);
+    let of_experts = bias.map(|bias| device.upload(bias).unwrap());
     let routes = Routes {
         experts: &ids,
         weights: &weights,
@@ -56,7 +69,7 @@ fn check_route(device: &Device, routing: &Routing, scores: &[f32]) {
     };
     let weights = run(device, &weights, m * n_used, |r| {
         let scores = spread_rows(&buffer, m, n_experts, offset, stride);
-        route(r, scores, routing.renormalised, routes)
+        route(r, scores, of_experts.as_ref(), &on_gpu(routing), routes)
     });
     let ids: Vec<u32> = device.read(&ids, 0..m * n_used).unwrap();
     for (t, row) in scores.chunks(n_experts).enumerate() {
@@ -65,7 +78,8 @@ fn check_route(device: &Device, routing: &Routing, scores: &[f32]) {
         let got: Vec<(u32, f32)> = got.map(|(id, weight)| (*id, *weight)).collect();
         let what = format!("{routing:?} {:?} {row:?}", device.features().names());
         // Best first; of equal scores the lower expert. Zeros have signs.
-        for pair in got.windows(2) {
+        let by_scores = bias.is_none() && routing.groups.is_none();
+        for pair in got.windows(2).filter(|_| by_scores) {
             let [a, b] = [pair[0].0, pair[1].0].map(|id| row[id as usize]);
             if !a.is_nan() && !b.is_nan() {
                 let order = b.total_cmp(&a).then(pair[0].0.cmp(&pair[1].0));
@@ -74,7 +88,7 @@ fn check_route(device: &Device, routing: &Routing, scores: &[f32]) {
         }
         let mut got = got;
         got.sort_by_key(|(id, _)| *id);
-        let want = chosen(routing, row);
+        let want = chosen(routing, row, bias);
         let ids = |routes: &[(u32, f32)]| routes.iter().map(|(id, _)| *id).collect::<Vec<_>>();
         assert_eq!(ids(&got), ids(&want), "{what}");
         for ((_, got), (_, want)) in got.iter().zip(&want) {
@@ -144,12 +158,45 @@ fn the_experts_are_those_of_the_cpu() {
                     scale: 1.0,
                 };
                 let mut scores = floats(m * n_experts, 3);
-                check_route(device, &routing, &scores);
+                check_route(device, &routing, &scores, None);
                 // Larger ones, and many ties.
                 scores
                     .iter_mut()
                     .for_each(|s| *s = (*s * 4.0).round() * 3.0);
-                check_route(device, &routing, &scores);
+                check_route(device, &routing, &scores, None);
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_sigmoids_and_biases_choose_the_same() {
+    for device in devices() {
+        for (m, n_experts, n_used, groups) in [
+            (3, 8, 2, None),
+            (5, 32, 4, Some((4, 2))),
+            (2, 256, 8, Some((8, 4))),
+            (4, 6, 2, Some((6, 3))),
+        ] {
+            for (gating, has_bias) in [
+                (Gating::Softmax, false),
+                (Gating::Sigmoid, false),
+                (Gating::Sigmoid, true),
+            ] {
+                for (renormalised, scale) in [(true, 2.5), (false, 1.0)] {
+                    let routing = Routing {
+                        gating,
+                        n_experts,
+                        n_used,
+                        renormalised,
+                        groups: groups.map(|(n_groups, n_used)| ExpertGroups { n_groups, n_used }),
+                        scale,
+                    };
+                    let scores = floats(m * n_experts, 3);
+                    let scores: Vec<f32> = scores.iter().map(|score| 4.0 * score).collect();
+                    let bias = floats(n_experts, 4);
+                    check_route(device, &routing, &scores, has_bias.then_some(&bias));
+                }
             }
         }
     }
@@ -175,7 +222,7 @@ fn odd_scores_choose_the_same() {
             [1e-45, 0.0, 2e-45, -1e-45],
             [90.0, -90.0, 89.0, 0.0],
         ];
-        check_route(device, &routing, scores.as_flattened());
+        check_route(device, &routing, scores.as_flattened(), None);
     }
 }
 
@@ -206,7 +253,8 @@ fn outputs_are_weighted_sums() {
             for adds in [false, true] {
                 let out = spread(device, &before, width, 3, width + 1);
                 let got = run(device, &out, 3 + m * (width + 1), |r| {
-                    route(r, Rows::new(&of_scores, m, n_experts), true, routes)?;
+                    let scores = Rows::new(&of_scores, m, n_experts);
+                    route(r, scores, None, &on_gpu(&routing), routes)?;
                     let given = spread_rows(&given, m * n_used, width, 1, width + 2);
                     let out = spread_rows(&out, m, width, 3, width + 1);
                     combine(r, routes, given, adds, out)
@@ -541,8 +589,26 @@ fn what_does_not_fit_is_refused() {
     assert!(attempt(2, rows, Epilogue::Store, Rows::new(&out, 3, 8)).is_err());
     assert!(attempt(2, Rows::new(&x, 1, 64), Epilogue::Store, fits).is_err());
     let scores = Rows::new(&x, 2, 64);
-    assert!(route(&mut recorder, scores, true, routes(2)).is_ok());
-    assert!(route(&mut recorder, Rows::new(&x, 2, 1), true, routes(2)).is_err());
-    assert!(route(&mut recorder, Rows::new(&x, 1, 64), true, routes(2)).is_err());
+    let routing = |groups| experts_on_gpu::Routing {
+        is_sigmoid: false,
+        renormalised: true,
+        groups,
+        scale: 1.0,
+    };
+    let mut chosen = |scores, groups, routes| {
+        route(&mut recorder, scores, None, &routing(groups), routes).is_ok()
+    };
+    assert!(chosen(scores, None, routes(2)));
+    assert!(!chosen(Rows::new(&x, 2, 1), None, routes(2)));
+    assert!(!chosen(Rows::new(&x, 1, 64), None, routes(2)));
+    let many = Rows::new(&x, 2, experts_on_gpu::MAX_EXPERTS + 1);
+    assert!(!chosen(many, None, routes(2)));
+    assert!(chosen(scores, Some((2, 1)), routes(2)));
+    assert!(
+        !chosen(scores, Some((3, 1)), routes(2)),
+        "groups of one size"
+    );
+    assert!(!chosen(scores, Some((2, 3)), routes(2)));
+    assert!(!chosen(scores, Some((0, 0)), routes(2)));
     assert!(combine(&mut recorder, routes(2), fits, false, fits).is_err());
 }

@@ -616,6 +616,19 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         self.compare(Work::Elements, stage, x)
     }
 
+    fn add_gated(
+        &self,
+        stage: Stage,
+        x: &mut Buffer<R, T>,
+        y: &Buffer<R, T>,
+        gate: &Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        let (to, y, gate) = (&mut x.both, &y.both, &gate.both);
+        (self.reference).add_gated(stage, &mut to.reference, &y.reference, &gate.reference)?;
+        (self.tested).add_gated(stage, &mut to.tested, &y.tested, &gate.tested)?;
+        self.compare(Work::Elements, stage, x)
+    }
+
     fn choose_experts(
         &self,
         scores: &Buffer<R, T>,

@@ -26,6 +26,7 @@ use sterna_gpu::graph::{
     ExpertOutput, HeadInputs, Matrix, Norm, Op, Output, ScanGates, ScanInputs, SharedGraph, View,
     join, stack,
 };
+use sterna_gpu::kernels::experts::Routing as RoutingOnGpu;
 use sterna_gpu::kernels::linear::{Epilogue, Stack};
 use sterna_gpu::kernels::recurrent::ScanShape;
 use sterna_gpu::memory::{Buffer, Upload};
@@ -38,9 +39,9 @@ use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
-    DeviceError, DeviceErrorKind, ENCODERS, EXPERT_GROUPS, ExpertInput, ExpertMatrices,
-    ExpertProduct, KvCache, LayerContents, LinearSource, LowRank, OUTPUT_GATES, OutputLayout,
-    Product, SHARED_KEYS, SIGMOIDS, ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm,
+    DeviceError, DeviceErrorKind, ENCODERS, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
+    LayerContents, LinearSource, LowRank, OutputLayout, Product, SHARED_KEYS, ScreenedRows,
+    SelectiveScan, Sequence, SnapshotError, Ssm,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -452,9 +453,6 @@ impl Backend for Gpu {
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        if gated {
-            return Err(BackendError::Unsupported(OUTPUT_GATES));
-        }
         if !is_causal {
             return Err(BackendError::Unsupported(ENCODERS));
         }
@@ -465,7 +463,8 @@ impl Backend for Gpu {
         let device = &self.device;
         let qkv = out.side_by_side(device, &mut graph, [q, k, v])?;
         let (q_width, n_rows) = (q.view()?.width, qkv.n_rows);
-        let out = out.shape(device, n_rows, q_width)?;
+        let width = if gated { q_width / 2 } else { q_width };
+        let out = out.shape(device, n_rows, width)?;
         let mut first = 0;
         for Sequence { cache, n_rows } in sequences {
             let rows = first..first + *n_rows;
@@ -503,6 +502,13 @@ impl Backend for Gpu {
                 cache: memory,
                 most_len: (*n_rows <= MAX_SPLIT_KV_ROWS).then_some(len),
                 out: out.rows(rows.start, *n_rows),
+            });
+        }
+        if gated {
+            graph.push(Op::GateHeads {
+                x: out,
+                q: qkv.columns(0, q_width),
+                head_dim: shape.head_dim,
             });
         }
         Ok(())
@@ -709,6 +715,19 @@ impl Backend for Gpu {
         Ok(())
     }
 
+    fn add_gated(
+        &self,
+        _: Stage,
+        x: &mut GpuBuffer,
+        y: &GpuBuffer,
+        gate: &GpuBuffer,
+    ) -> Result<(), BackendError> {
+        let [x, y, gate] = [x, y, gate].map(|rows| rows.view().cloned());
+        let (x, y, gate) = (x?, y?, gate?);
+        self.graph.lock().push(Op::AddGated { x, y, gate });
+        Ok(())
+    }
+
     fn choose_experts(
         &self,
         scores: &GpuBuffer,
@@ -716,17 +735,19 @@ impl Backend for Gpu {
         routing: &Routing,
         routes: &mut GpuRoutes,
     ) -> Result<(), BackendError> {
-        if routing.groups.is_some() || routing.scale != 1.0 {
-            return Err(BackendError::Unsupported(EXPERT_GROUPS));
-        }
-        if bias.is_some() || routing.gating != Gating::Softmax {
-            return Err(BackendError::Unsupported(SIGMOIDS));
-        }
         let scores = scores.view()?.clone();
         let routes = routes.shape(&self.device, scores.n_rows, routing.n_used)?;
         self.graph.lock().push(Op::Route {
             scores,
-            renormalised: routing.renormalised,
+            bias: bias.map(|bias| bias.buffer.clone()),
+            routing: RoutingOnGpu {
+                is_sigmoid: routing.gating == Gating::Sigmoid,
+                renormalised: routing.renormalised,
+                groups: routing
+                    .groups
+                    .map(|groups| (groups.n_groups, groups.n_used)),
+                scale: routing.scale,
+            },
             routes,
         });
         Ok(())

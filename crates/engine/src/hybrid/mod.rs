@@ -876,8 +876,16 @@ impl Backend for Hybrid {
         y: &HybridBuffer,
         gate: &HybridBuffer,
     ) -> Result<(), BackendError> {
-        let x = self.change_on_cpu(x)?;
-        (self.cpu).add_gated(stage, x, &*self.on_cpu(y)?, &*self.on_cpu(gate)?)
+        match side_of_both(x, y) {
+            Side::Cpu => {
+                let (y, gate) = (&*self.on_cpu(y)?, &*self.on_cpu(gate)?);
+                (self.cpu).add_gated(stage, self.change_on_cpu(x)?, y, gate)
+            }
+            Side::Gpu => {
+                let (y, gate) = (&*self.on_gpu(y)?, &*self.on_gpu(gate)?);
+                (self.gpu()?).add_gated(stage, self.change_on_gpu(x)?, y, gate)
+            }
+        }
     }
 
     fn normalize_heads(

@@ -11,14 +11,13 @@ use sterna_format::gguf::Metadata;
 use sterna_format::hf::Config;
 use sterna_format::names::{hugging_face, translate_catalog};
 use sterna_format::{DType, TensorCatalog, TensorEntry};
-use sterna_kernels::experts::Gating;
 use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use sterna_kernels::rwkv::Generation;
 
 use crate::backend::{
-    BackendError, CacheType, ENCODERS, EXPERT_GROUPS, LATENT_ATTENTION, LAYER_INPUTS, OUTPUT_GATES,
-    ROTATIONS, RWKV, SHARED_EXPERTS, SHARED_KEYS, SIGMOIDS, VALUE_NORMS,
+    BackendError, CacheType, ENCODERS, LATENT_ATTENTION, LAYER_INPUTS, ROTATIONS, RWKV,
+    SHARED_KEYS, VALUE_NORMS,
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
@@ -415,26 +414,11 @@ impl ModelPlan {
         let obstacles = [
             (c.family.encoder, ENCODERS),
             (has_mixer(MixerKind::TimeMix), RWKV),
-            (c.family.parts.output_gates, OUTPUT_GATES),
             (c.hadamard.is_some(), ROTATIONS),
             (c.layer_input_dim.is_some(), LAYER_INPUTS),
             (c.n_sharing > 0, SHARED_KEYS),
             (c.family.parts.value_norms, VALUE_NORMS),
             (c.latent.is_some(), LATENT_ATTENTION),
-            (
-                c.experts
-                    .is_some_and(|e| e.routing.groups.is_some() || e.routing.scale != 1.0),
-                EXPERT_GROUPS,
-            ),
-            (
-                c.experts
-                    .is_some_and(|e| e.routing.gating == Gating::Sigmoid),
-                SIGMOIDS,
-            ),
-            (
-                c.experts.is_some_and(|e| e.shared_ffn_dim.is_some()),
-                SHARED_EXPERTS,
-            ),
         ];
         let found = obstacles.into_iter().find(|(is_there, _)| *is_there);
         found.map(|(_, what)| BackendError::Unsupported(what))

@@ -169,6 +169,10 @@ pub enum Op {
         x: View,
         gate: View,
     },
+    /// `x[t] ← x[t] + sigmoid(gate[t]) · y[t]`.
+    AddGated { x: View, y: View, gate: View },
+    /// Multiplies each head by the sigmoids of those that follow its query.
+    GateHeads { x: View, q: View, head_dim: usize },
     /// A convolution over positions.
     Convolve {
         convolution: Convolution,
@@ -203,7 +207,8 @@ pub enum Op {
     /// Chooses the experts of each row by their scores.
     Route {
         scores: View,
-        renormalised: bool,
+        bias: Option<Buffer>,
+        routing: experts::Routing,
         routes: Routes,
     },
     /// Products with the matrices of each route's expert; all read the same rows, one for each route, or one
@@ -500,6 +505,10 @@ pub(super) fn record(
             x,
             gate,
         } => elementwise::gate_by(recorder, *activation, x.of(), gate.of()),
+        Op::AddGated { x, y, gate } => elementwise::add_gated(recorder, x.of(), y.of(), gate.of()),
+        Op::GateHeads { x, q, head_dim } => {
+            elementwise::gate_heads(recorder, x.of(), q.of(), *head_dim)
+        }
         Op::Convolve {
             convolution,
             x,
@@ -550,9 +559,10 @@ pub(super) fn record(
         }
         Op::Route {
             scores,
-            renormalised,
+            bias,
+            routing,
             routes,
-        } => experts::route(recorder, scores.of(), *renormalised, routes.of()),
+        } => experts::route(recorder, scores.of(), bias.as_ref(), routing, routes.of()),
         Op::Experts { x, routes, outputs } => {
             routed_products(recorder, workspace, x, routes, outputs)
         }

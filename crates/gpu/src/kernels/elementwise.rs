@@ -5,7 +5,7 @@ pub use sterna_format::model::Activation;
 use super::{Rows, fold, same_rows};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{ELEMENTWISE, params};
+use crate::shader::{ELEMENTWISE, SIGMOID_GATE, params};
 use crate::{GpuError, Recorder};
 
 params! {
@@ -142,4 +142,81 @@ fn apply(
         &params,
         fold(len.div_ceil(256)),
     )
+}
+
+params! {
+    SigmoidGateParams {
+        width: u32,
+        len: u32,
+        x_offset: u32,
+        x_stride: u32,
+        y_offset: u32,
+        y_stride: u32,
+        gates_offset: u32,
+        gates_stride: u32,
+        head_dim: u32,
+    }
+}
+
+/// `x[t] ← x[t] + sigmoid(gate[t]) · y[t]`, `gate` being `[n_rows, 1]`. Errors: as [`add`].
+pub fn add_gated(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    y: Rows<'_>,
+    gate: Rows<'_>,
+) -> Result<(), GpuError> {
+    y.check("gated sum: second operand")?;
+    same_rows("gated sum: rows of the second operand", &x, &y)?;
+    expect("gated sum: width of the second operand", x.width, y.width)?;
+    expect("gated sum: gates of a row", 1, gate.width)?;
+    gate_by_sigmoids(recorder, x, Some(y), gate, 1)
+}
+
+/// `x[t, h, e] ← x[t, h, e] · sigmoid(q[t, h, 1, e])`, where `x` is `[n_rows, n_heads, head_dim]` and `q`
+/// `[n_rows, n_heads, 2, head_dim]`. Errors: as [`add`].
+pub fn gate_heads(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    q: Rows<'_>,
+    head_dim: usize,
+) -> Result<(), GpuError> {
+    expect("gates of heads: width", 2 * x.width, q.width)?;
+    gate_by_sigmoids(recorder, x, None, q, head_dim)
+}
+
+fn gate_by_sigmoids(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    y: Option<Rows<'_>>,
+    gates: Rows<'_>,
+    head_dim: usize,
+) -> Result<(), GpuError> {
+    x.check("gates: rows")?;
+    gates.check("gates")?;
+    same_rows("gates: rows", &x, &gates)?;
+    let nothing = recorder.device().nothing()?;
+    let is_heads = y.is_none();
+    let y = y.unwrap_or(Rows::new(&nothing, 0, 0));
+    let is_one = x.buffer == gates.buffer || x.buffer == y.buffer;
+    expect(
+        "gates: operands that are one buffer",
+        0,
+        usize::from(is_one),
+    )?;
+    let len = x.n_rows * x.width;
+    let params = SigmoidGateParams {
+        width: x.width as u32,
+        len: len as u32,
+        x_offset: x.offset as u32,
+        x_stride: x.stride as u32,
+        y_offset: y.offset as u32,
+        y_stride: y.stride as u32,
+        gates_offset: gates.offset as u32,
+        gates_stride: gates.stride as u32,
+        head_dim: head_dim as u32,
+    };
+    let constants = [("HEADS", f64::from(u8::from(is_heads)))];
+    let bindings = [x.buffer.into(), y.buffer.into(), gates.buffer.into()];
+    let grid = fold(len.div_ceil(256));
+    recorder.dispatch(&SIGMOID_GATE, &constants, &bindings, &params, grid)
 }

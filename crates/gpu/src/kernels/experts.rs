@@ -51,20 +51,55 @@ params! {
         renormalised: u32,
         scores_offset: u32,
         scores_stride: u32,
+        n_groups: u32,
+        n_used_groups: u32,
+        scale: f32,
     }
 }
 
-/// Chooses the experts of each row of `scores`, `[n_rows, n_experts]`. Their weights add up to 1 if they are
-/// `renormalised`; otherwise those of all experts do.
+/// The most experts that kernels choose from.
+pub const MAX_EXPERTS: usize = 1024;
+
+/// How experts are chosen and their weights made, as `sterna_kernels::experts::Routing`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Routing {
+    /// Whether weights are sigmoids of scores, not their softmax.
+    pub is_sigmoid: bool,
+    /// Whether the weights of chosen experts are divided by their sum.
+    pub renormalised: bool,
+    /// Groups of adjacent experts, and how many of them a row is sent to.
+    pub groups: Option<(usize, usize)>,
+    /// Factor on the weights.
+    pub scale: f32,
+}
+
+/// Chooses the experts of each row of `scores`, `[n_rows, n_experts]`, and by `bias`, `[n_experts]`, which sigmoids are
+/// added to for that.
 ///
-/// Errors: [`GpuError::Shape`] if there are fewer experts than a row is sent to, or other numbers of rows.
-/// Exactness: the experts of `sterna_kernels::experts`; their weights differ in a few last places.
+/// Errors: [`GpuError::Shape`] if there are fewer experts than a row is sent to, other numbers of rows, or groups that
+/// don't divide the experts; [`GpuError::Unsupported`] beyond [`MAX_EXPERTS`].
+/// Exactness: the experts of `sterna_kernels::experts`, but for sigmoids and sums that differ in the last places; their
+/// weights differ in a few last places.
 pub fn route(
     recorder: &mut Recorder,
     scores: Rows<'_>,
-    renormalised: bool,
+    bias: Option<&Buffer>,
+    routing: &Routing,
     routes: Routes<'_>,
 ) -> Result<(), GpuError> {
+    if scores.width > MAX_EXPERTS {
+        return Err(GpuError::Unsupported {
+            what: format!("{} experts", scores.width),
+            reason: format!("kernels take at most {MAX_EXPERTS}"),
+        });
+    }
+    let (n_groups, n_used_groups) = routing.groups.unwrap_or((1, 1));
+    let in_groups = scores.width / n_groups.max(1) * n_groups;
+    expect("routes: experts in groups", scores.width, in_groups)?;
+    expect_most("routes: groups of a row", n_groups, n_used_groups)?;
+    if let Some(bias) = bias {
+        expect_most("routes: bias", (bias.bytes() / 4) as usize, scores.width)?;
+    }
     scores.check("routes: scores")?;
     routes.check()?;
     expect("routes: rows of scores", routes.n_rows, scores.n_rows)?;
@@ -75,13 +110,23 @@ pub fn route(
         n_rows: scores.n_rows as u32,
         n_experts: scores.width as u32,
         n_used: routes.n_used as u32,
-        renormalised: u32::from(renormalised),
+        renormalised: u32::from(routing.renormalised),
         scores_offset: scores.offset as u32,
         scores_stride: scores.stride as u32,
+        n_groups: n_groups as u32,
+        n_used_groups: n_used_groups as u32,
+        scale: routing.scale,
     };
-    let constants = [("WG", workgroup as f64), ("LANES", 8.0)];
+    let constants = [
+        ("WG", workgroup as f64),
+        ("LANES", 8.0),
+        ("SIGMOID", f64::from(u8::from(routing.is_sigmoid))),
+        ("BIAS", f64::from(u8::from(bias.is_some()))),
+    ];
+    let nothing = recorder.device().nothing()?;
     let bindings = [
         scores.buffer.into(),
+        bias.unwrap_or(&nothing).into(),
         routes.experts.into(),
         routes.weights.into(),
     ];

@@ -4,7 +4,7 @@ use super::Access::{Read, Write};
 use super::text::wgsl;
 use super::{Lib, Need, Params, Shader};
 use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, SplitKvParams};
-use crate::kernels::elementwise::ElementwiseParams;
+use crate::kernels::elementwise::{ElementwiseParams, SigmoidGateParams};
 use crate::kernels::experts::{CombineExpertsParams, ExpertBiasParams, RouteParams};
 use crate::kernels::linear::{EmbedParams, LinearParams};
 use crate::kernels::norm::RmsNormParams;
@@ -236,11 +236,12 @@ shaders! {
         [Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write, Read], LinearParams, [];
+    SIGMOID_GATE = "sigmoid_gate", [], [Write, Read, Read], SigmoidGateParams, [];
     CONVOLVE = "convolve", [ACTIVATION], [Read, Read, Read, Read, Write, Write], ConvParams, [];
     SCAN_PREPARE = "scan_prepare", [Lib::Reduce, GRID, SOFTPLUS], [Write, Read, Read, Read, Read, Write], PrepareParams, [];
     SCAN = "scan", [Lib::Reduce, GRID], [Read, Read, Read, Read, Write, Write], ScanParams, [];
     MAMBA = "mamba", [Lib::Reduce, GRID, SOFTPLUS], [Read, Read, Read, Read, Read, Read, Write, Write], MambaParams, [];
-    ROUTE = "route", [Lib::Reduce, GRID], [Read, Write, Write], RouteParams, [];
+    ROUTE = "route", [Lib::Reduce, GRID], [Read, Read, Write, Write], RouteParams, [];
     COMBINE = "combine", [], [Read, Read, Write], CombineExpertsParams, [];
     EXPERT_BIAS = "expert_bias", [], [Write, Read, Read], ExpertBiasParams, [];
     TOP_K = "top_k", [], [Read, Write], TopKParams, [];

@@ -30,6 +30,8 @@ struct Params {
     head_dim: u32,
     q_offset: u32,
     q_stride: u32,
+    // From one query of a row to the next.
+    q_step: u32,
     out_offset: u32,
     out_stride: u32,
     position: u32,
@@ -60,7 +62,7 @@ fn stage_queries(thread: u32, kv: u32, first_pair: u32, chunk: u32, slot: u32) {
     for (var i = thread; i < 256u; i += 128u) {
         let pair = min(first_pair + i / 8u, params.n_rows * share - 1u);
         let e0 = chunk * 32u + i % 8u * 4u;
-        let source = params.q_offset + pair / share * params.q_stride + (kv * share + pair % share) * d;
+        let source = params.q_offset + pair / share * params.q_stride + (kv * share + pair % share) * params.q_step;
         var x = vec4<f32>();
         for (var c = 0u; c < 4u; c++) {
             if e0 + c < d {

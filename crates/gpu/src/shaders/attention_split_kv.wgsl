@@ -47,6 +47,8 @@ struct Params {
     head_dim: u32,
     offset: u32,
     stride: u32,
+    // From one query of a row to the next.
+    q_step: u32,
     // Of the keys, and of the values, within a row.
     key_column: u32,
     value_column: u32,
@@ -120,7 +122,7 @@ fn source_of(slot: u32, kv: u32, first_pair: u32) -> u32 {
     if slot < HEADS {
         let share = params.n_heads / params.n_kv_heads;
         let pair = min(first_pair + slot, params.n_rows * share - 1u);
-        return params.offset + pair / share * params.stride + (kv * share + pair % share) * params.head_dim;
+        return params.offset + pair / share * params.stride + (kv * share + pair % share) * params.q_step;
     }
     let column = select(params.value_column, params.key_column, slot == HEADS);
     return params.offset + column + kv * params.head_dim;

@@ -31,6 +31,8 @@ struct Params {
     half: u32,
     offset: u32,
     stride: u32,
+    // From one query of a row to the next.
+    q_step: u32,
     // Of the keys, and of the values, within a row.
     keys: u32,
     values: u32,
@@ -89,7 +91,7 @@ fn main(at: Invocation, group: Group) {
     let is_key = !is_query && slot < params.n_heads + params.n_kv_heads;
     var begin = params.offset + t * params.stride;
     if is_query {
-        begin += slot * params.head_dim;
+        begin += slot * params.q_step;
     } else {
         begin += select(params.values, params.keys, is_key) + kv * params.head_dim;
     }

@@ -1,24 +1,41 @@
-// experts[t] ← the experts with the best scores[t], best first; weights[t] ← their probabilities
+// experts[t] ← the experts with the best scores[t], best first; weights[t] ← what becomes of what they give
 //
-// Agrees with `sterna_kernels::experts`: exactly in which experts they are, and except for exponentials and the
-// order of the sum in their weights. Of equal scores that of the lower expert is better, and NaN is the least.
-// Shapes: scores [n_rows, n_experts] as bits of f32; experts, weights [n_rows, n_used].
+// Agrees with `sterna_kernels::experts`: exactly in which experts they are, unless sigmoids choose them with a bias,
+// which differ in the last places, and except for exponentials and the order of the sum in their weights. Of equal
+// scores that of the lower expert is better, and NaN is the least.
+// Shapes: scores [n_rows, n_experts] as bits of f32; experts, weights [n_rows, n_used]; bias [n_experts].
 // Workgroups of WG, one for each row.
 
+// 1: weights are sigmoids of scores. 0: their softmax.
+override SIGMOID: u32 = 0u;
+// 1: a bias is added to the sigmoids that experts are chosen by.
+override BIAS: u32 = 0u;
+
 @group(0) @binding(0) var<storage, read> scores: array<u32>;
-@group(0) @binding(1) var<storage, read_write> experts: array<u32>;
-@group(0) @binding(2) var<storage, read_write> weights: array<f32>;
+@group(0) @binding(1) var<storage, read> bias: array<f32>;
+@group(0) @binding(2) var<storage, read_write> experts: array<u32>;
+@group(0) @binding(3) var<storage, read_write> weights: array<f32>;
 
 struct Params {
     n_rows: u32,
     n_experts: u32,
     n_used: u32,
-    // Whether probabilities are those among the chosen experts: 0 or 1.
+    // Whether weights are those among the chosen experts: 0 or 1.
     renormalised: u32,
     scores_offset: u32,
     scores_stride: u32,
+    // Groups of adjacent experts, and how many of them a row is sent to; one of one if there are none.
+    n_groups: u32,
+    n_used_groups: u32,
+    scale: f32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
+
+// What experts of the row are chosen by: larger for a better one.
+var<workgroup> ranks: array<u32, 1024>;
+var<workgroup> group_ranks: array<u32, 1024>;
+
+const LEAST: u32 = 0x007fffffu;
 
 // A number that is larger for a better score.
 fn rank_of(bits: u32) -> u32 {
@@ -31,12 +48,31 @@ fn score_of(rank: u32) -> f32 {
     return bitcast<f32>(select(~rank, rank & 0x7fffffffu, rank >> 31u == 1u));
 }
 
-// How many scores of the row that begins at `begin` are better than that of `expert`.
-fn better_than(begin: u32, expert: u32) -> u32 {
-    let own = rank_of(scores[begin + expert]);
+fn sigmoid(x: f32) -> f32 {
+    return 1.0 / (1.0 + exp(-x));
+}
+
+// The rank of a group: of its best expert, or of the sum of its best two.
+fn rank_of_group(g: u32) -> u32 {
+    let size = params.n_experts / params.n_groups;
+    var first = LEAST;
+    var second = LEAST;
+    for (var i = g * size; i < (g + 1u) * size; i++) {
+        second = max(second, min(first, ranks[i]));
+        first = max(first, ranks[i]);
+    }
+    if SIGMOID == 1u && size > 1u {
+        return rank_of(bitcast<u32>(score_of(first) + score_of(second)));
+    }
+    return first;
+}
+
+// How many experts are better than `expert`.
+fn better_than(expert: u32) -> u32 {
+    let own = ranks[expert];
     var n = 0u;
     for (var i = 0u; i < params.n_experts; i++) {
-        let other = rank_of(scores[begin + i]);
+        let other = ranks[i];
         n += u32(other > own || (other == own && i < expert));
     }
     return n;
@@ -51,13 +87,41 @@ fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
     var own_best = -3.4e38;
     for (var i = thread; i < params.n_experts; i += WG) {
-        own_best = max(own_best, score_of(rank_of(scores[begin + i])));
+        let bits = scores[begin + i];
+        own_best = max(own_best, score_of(rank_of(bits)));
+        ranks[i] = rank_of(bits);
+        if SIGMOID == 1u && BIAS == 1u {
+            ranks[i] = rank_of(bitcast<u32>(sigmoid(bitcast<f32>(bits)) + bias[i]));
+        }
     }
     let best = workgroup_max_f32(at, own_best);
+    workgroupBarrier();
+    if params.n_groups > 1u {
+        for (var g = thread; g < params.n_groups; g += WG) {
+            group_ranks[g] = rank_of_group(g);
+        }
+        workgroupBarrier();
+        for (var i = thread; i < params.n_experts; i += WG) {
+            let g = i / (params.n_experts / params.n_groups);
+            let own = group_ranks[g];
+            var n = 0u;
+            for (var j = 0u; j < params.n_groups; j++) {
+                n += u32(group_ranks[j] > own || (group_ranks[j] == own && j < g));
+            }
+            if n >= params.n_used_groups {
+                ranks[i] = LEAST;
+            }
+        }
+        workgroupBarrier();
+    }
     var own_sum = 0.0;
     for (var i = thread; i < params.n_experts; i += WG) {
-        let place = better_than(begin, i);
-        let weight = exp(bitcast<f32>(scores[begin + i]) - best);
+        let place = better_than(i);
+        let score = bitcast<f32>(scores[begin + i]);
+        var weight = exp(score - best);
+        if SIGMOID == 1u {
+            weight = sigmoid(score);
+        }
         let chosen = place < params.n_used;
         if chosen && live {
             experts[row * params.n_used + place] = i;
@@ -65,11 +129,14 @@ fn main(at: Invocation, group: Group) {
         }
         own_sum += select(0.0, weight, chosen || params.renormalised == 0u);
     }
-    let sum = workgroup_sum_f32(at, own_sum);
+    var sum = workgroup_sum_f32(at, own_sum);
+    if SIGMOID == 1u {
+        sum = select(1.0, sum + 1e-6, params.renormalised == 1u);
+    }
     storageBarrier();
     for (var i = thread; i < params.n_used; i += WG) {
         if live {
-            weights[row * params.n_used + i] /= sum;
+            weights[row * params.n_used + i] = weights[row * params.n_used + i] / sum * params.scale;
         }
     }
 }

@@ -3,7 +3,8 @@
 use sterna_format::model::RopeLayout;
 
 use super::cache::{CacheLayer, row_shape};
-use crate::error::{expect, expect_most};
+use super::query_step;
+use crate::error::expect_most;
 use crate::kernels::Rows;
 use crate::memory::Buffer;
 use crate::shader::{self, params};
@@ -71,22 +72,21 @@ pub struct Heads<'a> {
 
 impl Heads<'_> {
     /// Errors unless the rows hold `n_heads` queries with keys and values for `cache`.
-    pub(super) fn check(&self, n_heads: usize, cache: &CacheLayer) -> Result<(), GpuError> {
+    /// Returns how far apart queries are.
+    pub(super) fn check(&self, n_heads: usize, cache: &CacheLayer) -> Result<usize, GpuError> {
         let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
         self.qkv.check("heads: queries, keys and values")?;
         self.position.check()?;
-        expect(
-            "heads: width of a row",
-            (n_heads + 2 * n_kv_heads) * d,
-            self.qkv.width,
-        )?;
+        let of_keys = 2 * n_kv_heads * d;
+        expect_most("heads: width of a row", self.qkv.width, of_keys)?;
+        let q_step = query_step(self.qkv.width - of_keys, n_heads, d)?;
         expect_most("heads: rotated pairs", d / 2, self.angles.pairs)?;
         let angles = (self.angles.table.bytes() / 8) as usize;
         expect_most("heads: angles of a position", angles, self.angles.pairs)?;
         for norm in [self.norms.q, self.norms.k].into_iter().flatten() {
             expect_most("heads: weights of a norm", (norm.bytes() / 4) as usize, d)?;
         }
-        Ok(())
+        Ok(q_step)
     }
 
     /// Constants that say which norms there are, and how elements are paired.
@@ -109,6 +109,7 @@ params! {
         half: u32,
         offset: u32,
         stride: u32,
+        q_step: u32,
         keys: u32,
         values: u32,
         position: u32,
@@ -135,7 +136,7 @@ pub fn prepare_heads(
     n_heads: usize,
     cache: &CacheLayer,
 ) -> Result<(), GpuError> {
-    heads.check(n_heads, cache)?;
+    let q_step = heads.check(n_heads, cache)?;
     let Heads {
         qkv,
         norms,
@@ -152,8 +153,9 @@ pub fn prepare_heads(
         half: angles.pairs as u32,
         offset: qkv.offset as u32,
         stride: qkv.stride as u32,
-        keys: (n_heads * d) as u32,
-        values: ((n_heads + n_kv_heads) * d) as u32,
+        q_step: q_step as u32,
+        keys: (n_heads * q_step) as u32,
+        values: (n_heads * q_step + n_kv_heads * d) as u32,
         position: position.index as u32,
         capacity: cache.capacity() as u32,
         row_len: row_len as u32,

@@ -49,6 +49,17 @@ fn share(shape: &AttentionShape, cache: &CacheLayer, out: &Rows<'_>) -> Result<u
     Ok(share)
 }
 
+/// From one query of a row to the next, in elements: queries may be followed by as many elements of something else. Errors
+/// unless `width` elements are `n_heads` queries of `head_dim`.
+fn query_step(width: usize, n_heads: usize, head_dim: usize) -> Result<usize, GpuError> {
+    let step = match width == 2 * n_heads * head_dim {
+        true => 2 * head_dim,
+        false => head_dim,
+    };
+    expect("attention: width of queries", n_heads * step, width)?;
+    Ok(step)
+}
+
 /// Query-head pairs, positions, and elements of a head that `attention.wgsl` takes at a time.
 const TILE: usize = 32;
 
@@ -60,6 +71,7 @@ params! {
         head_dim: u32,
         q_offset: u32,
         q_stride: u32,
+        q_step: u32,
         out_offset: u32,
         out_stride: u32,
         position: u32,
@@ -120,7 +132,8 @@ impl Scores<'_> {
 /// `out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that query `t`
 /// attends to: up to its own, and no further back than the window. Keys and values are already cached.
 ///
-/// Shapes: `q` and `out` are rows of `[n_heads, head_dim]` in different buffers.
+/// Shapes: `q` and `out` are rows of `[n_heads, head_dim]` in different buffers; or `q` of `[n_heads, 2, head_dim]`, of
+/// which the second are something else.
 /// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small.
 /// Exactness: against `sterna_kernels::attention`, see `docs/gpu.md`.
 pub fn attention<'a>(
@@ -139,7 +152,7 @@ pub fn attention<'a>(
     position.check()?;
     let share = share(shape, cache, &out)?;
     let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
-    expect("attention: width of queries", out.width, q.width)?;
+    let q_step = query_step(q.width, shape.n_heads, d)?;
     expect("attention: rows of the output", q.n_rows, out.n_rows)?;
     if let Split::Kv(split_kv) = split {
         return split_kv::attention(recorder, scores, q, position, cache, split_kv, out);
@@ -152,6 +165,7 @@ pub fn attention<'a>(
         head_dim: d as u32,
         q_offset: q.offset as u32,
         q_stride: q.stride as u32,
+        q_step: q_step as u32,
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
         position: position.index as u32,

@@ -3,7 +3,7 @@
 
 use super::cache::{CacheLayer, row_shape};
 use super::heads::{Heads, Position};
-use super::{CacheType, Scores, share, window};
+use super::{CacheType, Scores, query_step, share, window};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::memory::Buffer;
@@ -143,6 +143,7 @@ params! {
         head_dim: u32,
         offset: u32,
         stride: u32,
+        q_step: u32,
         key_column: u32,
         value_column: u32,
         half: u32,
@@ -195,7 +196,6 @@ pub fn decode<'a>(
     let scores = scores.into();
     let shape = scores.shape;
     scores.check()?;
-    heads.check(shape.n_heads, cache)?;
     share(shape, cache, &out)?;
     expect("attention: rows of one position", 1, heads.qkv.n_rows)?;
     expect("attention: rows of the output", 1, out.n_rows)?;
@@ -248,6 +248,10 @@ fn record(
     } = source;
     let shape = scores.shape;
     let (d, n_heads, n_kv_heads) = (cache.head_dim, shape.n_heads, cache.n_kv_heads);
+    let q_step = match prepare {
+        Some(heads) => heads.check(n_heads, cache)?,
+        None => query_step(rows.width, n_heads, d)?,
+    };
     let n_pairs = rows.n_rows * n_heads / n_kv_heads.max(1);
     let limits = recorder.device().limits();
     let most_len = split_kv.most_len.min(cache.capacity());
@@ -269,8 +273,9 @@ fn record(
         head_dim: d as u32,
         offset: rows.offset as u32,
         stride: rows.stride as u32,
-        key_column: (n_heads * d) as u32,
-        value_column: ((n_heads + n_kv_heads) * d) as u32,
+        q_step: q_step as u32,
+        key_column: (n_heads * q_step) as u32,
+        value_column: (n_heads * q_step + n_kv_heads * d) as u32,
         half: prepare.map_or(0, |heads| heads.angles.pairs as u32),
         position: position.index as u32,
         capacity: cache.capacity() as u32,
