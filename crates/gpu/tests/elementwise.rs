@@ -7,6 +7,8 @@ use sterna_gpu::Recorder;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::{self, Activation, add_gated, gate_by, gate_heads};
 use sterna_gpu::kernels::norm::{rms_norm, rms_norm_groups};
+use sterna_gpu::kernels::rotate::{MAX_BLOCK, Rotation, rotate};
+use sterna_kernels::hadamard::{self, Regroup};
 use sterna_kernels::{activation, norm, vector};
 
 const SHAPES: [(usize, usize); 7] = [
@@ -211,6 +213,66 @@ fn norms_of_parts_and_gates_of_other_rows_agree_with_the_cpu() {
             gate_by(r, Activation::Silu, Rows::new(&of_x, m, width), gate)
         });
         assert!(nmse(&got, &want) < 1e-12);
+    }
+}
+
+#[test]
+fn rotations_are_those_of_the_cpu() {
+    let regroup = Regroup {
+        n_groups: 2,
+        n_each: 3,
+        head_dim: 16,
+    };
+    for device in devices() {
+        for (m, width, block, regroup) in [
+            (1, 3, 1, None),
+            (5, 64, 4, None),
+            (2, 2048, 1024, None),
+            (1, MAX_BLOCK, MAX_BLOCK, None),
+            (3, 96, 32, Some(regroup)),
+        ] {
+            let signs: Vec<f32> = floats(width, 7).iter().map(|x| x.signum()).collect();
+            let cpu = hadamard::Rotation::new(block, signs.clone(), regroup).unwrap();
+            let rotation = Rotation {
+                signs: device.upload(&signs).unwrap(),
+                width,
+                block,
+                regroup: regroup.map(|heads| [heads.n_groups, heads.n_each, heads.head_dim]),
+            };
+            let x = floats(m * width, 1);
+            let mut want = vec![0.0; x.len()];
+            cpu.rotate(&scalar(), &x, &mut want).unwrap();
+            let (of_x, out) = (
+                spread(device, &x, width, 3, width + 2),
+                device.buffer("out", (m * width * 4) as u64).unwrap(),
+            );
+            let rows = Rows::new(&out, m, width);
+            let got = run(device, &out, m * width, |r| {
+                rotate(
+                    r,
+                    &rotation,
+                    false,
+                    spread_rows(&of_x, m, width, 3, width + 2),
+                    rows,
+                )
+            });
+            assert_eq!(got, want, "{width}, {block}");
+            let back = Recorder::new(device);
+            let undone = rotate(&mut { back }, &rotation, true, rows, rows);
+            if regroup.is_some() {
+                assert!(undone.is_err());
+                continue;
+            }
+            let got = run(device, &out, m * width, |r| {
+                rotate(r, &rotation, true, rows, rows)
+            });
+            assert!(nmse(&got, &x) < 1e-12, "{width}, {block}");
+            let long = Rotation {
+                block: 2 * MAX_BLOCK,
+                ..rotation
+            };
+            assert!(rotate(&mut Recorder::new(device), &long, false, rows, rows).is_err());
+        }
     }
 }
 

@@ -84,6 +84,16 @@ impl Rotation {
         self.block
     }
 
+    /// 1 or −1 for every element of a row.
+    pub fn signs(&self) -> &[f32] {
+        &self.signs
+    }
+
+    /// The order of heads, if inputs have another.
+    pub fn regroup(&self) -> Option<Regroup> {
+        self.regroup
+    }
+
     /// Rotates an input of the matrix: `out ← H(s ⊙ x)`.
     ///
     /// Shapes: `x` and `out` are `[m, width]`.

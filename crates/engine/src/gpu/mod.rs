@@ -10,6 +10,7 @@ mod decode;
 #[cfg(not(target_arch = "wasm32"))]
 mod part;
 mod recurrent;
+mod rotations;
 mod routes;
 mod states;
 mod weights;
@@ -29,6 +30,7 @@ use sterna_gpu::graph::{
 use sterna_gpu::kernels::experts::Routing as RoutingOnGpu;
 use sterna_gpu::kernels::linear::{Epilogue, Stack};
 use sterna_gpu::kernels::recurrent::ScanShape;
+use sterna_gpu::kernels::rotate::Rotation;
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::Sample;
 use sterna_gpu::{Device, GpuError, ReadRange, Submission, Timing};
@@ -40,8 +42,8 @@ use sterna_kernels::{Exec, Isa};
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
     DeviceError, DeviceErrorKind, ENCODERS, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
-    LayerContents, LinearSource, LowRank, OutputLayout, Product, SHARED_KEYS, ScreenedRows,
-    SelectiveScan, Sequence, SnapshotError, Ssm,
+    LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, SHARED_KEYS,
+    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -53,6 +55,7 @@ use decode::Steps;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use part::Reserve;
 use recurrent::silu_gate;
+use rotations::{Rotations, rotated};
 pub use routes::GpuRoutes;
 pub use sterna_gpu::graph::Work as GpuWork;
 
@@ -68,6 +71,7 @@ pub struct Gpu {
     graph: SharedGraph,
     /// The staging buffers for uploading weights, while there are any to upload.
     upload: Arc<Mutex<Option<Upload>>>,
+    rotations: Rotations,
 }
 
 impl fmt::Debug for Gpu {
@@ -87,6 +91,7 @@ impl Gpu {
             host: Arc::new(Exec::new(n_threads, isa)),
             activations: Activations::default(),
             upload: Arc::default(),
+            rotations: Rotations::default(),
         }
     }
 
@@ -133,6 +138,8 @@ impl Gpu {
 #[derive(Debug)]
 pub struct GpuLinear {
     matrix: Matrix,
+    /// What inputs of products are rotated by first.
+    rotation: Option<Rotation>,
     /// With those of the other experts: of the first expert's matrices.
     stack: Option<Stack>,
 }
@@ -203,6 +210,7 @@ impl Backend for Gpu {
         let linear = weights::load(device, host, &mut upload, &source, self.activations)?;
         Ok(GpuLinear {
             matrix: Matrix::new(linear),
+            rotation: self.rotations.get(device, source.rotation)?,
             stack: None,
         })
     }
@@ -298,8 +306,16 @@ impl Backend for Gpu {
             table: table.matrix.clone(),
             ids: (ids.buffer, 0),
             factor: scale,
-            out,
+            out: out.clone(),
         });
+        if let Some(rotation) = &table.rotation {
+            self.graph.lock().push(Op::Rotate {
+                rotation: rotation.clone(),
+                inverse: true,
+                x: out.clone(),
+                out,
+            });
+        }
         Ok(())
     }
 
@@ -355,7 +371,8 @@ impl Backend for Gpu {
                 joined = Some((first.out.shape(&self.device, x.n_rows, width)?, 0));
             }
         }
-        let mut outputs = Vec::with_capacity(products.len());
+        // Those with one rotation are computed together.
+        let mut groups: Vec<(Option<&Rotation>, Vec<Output>)> = Vec::new();
         for Product { w, out, .. } in products {
             let n = w.matrix.n();
             let own = match &mut joined {
@@ -367,15 +384,22 @@ impl Backend for Gpu {
                 }
                 None => out.shape(&self.device, x.n_rows, n)?,
             };
-            outputs.push(Output {
+            let output = Output {
                 w: w.matrix.clone(),
                 out: own,
                 epilogue: Epilogue::Store,
-            });
+            };
+            let rotation = w.rotation.as_ref();
+            match groups.iter_mut().find(|(of, _)| *of == rotation) {
+                Some((_, outputs)) => outputs.push(output),
+                None => groups.push((rotation, vec![output])),
+            }
         }
-        if !outputs.is_empty() {
+        let mut graph = self.graph.lock();
+        for (rotation, outputs) in groups {
+            let x = rotated(&mut graph, rotation, &x)?;
             let norm = None;
-            self.graph.lock().push(Op::Linear { x, norm, outputs });
+            graph.push(Op::Linear { x, norm, outputs });
         }
         Ok(())
     }
@@ -405,7 +429,7 @@ impl Backend for Gpu {
         } in updates
         {
             let out = out.view()?.rows(rows.start, rows.len());
-            let inner = graph.inner(rows.len() * a.matrix.n())?;
+            let inner = graph.scratch(rows.len() * a.matrix.n())?;
             let inner = View::new(&inner, rows.len(), a.matrix.n());
             let product = |x: View, w: &GpuLinear, out: View, epilogue| Op::Linear {
                 x,
@@ -764,6 +788,11 @@ impl Backend for Gpu {
         let n_routes = routes.n_rows * routes.n_used;
         let mut outputs = Vec::with_capacity(products.len());
         let mut biases = Vec::new();
+        let mut rotations = products.iter().flat_map(|p| &p.w).map(|w| &w.rotation);
+        let rotation = rotations.next().and_then(Option::as_ref);
+        if rotations.any(|other| other.as_ref() != rotation) {
+            return Err(BackendError::Unsupported(ROTATIONS));
+        }
         for ExpertProduct { w, bias, out, .. } in products {
             let Some(stack) = w.first().and_then(|first| first.stack.clone()) else {
                 return Err(BackendError::from(GpuError::Unsupported {
@@ -786,6 +815,7 @@ impl Backend for Gpu {
             });
         }
         let mut graph = self.graph.lock();
+        let x = rotated(&mut graph, rotation, &x)?;
         graph.push(Op::Experts { x, routes, outputs });
         for bias in biases {
             graph.push(bias);

@@ -10,7 +10,7 @@ use sterna_gpu::{Device, GpuError};
 use sterna_kernels::quant::ternary::{Layout, common_block_scale, row_bytes};
 use sterna_kernels::{Exec, repack, requantize};
 
-use crate::backend::{BackendError, LinearSource, ROTATIONS, Rounding, TernaryPacking, WeightData};
+use crate::backend::{BackendError, LinearSource, Rounding, TernaryPacking, WeightData};
 use crate::cpu::Activations;
 
 /// Bytes of a staging buffer, and their number: enough to copy one while the next is filled.
@@ -52,11 +52,8 @@ pub(super) fn load(
         n,
         k,
         weights,
-        rotation,
+        rotation: _,
     } = source;
-    if rotation.is_some() {
-        return Err(BackendError::Unsupported(ROTATIONS));
-    }
     let held = held(host, *n, *k, weights, activations)?;
     let stride = held.kind.row_bytes(*k);
     let upload = match upload {

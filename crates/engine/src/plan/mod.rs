@@ -16,8 +16,8 @@ use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use sterna_kernels::rwkv::Generation;
 
 use crate::backend::{
-    BackendError, CacheType, ENCODERS, LATENT_ATTENTION, LAYER_INPUTS, ROTATIONS, RWKV,
-    SHARED_KEYS, VALUE_NORMS,
+    BackendError, CacheType, ENCODERS, LATENT_ATTENTION, LAYER_INPUTS, RWKV, SHARED_KEYS,
+    VALUE_NORMS,
 };
 use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
@@ -414,7 +414,6 @@ impl ModelPlan {
         let obstacles = [
             (c.family.encoder, ENCODERS),
             (has_mixer(MixerKind::TimeMix), RWKV),
-            (c.hadamard.is_some(), ROTATIONS),
             (c.layer_input_dim.is_some(), LAYER_INPUTS),
             (c.n_sharing > 0, SHARED_KEYS),
             (c.family.parts.value_norms, VALUE_NORMS),

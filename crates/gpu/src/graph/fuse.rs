@@ -283,6 +283,7 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::AddBias { x, .. } | Op::Scale { x, .. } | Op::Softcap { x, .. } => (vec![x], vec![x]),
         Op::Gate { gate, up, .. } => (vec![gate, up], vec![gate]),
         Op::GateBy { x, gate, .. } => (vec![x, gate], vec![x]),
+        Op::Rotate { x, out, .. } => (vec![x], vec![out]),
         Op::AddGated { x, y, gate } => (vec![x, y, gate], vec![x]),
         Op::GateHeads { x, q, .. } => (vec![x, q], vec![x]),
         Op::Convolve { x, out, .. } => (vec![x], vec![out]),

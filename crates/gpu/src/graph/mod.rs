@@ -109,8 +109,8 @@ pub struct Graph {
     /// Counts steps.
     step: u64,
     workspace: Workspace,
-    /// `x · aᵀ` of a low-rank update.
-    inner: Option<Buffer>,
+    /// Rows that one operation writes and the next reads.
+    scratch: Option<Buffer>,
     /// Recently run steps, the latest first.
     replays: Vec<(Vec<Op>, Arc<Commands>)>,
     work: Work,
@@ -127,7 +127,7 @@ impl Graph {
             ops: Vec::new(),
             step: 0,
             workspace: Workspace::default(),
-            inner: None,
+            scratch: None,
             replays: Vec::new(),
             work: Work::default(),
             timings: Timings::default(),
@@ -152,16 +152,16 @@ impl Graph {
         self.ops.push(op);
     }
 
-    /// Memory for `len` f32: the inner product of a low-rank update.
+    /// Memory for `len` f32 that are read only before the next call.
     ///
     /// Errors: as [`Device::buffer`].
-    pub fn inner(&mut self, len: usize) -> Result<Buffer, GpuError> {
+    pub fn scratch(&mut self, len: usize) -> Result<Buffer, GpuError> {
         let bytes = len as u64 * 4;
-        match &self.inner {
+        match &self.scratch {
             Some(buffer) if buffer.bytes() >= bytes => Ok(buffer.clone()),
             _ => {
-                let buffer = self.device.buffer("adapters", bytes.next_power_of_two())?;
-                Ok(self.inner.insert(buffer).clone())
+                let buffer = self.device.buffer("scratch", bytes.next_power_of_two())?;
+                Ok(self.scratch.insert(buffer).clone())
             }
         }
     }

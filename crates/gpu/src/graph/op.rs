@@ -14,6 +14,7 @@ use crate::kernels::experts;
 use crate::kernels::linear::{self, Epilogue, Form, Input, Stack};
 use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use crate::kernels::recurrent::{self, Mamba, Recurrence, ScanShape, State, StateLayer};
+use crate::kernels::rotate::{self, Rotation};
 use crate::kernels::{Rows, norm};
 use crate::memory::Buffer;
 use crate::{Device, GpuError, Recorder};
@@ -168,6 +169,13 @@ pub enum Op {
         activation: Activation,
         x: View,
         gate: View,
+    },
+    /// Rotates rows, or undoes it.
+    Rotate {
+        rotation: Rotation,
+        inverse: bool,
+        x: View,
+        out: View,
     },
     /// `x[t] ← x[t] + sigmoid(gate[t]) · y[t]`.
     AddGated { x: View, y: View, gate: View },
@@ -505,6 +513,12 @@ pub(super) fn record(
             x,
             gate,
         } => elementwise::gate_by(recorder, *activation, x.of(), gate.of()),
+        Op::Rotate {
+            rotation,
+            inverse,
+            x,
+            out,
+        } => rotate::rotate(recorder, rotation, *inverse, x.of(), out.of()),
         Op::AddGated { x, y, gate } => elementwise::add_gated(recorder, x.of(), y.of(), gate.of()),
         Op::GateHeads { x, q, head_dim } => {
             elementwise::gate_heads(recorder, x.of(), q.of(), *head_dim)

@@ -11,6 +11,7 @@ pub mod norm;
 pub mod output;
 pub mod quantize;
 pub mod recurrent;
+pub mod rotate;
 
 use crate::GpuError;
 use crate::error::{expect, expect_most};

@@ -13,6 +13,7 @@ use crate::kernels::output::{
 };
 use crate::kernels::quantize::{DequantizeParams, QuantizeParams};
 use crate::kernels::recurrent::{ConvParams, MambaParams, PrepareParams, ScanParams};
+use crate::kernels::rotate::RotateParams;
 
 pub(super) const REDUCE_SUBGROUP: &str = wgsl!("../shaders/lib/reduce_subgroup.wgsl");
 pub(super) const REDUCE_SHARED: &str = wgsl!("../shaders/lib/reduce_shared.wgsl");
@@ -237,6 +238,8 @@ shaders! {
     EXPERTS_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write, Read], LinearParams, [];
     SIGMOID_GATE = "sigmoid_gate", [], [Write, Read, Read], SigmoidGateParams, [];
+    ROTATE = "rotate", [IO_SEPARATE], [Read, Write, Read], RotateParams, [];
+    ROTATE_IN_PLACE = "rotate", [IO_IN_PLACE], [Read, Write], RotateParams, [];
     CONVOLVE = "convolve", [ACTIVATION], [Read, Read, Read, Read, Write, Write], ConvParams, [];
     SCAN_PREPARE = "scan_prepare", [Lib::Reduce, GRID, SOFTPLUS], [Write, Read, Read, Read, Read, Write], PrepareParams, [];
     SCAN = "scan", [Lib::Reduce, GRID], [Read, Read, Read, Read, Write, Write], ScanParams, [];
