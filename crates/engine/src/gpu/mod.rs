@@ -53,7 +53,7 @@ pub use buffer::GpuBuffer;
 pub use cache::GpuCache;
 use decode::Steps;
 #[cfg(not(target_arch = "wasm32"))]
-pub(crate) use part::Reserve;
+pub(crate) use part::{LayerNeeds, Reserve};
 use recurrent::silu_gate;
 use rotations::{Rotations, rotated};
 pub use routes::GpuRoutes;

@@ -2,6 +2,7 @@
 
 use sterna_gpu::GpuError;
 use sterna_gpu::kernels::attention::CacheLayer;
+use sterna_gpu::kernels::recurrent::SLOTS;
 use sterna_gpu::memory::Buffer;
 
 use super::{Gpu, GpuBuffer, cache};
@@ -18,8 +19,20 @@ impl GpuBuffer {
 #[derive(Debug, Default)]
 pub(crate) struct Reserve {
     buffers: Vec<Buffer>,
-    layers: Vec<CacheLayer>,
+    layers: Vec<(Option<CacheLayer>, Option<Buffer>)>,
 }
+
+/// What a layer needs of a session.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerNeeds {
+    /// Heads of its keys and values, if it has any.
+    pub(crate) heads: Option<KvHeads>,
+    /// Values of its state.
+    pub(crate) state: usize,
+}
+
+/// States of a layer: those in the slots, and as many checkpoints as there always may be.
+const STATES: u64 = SLOTS as u64 + 2;
 
 impl Reserve {
     /// Reserves `bytes` more.
@@ -36,19 +49,25 @@ impl Reserve {
         Ok(())
     }
 
-    /// Reserves the memory of a layer's keys and values at `ctx_len` positions.
+    /// Reserves the memory of a layer's keys and values at `ctx_len` positions, and of its states.
     ///
     /// Errors: [`GpuError::OutOfMemory`] if that much isn't available, [`GpuError::Unsupported`] if the
     /// device doesn't support such a layer at all.
     pub(crate) fn keep_layer(
         &mut self,
         gpu: &Gpu,
-        heads: KvHeads,
+        needs: &LayerNeeds,
         dtype: CacheType,
         ctx_len: usize,
     ) -> Result<(), GpuError> {
-        let layer = cache::memory(&gpu.device, heads, dtype, ctx_len)?;
-        self.layers.push(layer);
+        let keys = needs
+            .heads
+            .map(|heads| cache::memory(&gpu.device, heads, dtype, ctx_len));
+        let states = (needs.state > 0).then(|| {
+            let bytes = 4 * needs.state as u64 * STATES;
+            gpu.device.buffer("states", bytes)
+        });
+        self.layers.push((keys.transpose()?, states.transpose()?));
         Ok(())
     }
 

@@ -10,7 +10,10 @@ use sterna_kernels::hadamard;
 /// The rotations of the matrices that there are: equal ones are one on the device, so that matrices can be multiplied
 /// together. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Rotations(Arc<Mutex<Vec<(Weak<hadamard::Rotation>, Rotation)>>>);
+pub(super) struct Rotations(Arc<Mutex<Vec<Known>>>);
+
+/// A rotation while there are matrices with it, and the same on the device.
+type Known = (Weak<hadamard::Rotation>, Rotation);
 
 impl Rotations {
     /// `rotation` on the device.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use sterna_gpu::GpuError;
 
-use crate::backend::CacheShape;
-use crate::gpu::{Gpu, Reserve};
+use crate::backend::CacheType;
+use crate::gpu::{Gpu, LayerNeeds, Reserve};
 use crate::plan::ModelPlan;
 use crate::session::SessionOptions;
 use crate::weights::Group;
@@ -26,7 +26,8 @@ pub(super) enum Side {
 #[derive(Debug, Clone)]
 pub struct OffloadPlan {
     most_layers: usize,
-    cache: CacheShape,
+    layers: Vec<LayerNeeds>,
+    cache: CacheType,
     ctx_len: usize,
     /// Bytes of a step's activations.
     activations: u64,
@@ -39,10 +40,10 @@ impl OffloadPlan {
     /// As much as fits next to a session with these `options`.
     pub fn new(plan: &ModelPlan, options: &SessionOptions) -> OffloadPlan {
         let c = plan.config();
-        let cache = CacheShape {
-            layers: c.kv_heads(),
-            dtype: options.cache,
-        };
+        let needs = (c.layers.iter().enumerate()).map(|(i, layer)| LayerNeeds {
+            heads: layer.mixer.attends().then(|| c.heads_of(i)),
+            state: c.layer_state(layer),
+        });
         let (heads, kv) = (c.n_heads * c.head_dim, 2 * c.n_kv_heads * c.head_dim);
         let widest = c.model_dim.max(c.ffn_dim).max(heads);
         // Residual, block input and data copied from the other side; queries, keys and values, and a copy of
@@ -56,7 +57,20 @@ impl OffloadPlan {
             let route = 2 * experts.ffn_dim + c.model_dim + widest + 2;
             experts.routing.n_used * route + experts.routing.n_experts
         });
-        let row = row + of_experts;
+        // Of layers with states, what goes into a convolution and what comes out of it; outputs with their gates; and gates
+        // of heads.
+        let of_delta = c.delta.as_ref().map_or(0, |delta| {
+            2 * delta.channels() + 2 * delta.values() + 6 * delta.n_value_heads
+        });
+        let of_ssm = c.ssm.as_ref().map_or(0, |ssm| {
+            2 * ssm.channels() + 2 * ssm.inner() + 5 * ssm.n_heads
+        });
+        let of_mamba = c.mamba.as_ref().map_or(0, |mamba| {
+            5 * mamba.inner + 2 * mamba.state_dim + mamba.dt_rank
+        });
+        let of_convolution = c.conv_taps.map_or(0, |_| 3 * c.model_dim);
+        let of_states = of_delta.max(of_ssm).max(of_mamba).max(of_convolution);
+        let row = row + of_experts + of_states;
         let rows = options.chunk.clamp(1, options.ctx_len.max(1)) as u64;
         // Split-KV states of a few rows over the whole context, and rotations of all positions.
         let context = (options.ctx_len as u64).next_power_of_two();
@@ -65,7 +79,8 @@ impl OffloadPlan {
         let words = GROWTH * (rows * row as u64 + splits + turns) + rows * c.n_vocab as u64;
         OffloadPlan {
             most_layers: usize::MAX,
-            cache,
+            layers: needs.collect(),
+            cache: options.cache,
             ctx_len: options.ctx_len,
             activations: 4 * words,
         }
@@ -137,9 +152,14 @@ impl Placement {
             self.reserve.keep(gpu, self.share.activations)?;
             // A growing layer has its old and its new memory for a moment.
             let half = self.share.ctx_len / 2;
-            if let Some(heads) = self.share.cache.layers.first() {
-                let dtype = self.share.cache.dtype;
-                self.reserve.keep_layer(gpu, *heads, dtype, half)?;
+            let mut attention = self.share.layers.iter().filter_map(|layer| layer.heads);
+            if let Some(heads) = attention.next() {
+                let growing = LayerNeeds {
+                    heads: Some(heads),
+                    state: 0,
+                };
+                self.reserve
+                    .keep_layer(gpu, &growing, self.share.cache, half)?;
             }
         }
         if let Group::Layer(i) = group {
@@ -147,9 +167,9 @@ impl Placement {
                 self.full = true;
                 return Ok(());
             }
-            let (cache, ctx_len) = (&self.share.cache, self.share.ctx_len);
-            if let Some(heads) = cache.layers.get(i) {
-                self.reserve.keep_layer(gpu, *heads, cache.dtype, ctx_len)?;
+            let (cache, ctx_len) = (self.share.cache, self.share.ctx_len);
+            if let Some(needs) = self.share.layers.get(i) {
+                self.reserve.keep_layer(gpu, needs, cache, ctx_len)?;
             }
         }
         Ok(())
