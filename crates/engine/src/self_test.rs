@@ -4,15 +4,19 @@
 //! and is of made-up weights and activations: it finds a kernel that is wrong, not one that is a little less
 //! exact.
 
+mod states;
+
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use sterna_format::DType;
 use sterna_format::model::RopeLayout;
 use sterna_kernels::activation::Activation;
 use sterna_kernels::attention::AttentionShape;
-use sterna_kernels::experts::{Gating, Routing};
+use sterna_kernels::experts::Routing;
+use sterna_kernels::hadamard;
 use sterna_kernels::quant::Encoder;
 use sterna_kernels::{Exec, Isa};
 
@@ -82,24 +86,55 @@ const BLOCK_WIDTH: usize = 256;
 /// Experts of the made-up mixture, of which each row is sent to as many as the model's rows are.
 const MOST_EXPERTS: usize = 8;
 
-/// Runs every family of kernels that a model with these `forms` of weights needs on `tested`, once with one row and
-/// once with several; with those of a mixture of `experts` if it has one.
+/// The families of kernels that a model needs ([`ModelPlan::kernels`]).
+///
+/// [`ModelPlan::kernels`]: crate::ModelPlan::kernels
+#[derive(Debug, Clone, Default)]
+pub struct KernelFamilies {
+    /// Products with matrices in these forms.
+    pub forms: BTreeSet<WeightForm>,
+    /// Those of a mixture of experts.
+    pub experts: Option<Routing>,
+    /// Whether layers have states.
+    pub has_states: bool,
+    /// Whether matrices are in a rotated basis.
+    pub is_rotated: bool,
+    /// Whether what attention gives is gated.
+    pub has_gates: bool,
+}
+
+/// Runs every family of kernels in `kernels` on `tested`, once with one row and once with several, and attention with a
+/// cache of type `cache`.
 ///
 /// Errors: [`SelfTestError`] for the first kernel that fails or gives other results than the CPU.
 pub async fn self_test<T: Backend>(
     tested: &T,
-    forms: &BTreeSet<WeightForm>,
-    experts: Option<Routing>,
+    kernels: &KernelFamilies,
     cache: CacheType,
 ) -> Result<(), SelfTestError> {
+    let KernelFamilies {
+        forms,
+        experts,
+        has_states,
+        is_rotated,
+        has_gates,
+    } = kernels;
     let reference = Cpu::new(1, Isa::detect());
     let want = elements(&reference).await;
     check("norms and activations", want, elements(tested).await)?;
+    if *has_states {
+        let want = states::states(&reference).await;
+        check("layers with states", want, states::states(tested).await)?;
+    }
     for &form in forms {
         let square = |seed| matrix(form, seed, BLOCK_WIDTH, BLOCK_WIDTH);
         let (Some(source), Some(gate), Some(up)) = (matrix(form, 5, N, K), square(31), square(37))
         else {
             continue;
+        };
+        let source = LinearSource {
+            rotation: is_rotated.then(rotation),
+            ..source
         };
         for rows in [1, 3, 40] {
             let kernel = format!("{form} product of {rows} rows");
@@ -123,17 +158,18 @@ pub async fn self_test<T: Backend>(
         let want = embedding(&reference, source.clone()).await;
         check(&kernel, want, embedding(tested, source).await)?;
     }
-    let prompt = attention(&reference, cache, &[40]).await;
+    let attending = (cache, *has_gates);
+    let prompt = attention(&reference, attending, &[40]).await;
     check(
         "attention of a prompt",
         prompt,
-        attention(tested, cache, &[40]).await,
+        attention(tested, attending, &[40]).await,
     )?;
-    let token = attention(&reference, cache, &[40, 1]).await;
+    let token = attention(&reference, attending, &[40, 1]).await;
     check(
         "attention of a token",
         token,
-        attention(tested, cache, &[40, 1]).await,
+        attention(tested, attending, &[40, 1]).await,
     )
 }
 
@@ -227,6 +263,13 @@ fn matrix(form: WeightForm, seed: u32, n: usize, k: usize) -> Option<LinearSourc
 }
 
 /// The stage that operations are told.
+/// One of rows of matrices that products are tested with.
+fn rotation() -> Arc<hadamard::Rotation> {
+    let signs = values(97, K).iter().map(|value| value.signum()).collect();
+    let rotation = hadamard::Rotation::new(K / 2, signs, None);
+    Arc::new(rotation.expect("runs fill a row"))
+}
+
 fn stage(operation: Operation) -> Stage {
     Stage {
         layer: Some(0),
@@ -319,7 +362,7 @@ async fn routed<B: Backend>(
 ) -> Result<Vec<f32>, BackendError> {
     let n_experts = routing.n_experts.min(MOST_EXPERTS);
     let routing = Routing {
-        gating: Gating::Softmax,
+        gating: routing.gating,
         n_experts,
         n_used: routing.n_used.min(n_experts),
         renormalised: routing.renormalised,
@@ -403,7 +446,7 @@ async fn elements<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> {
 /// Attention in `steps` of so many tokens each: the results of the last.
 async fn attention<B: Backend>(
     b: &B,
-    dtype: CacheType,
+    (dtype, gated): (CacheType, bool),
     steps: &[usize],
 ) -> Result<Vec<f32>, BackendError> {
     let (n_heads, n_kv_heads, head_dim) = (4, 2, 64);
@@ -432,11 +475,8 @@ async fn attention<B: Backend>(
         let (mut q, mut k, mut v) = (b.buffer(), b.buffer(), b.buffer());
         let mut out = b.buffer();
         b.begin_step()?;
-        b.write(
-            &values(19, rows * n_heads * head_dim),
-            n_heads * head_dim,
-            &mut q,
-        )?;
+        let q_width = if gated { 2 } else { 1 } * n_heads * head_dim;
+        b.write(&values(19, rows * q_width), q_width, &mut q)?;
         b.write(
             &values(23, rows * n_kv_heads * head_dim),
             n_kv_heads * head_dim,
@@ -458,7 +498,7 @@ async fn attention<B: Backend>(
                 window: None,
             },
             q: &mut q,
-            gated: false,
+            gated,
             k: &mut k,
             v: &v,
             q_norm: None,
@@ -485,6 +525,8 @@ async fn attention<B: Backend>(
 
 #[cfg(test)]
 mod tests {
+    use sterna_kernels::experts::Gating;
+
     use super::*;
 
     fn forms() -> BTreeSet<WeightForm> {
@@ -514,10 +556,17 @@ mod tests {
                 groups: None,
                 scale: 1.0,
             };
-            let tested = cpu
-                .wait(self_test(&cpu, &forms(), Some(routing), CacheType::F16))
-                .unwrap();
-            tested.unwrap();
+            for is_plain in [false, true] {
+                let kernels = KernelFamilies {
+                    forms: forms(),
+                    experts: Some(routing),
+                    has_states: !is_plain,
+                    is_rotated: !is_plain,
+                    has_gates: !is_plain,
+                };
+                let tested = cpu.wait(self_test(&cpu, &kernels, CacheType::F16));
+                tested.unwrap().unwrap();
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use sterna_engine::self_test::{WeightForm, self_test};
+use sterna_engine::self_test::{KernelFamilies, WeightForm, self_test};
 use sterna_engine::{CacheType, Gpu};
 use sterna_format::DType;
 use sterna_gpu::{Device, DeviceOptions, Features};
@@ -43,8 +43,15 @@ fn check(device: Device, caches: &[CacheType]) {
     let blocks = [DType::F16, DType::Q8_0, DType::Q4_K, DType::Q1_0];
     let forms: BTreeSet<_> = blocks.map(WeightForm::Blocks).into_iter().collect();
     for &cache in caches {
-        let experts = (cache == CacheType::F16).then_some(ROUTING);
-        let tested = self_test(&gpu, &forms, experts, cache);
+        let has_all = cache == CacheType::F16;
+        let kernels = KernelFamilies {
+            forms: forms.clone(),
+            experts: has_all.then_some(ROUTING),
+            has_states: has_all,
+            is_rotated: has_all,
+            has_gates: has_all,
+        };
+        let tested = self_test(&gpu, &kernels, cache);
         gpu.device().block_on(tested).unwrap().unwrap();
     }
 }

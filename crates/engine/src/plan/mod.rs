@@ -23,7 +23,7 @@ use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
 use crate::error::PlanError;
 use crate::family::SsmFamily;
 use crate::rope::RopeScaling;
-use crate::self_test::WeightForm;
+use crate::self_test::{KernelFamilies, WeightForm};
 use crate::weights::{Layer, Mixer, Weights};
 pub(crate) use head::Head;
 pub use head::{HeadOptions, HeadScreen};
@@ -470,8 +470,20 @@ impl ModelPlan {
         (self.specs.iter().filter(is_ternary)).filter_map(|spec| spec.parts.first())
     }
 
+    /// The families of kernels that a backend computes it with.
+    pub fn kernels(&self) -> KernelFamilies {
+        let c = &self.config;
+        KernelFamilies {
+            forms: self.weight_forms(),
+            experts: c.experts.as_ref().map(|experts| experts.routing),
+            has_states: c.layers.iter().any(|layer| c.layer_state(layer) > 0),
+            is_rotated: c.hadamard.is_some(),
+            has_gates: c.family.parts.output_gates,
+        }
+    }
+
     /// The forms that matrices have once they are loaded; blocks of a BitLinear layer may also become trits.
-    pub fn weight_forms(&self) -> BTreeSet<WeightForm> {
+    fn weight_forms(&self) -> BTreeSet<WeightForm> {
         let recipes = self.specs.iter().filter_map(|spec| match &spec.recipe {
             Recipe::Linear(recipe) => Some(recipe),
             Recipe::Vector(_) | Recipe::HostVector(_) => None,

@@ -97,13 +97,8 @@ fn because(code: &'static str, message: &str) -> Reason {
 ///
 /// Errors: the GPU gives other results, or fails.
 pub(super) async fn trust(gpu: &Gpu, plan: &ModelPlan, cache: Option<CacheType>) -> Result<()> {
-    let experts = plan
-        .config()
-        .experts
-        .as_ref()
-        .map(|experts| experts.routing);
     let cache = cache.unwrap_or(CacheType::F32);
-    let tested = self_test(gpu, &plan.weight_forms(), experts, cache).await;
+    let tested = self_test(gpu, &plan.kernels(), cache).await;
     tested.map_err(|error| Error::typed(ErrorCode::Compute, error).context("the GPU"))
 }
 
