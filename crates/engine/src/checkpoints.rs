@@ -43,9 +43,9 @@ impl<S> Checkpoints<S> {
         self.pinned = position;
     }
 
-    /// The position that is kept.
-    pub(crate) fn pinned(&self) -> usize {
-        self.pinned
+    /// Whether `position` is the one that is kept.
+    pub(crate) fn is_pinned(&self, position: usize) -> bool {
+        position == self.pinned
     }
 
     /// Forgets those after the first `len` positions, and returns where the last one is.
@@ -86,7 +86,7 @@ impl<S> Checkpoints<S> {
             gap as f64 / (end - self.all[*i].0) as f64
         };
         let inner = 0..self.all.len() - 1;
-        let inner = inner.filter(|&i| self.all[i].0 != self.pinned);
+        let inner = inner.filter(|&i| !self.is_pinned(self.all[i].0));
         inner.min_by(|a, b| gap(a).total_cmp(&gap(b))).unwrap_or(0)
     }
 }

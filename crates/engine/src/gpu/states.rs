@@ -121,7 +121,7 @@ impl States {
 
     fn is_due(&self, len: usize) -> bool {
         let last = self.checkpoints.end();
-        let is_asked = self.checkpoints.pinned() == len || self.had_rows;
+        let is_asked = self.checkpoints.is_pinned(len) || self.had_rows;
         len > last && (is_asked || len - last >= INTERVAL)
     }
 

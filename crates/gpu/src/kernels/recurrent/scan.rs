@@ -7,7 +7,7 @@ use crate::memory::Buffer;
 use crate::shader::{MAMBA, SCAN, SCAN_PREPARE, params};
 use crate::{GpuError, Recorder};
 
-/// The most rows of a head's matrix, or elements of a channel's vector times [`LANES`].
+/// The most rows of a head's matrix, or elements of a channel's vector.
 pub const MAX_ROWS: usize = 256;
 /// Invocations that share a column of a matrix.
 const LANES: usize = 8;
