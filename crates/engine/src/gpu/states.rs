@@ -6,8 +6,7 @@
 use std::sync::Arc;
 
 use sterna_gpu::graph::{Graph, Shared};
-use sterna_gpu::kernels::recurrent::StateLayer;
-use sterna_gpu::memory::Buffer;
+use sterna_gpu::kernels::recurrent::{KeptState, StateLayer};
 use sterna_gpu::{Device, GpuError};
 
 use crate::checkpoints::Checkpoints;
@@ -16,7 +15,7 @@ use crate::checkpoints::Checkpoints;
 const INTERVAL: usize = 64;
 
 /// The state of each layer at one position; none for layers without.
-type Snapshot = Vec<Option<Buffer>>;
+type Snapshot = Vec<Option<KeptState>>;
 
 /// The states of a sequence.
 #[derive(Debug, Clone)]
@@ -126,7 +125,7 @@ impl States {
     }
 
     fn remember(&mut self, position: usize, states: Snapshot) {
-        let bytes = states.iter().flatten().map(|state| state.bytes() as usize);
+        let bytes = states.iter().flatten().map(|state| 4 * state.len());
         let bytes = bytes.sum();
         self.checkpoints.push(position, states, bytes);
     }
@@ -142,7 +141,7 @@ impl States {
                 Some(own) if !own.is_shared() => own,
                 _ => {
                     graph.forget();
-                    Layer::new(device, (kept.bytes() / 4) as usize)?
+                    Layer::new(device, kept.len())?
                 }
             };
             own.memory.put_back(device, len, kept)?;
@@ -174,8 +173,7 @@ impl States {
         layer: usize,
         values: &[u8],
     ) -> Result<(), GpuError> {
-        let state = device.buffer("checkpoints", values.len() as u64)?;
-        device.write(&state, 0, values)?;
+        let state = KeptState::new(device, values)?;
         self.restored.resize(self.layers.len(), None);
         self.restored[layer] = Some(state);
         Ok(())

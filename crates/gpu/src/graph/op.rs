@@ -446,8 +446,7 @@ impl Workspace {
                     out: rows,
                     ..
                 } => {
-                    let head_dim = rows.width / shape.n_heads.max(1);
-                    let need = [rows.n_rows, shape.n_heads, head_dim, *len];
+                    let need = [rows.n_rows, shape.n_heads, shape.head_dim, *len];
                     for (size, need) in split_kv.iter_mut().zip(need) {
                         *size = need.max(*size);
                     }

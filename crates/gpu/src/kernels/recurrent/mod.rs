@@ -69,26 +69,28 @@ impl StateLayer {
     /// A copy of the state at `position`.
     ///
     /// Errors: as [`StateLayer::new`].
-    pub fn keep(&self, device: &Device, position: usize) -> Result<Buffer, GpuError> {
+    pub fn keep(&self, device: &Device, position: usize) -> Result<KeptState, GpuError> {
         let kept = device.buffer("checkpoints", self.bytes(1))?;
         let from = self.bytes(position % SLOTS);
         device.copy((&self.slots, from), (&kept, 0), self.bytes(1))?;
-        Ok(kept)
+        Ok(KeptState {
+            len: self.len,
+            values: kept,
+        })
     }
 
     /// Makes what [`StateLayer::keep`] gave the state at `position`.
     ///
-    /// Errors: [`GpuError::Shape`] if it is that of another layer.
+    /// Errors: [`GpuError::Shape`] if it has another number of values.
     pub fn put_back(
         &self,
         device: &Device,
         position: usize,
-        kept: &Buffer,
+        kept: &KeptState,
     ) -> Result<(), GpuError> {
-        let found = (kept.bytes() / 4) as usize;
-        expect_most("a kept state: values", found, self.len)?;
+        expect("a kept state: values", self.len, kept.len)?;
         let to = self.bytes(position % SLOTS);
-        device.copy((kept, 0), (&self.slots, to), self.bytes(1))
+        device.copy((&kept.values, 0), (&self.slots, to), self.bytes(1))
     }
 
     /// The values of the state at `position`.
@@ -102,6 +104,37 @@ impl StateLayer {
 
     fn bytes(&self, n_slots: usize) -> u64 {
         (n_slots * self.len) as u64 * 4
+    }
+}
+
+/// A copy of a state.
+#[derive(Debug, Clone)]
+pub struct KeptState {
+    len: usize,
+    values: Buffer,
+}
+
+impl KeptState {
+    /// The state that [`StateLayer::read`] gave as `bytes`.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`].
+    pub fn new(device: &Device, bytes: &[u8]) -> Result<KeptState, GpuError> {
+        let values = device.buffer("checkpoints", bytes.len() as u64)?;
+        device.write(&values, 0, bytes)?;
+        Ok(KeptState {
+            len: bytes.len() / 4,
+            values,
+        })
+    }
+
+    /// Its values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 }
 
