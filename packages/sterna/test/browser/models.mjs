@@ -1,6 +1,6 @@
 // Models of every family, adapters and swapped groups, against the native program.
 import assert from 'node:assert/strict'
-import { readdirSync } from 'node:fs'
+import { existsSync, readdirSync } from 'node:fs'
 import path from 'node:path'
 import { changedTales, readSafetensors, TALES, talesAdapter } from './made.mjs'
 import { all, nativeIds, open, scratch, serveAsPackage, skip, sterna, testdata } from './stage.mjs'
@@ -27,9 +27,10 @@ function nativeLogits(model, ids) {
 }
 
 async function agrees(name, backend, from = 'reference-logits') {
-  const folder = path.join(testdata, from, name)
-  serveAsPackage(name, folder)
-  const ids = idsOf(folder), want = nativeLogits(folder, ids)
+  const folder = path.join(testdata, from, name), file = path.join(folder, 'model.gguf')
+  const model = existsSync(file) ? file : folder
+  serveAsPackage(name, model)
+  const ids = idsOf(folder), want = nativeLogits(model, ids)
   const page = await open()
   const seen = await page.evaluate(async ({ name, backend, ids }) => {
     try {
@@ -48,7 +49,7 @@ async function agrees(name, backend, from = 'reference-logits') {
   const error = errorOf(got, want), difference = want.reduce((most, value, i) => Math.max(most, Math.abs(value - got[i])), 0)
   console.log(`  ${backend}: ${info.architecture}, error ${error.toExponential(1)}, largest difference ${difference.toExponential(1)}`)
   assert.equal(got.length, ids.length * n)
-  assert.ok(error <= (/^bitnet|bitlinear/.test(name) ? MAX_ERROR_INT8 : MAX_ERROR_FLOAT))
+  assert.ok(error <= (/^bitnet|bitlinear|^bonsai2/.test(name) ? MAX_ERROR_INT8 : MAX_ERROR_FLOAT))
   for (let at = 0; at < want.length; at += n) {
     const row = want.subarray(at, at + n), id = best(row)
     const margin = row[id] - Math.max(...row.filter((_, i) => i !== id))
@@ -69,6 +70,7 @@ export const tests = {
   ...Object.fromEntries(families.map(name => [`logits of ${name} are those of the native program`, () => agrees(name, 'cpu')])),
   ...Object.fromEntries(ON_GPU.map(name => [`logits of ${name} on a GPU are those of the native program`, () => agrees(name, 'gpu')])),
   ...Object.fromEntries(STATES_ON_GPU.map(name => [`logits of ${name} on a GPU are those of the native program`, () => agrees(name, 'gpu', 'reference-states/hf')])),
+  'logits of a rotated model on a GPU are those of the native program': () => agrees('bonsai2-pq2_0', 'gpu', 'reference-states/gguf'),
 
   async 'adapters are added, mixed and removed'() {
     const base = serveAsPackage('tales', TALES)
