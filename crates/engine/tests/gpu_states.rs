@@ -13,6 +13,7 @@ use sterna_engine::hybrid::{Hybrid, OffloadPlan};
 use sterna_engine::{
     Backend, Decoded, Gpu, Logits, Model, Sampler, SamplerConfig, Session, SessionOptions, Step,
 };
+use sterna_gpu::DeviceOptions;
 use sterna_kernels::Isa;
 
 /// Of every kind of state, and of layers around them.
@@ -275,6 +276,32 @@ fn restored_sequences_go_on_as_the_saved_ones() {
             assert_eq!(second.forward(&ids[50..], Logits::All).unwrap(), want);
         }
     }
+}
+
+/// A device with no memory left for checkpoints computes the same, and more of it again.
+#[test]
+fn checkpoints_take_no_memory_that_there_is_not() {
+    let ids = ids(60);
+    let mut budget = None;
+    let mut results = Vec::new();
+    for _ in 0..2 {
+        let options = DeviceOptions {
+            memory_budget: budget,
+            ..DeviceOptions::default()
+        };
+        let Some(device) = sterna_testing::gpu::device_with(&options) else {
+            return;
+        };
+        let gpu = Gpu::new(device, 2, Isa::detect());
+        let model = load("qwen3.5", gpu.clone());
+        let mut session = session(&model);
+        session.forward(&ids[..50], Logits::Last).unwrap();
+        budget = Some(gpu.device().memory().used);
+        results.push(last(&mut session, &ids[50..]));
+        session.truncate(50);
+        assert_eq!(session.len(), if results.len() == 1 { 50 } else { 0 });
+    }
+    assert_eq!(results[0], results[1]);
 }
 
 /// Some layers on the CPU, and their states with them.

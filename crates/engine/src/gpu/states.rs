@@ -111,8 +111,12 @@ impl States {
             graph.flush()?;
             let memories = self.layers.iter().map(Option::as_ref);
             let kept = memories.map(|layer| layer.map(|own| own.memory.keep(device, len)));
-            let kept = kept.map(Option::transpose);
-            self.remember(len, kept.collect::<Result<Snapshot, GpuError>>()?);
+            match kept.map(Option::transpose).collect() {
+                Ok(kept) => self.remember(len, kept),
+                // Without it, more is computed again where the sequence is truncated.
+                Err(GpuError::OutOfMemory { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         self.ready = Some(len);
         Ok(())
