@@ -3,7 +3,7 @@
 /// Checkpoints of a sequence at most.
 const MAX_CHECKPOINTS: usize = 16;
 /// Bytes of checkpoints at most, unless that leaves fewer than [`MIN_CHECKPOINTS`].
-pub(crate) const MAX_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 /// What is always kept: the pin and the latest.
 const MIN_CHECKPOINTS: usize = 2;
 

@@ -192,12 +192,7 @@ impl<R: KvCache, T: KvCache> KvCache for Both<R, T> {
     }
 
     fn truncate(&mut self, len: usize) {
-        self.reference.truncate(len);
-        // Either may have to forget more than was asked for.
-        while self.tested.len() != self.reference.len() {
-            self.tested.truncate(self.reference.len());
-            self.reference.truncate(self.tested.len());
-        }
+        halves::truncate(&mut self.reference, &mut self.tested, len);
     }
 
     fn fork(&self, len: usize) -> Both<R, T> {

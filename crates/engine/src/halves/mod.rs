@@ -4,7 +4,7 @@ mod recurrent;
 
 use std::ops::Deref;
 
-use crate::backend::{Backend, BackendError, Sequence};
+use crate::backend::{Backend, BackendError, KvCache, Sequence};
 
 pub(crate) use recurrent::{causal_convolution, convolution, delta_net, selective_scan, ssm};
 
@@ -49,5 +49,14 @@ pub(crate) trait Half<P: Backend> {
             })
         });
         own.collect()
+    }
+}
+
+/// Truncates both caches of a sequence to its first `len` tokens, or to as many fewer as both remember states of.
+pub(crate) fn truncate(first: &mut impl KvCache, second: &mut impl KvCache, len: usize) {
+    first.truncate(len);
+    while second.len() != first.len() {
+        second.truncate(first.len());
+        first.truncate(second.len());
     }
 }

@@ -3,6 +3,7 @@
 use crate::backend::KvCache;
 use crate::cpu::CpuCache;
 use crate::gpu::GpuCache;
+use crate::halves;
 
 /// Keys and values of one sequence: those of a layer are stored where its attention is computed. Either side
 /// has memory only for layers that were appended to there.
@@ -32,12 +33,9 @@ impl KvCache for HybridCache {
     }
 
     fn truncate(&mut self, len: usize) {
-        self.cpu.truncate(len);
-        let Some(gpu) = &mut self.gpu else { return };
-        // Either may have to forget more than was asked for.
-        while gpu.len() != self.cpu.len() {
-            gpu.truncate(self.cpu.len());
-            self.cpu.truncate(gpu.len());
+        match &mut self.gpu {
+            Some(gpu) => halves::truncate(&mut self.cpu, gpu, len),
+            None => self.cpu.truncate(len),
         }
     }
 

@@ -29,7 +29,7 @@ use crate::backend::{
 use crate::config::LatentConfig;
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
-use crate::halves;
+use crate::halves::{self, Half};
 use crate::sampling::Sampling;
 use crate::stage::Stage;
 use crate::weights::Group;
@@ -203,29 +203,13 @@ type OfVector = Either<<Cpu as Backend>::Vector, <Gpu as Backend>::Vector>;
 /// GPUs have none.
 type OfScreen = <Cpu as Backend>::Screen;
 
-/// The vector on the CPU, where layers with states are.
-fn on_host(vector: &OfVector) -> Result<&Vec<f32>, BackendError> {
-    vector.cpu().ok_or(BackendError::WrongDevice)
-}
-
-/// The matrices on the CPU, likewise.
+/// The matrices on the CPU.
 fn matrices_on_host<'a>(
     matrices: &[&'a OfLinear],
 ) -> Result<Vec<&'a <Cpu as Backend>::Linear>, BackendError> {
     let own = matrices
         .iter()
         .map(|matrix| matrix.cpu().ok_or(BackendError::WrongDevice));
-    own.collect()
-}
-
-/// The sequences with their caches on the CPU.
-fn caches_on_host<'a>(
-    sequences: &'a mut [Sequence<'_, HybridCache>],
-) -> Vec<Sequence<'a, <Cpu as Backend>::Cache>> {
-    let own = sequences.iter_mut().map(|s| Sequence {
-        cache: &mut s.cache.cpu,
-        n_rows: s.n_rows,
-    });
     own.collect()
 }
 
@@ -560,10 +544,7 @@ impl Backend for Hybrid {
                 if let (Some(Either::Gpu(_)), _) | (_, Some(Either::Gpu(_))) = (q_norm, k_norm) {
                     return Err(BackendError::WrongDevice);
                 }
-                let own = sequences.iter_mut().map(|s| Sequence {
-                    cache: &mut s.cache.cpu,
-                    n_rows: s.n_rows,
-                });
+                let own = &mut OnCpu::caches(sequences)?[..];
                 let attention = Attention {
                     layer,
                     shape,
@@ -579,7 +560,6 @@ impl Backend for Hybrid {
                     shared,
                     is_causal,
                 };
-                let own = &mut own.collect::<Vec<_>>()[..];
                 self.cpu.attention(attention, own, out.fill_on_cpu())
             }
             Side::Gpu => {
@@ -590,12 +570,7 @@ impl Backend for Hybrid {
                         self.cpu.norm_heads(x, norm, eps)?;
                     }
                 }
-                let own = sequences.iter_mut().map(|s| {
-                    let cache = s.cache.gpu.as_mut().ok_or(BackendError::WrongDevice)?;
-                    let n_rows = s.n_rows;
-                    Ok(Sequence { cache, n_rows })
-                });
-                let own = &mut own.collect::<Result<Vec<_>, BackendError>>()?[..];
+                let own = &mut OnGpu::caches(sequences)?[..];
                 let attention = Attention {
                     layer,
                     shape,
@@ -757,7 +732,7 @@ impl Backend for Hybrid {
         eps: f32,
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let weights = (on_host(weight)?, on_host(bias)?);
+        let weights = (OnCpu::vector(weight)?, OnCpu::vector(bias)?);
         let x = &*self.on_cpu(x)?;
         (self.cpu).layer_norm(stage, x, weights, eps, out.fill_on_cpu())
     }
@@ -788,13 +763,13 @@ impl Backend for Hybrid {
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = &mut caches_on_host(sequences)[..];
+        let own = &mut OnCpu::caches(sequences)?[..];
         let added = shift.added.map(|added| self.on_cpu(added)).transpose()?;
         let shift = TokenShift {
             shape: shift.shape,
             part: shift.part,
             x: &*self.on_cpu(shift.x)?,
-            factors: on_host(shift.factors)?,
+            factors: OnCpu::vector(shift.factors)?,
             added: added.as_deref(),
         };
         self.cpu.token_shift(stage, shift, own, out.fill_on_cpu())
@@ -807,13 +782,13 @@ impl Backend for Hybrid {
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = &mut caches_on_host(sequences)[..];
+        let own = &mut OnCpu::caches(sequences)?[..];
         let gate = mix.finish.as_ref().map(|finish| self.on_cpu(finish.gate));
         let gate = gate.transpose()?;
         let finish = match (&mix.finish, gate.as_deref()) {
             (Some(finish), Some(gate)) => Some(HeadNorm {
-                weight: on_host(finish.weight)?,
-                bias: on_host(finish.bias)?,
+                weight: OnCpu::vector(finish.weight)?,
+                bias: OnCpu::vector(finish.bias)?,
                 eps: finish.eps,
                 gate,
             }),
@@ -822,12 +797,12 @@ impl Backend for Hybrid {
         let values;
         let recurrence = match mix.recurrence {
             Recurrence::Fixed { decay, first } => Recurrence::Fixed {
-                decay: on_host(decay)?,
-                first: on_host(first)?,
+                decay: OnCpu::vector(decay)?,
+                first: OnCpu::vector(first)?,
             },
             Recurrence::Six { decay, first } => Recurrence::Six {
                 decay: self.change_on_cpu(decay)?,
-                first: on_host(first)?,
+                first: OnCpu::vector(first)?,
             },
             Recurrence::Seven {
                 decay,
@@ -846,9 +821,9 @@ impl Backend for Hybrid {
                     }
                     None => None,
                 },
-                k_k: on_host(k_k)?,
-                k_a: on_host(k_a)?,
-                r_k: on_host(r_k)?,
+                k_k: OnCpu::vector(k_k)?,
+                k_a: OnCpu::vector(k_a)?,
+                r_k: OnCpu::vector(r_k)?,
             },
         };
         let mix = TimeMix {

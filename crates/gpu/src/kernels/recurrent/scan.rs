@@ -249,14 +249,10 @@ pub fn scan(
         (&state.layer.slots).into(),
         out.buffer.into(),
     ];
-    let constants = [
-        ("WG", WORKGROUP as f64),
-        ("LANES", LANES as f64),
-        ("DELTA", f64::from(u8::from(is_delta))),
-        ("TILED", f64::from(u8::from(is_tiled))),
-        ("ROWS", key_dim.div_ceil(LANES) as f64),
-        ("SLOTS", SLOTS as f64),
-    ];
+    let [workgroup, lanes, delta, tiled] = constants;
+    let rows = ("ROWS", key_dim.div_ceil(LANES) as f64);
+    let slots = ("SLOTS", SLOTS as f64);
+    let constants = [workgroup, lanes, delta, tiled, rows, slots];
     let grid = fold(n_heads * value_dim.div_ceil(WORKGROUP / LANES));
     recorder.dispatch(&SCAN, &constants, &bindings, &params, grid)
 }
