@@ -123,6 +123,11 @@ pub trait Backend: Sized {
         Err(BackendError::Unsupported(SNAPSHOTS).into())
     }
 
+    /// Begins to compute all operations so far, without waiting for them.
+    fn flush(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Begins a step: the operations from here to the next call are one forward pass over one batch.
     fn begin_step(&self) -> Result<(), BackendError> {
         Ok(())

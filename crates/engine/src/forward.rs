@@ -10,14 +10,14 @@ use crate::backend::{
     self, Attention, Backend, BackendError, ExpertInput, ExpertProduct, OutputLayout, Product,
     Rotation, ScreenedRows, Sequence, TokenShift,
 };
-use crate::config::{LayerConfig, RwkvConfig};
+use crate::config::{LayerConfig, ModelConfig, RwkvConfig};
 use crate::family::QkNorms;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::Angles;
 use crate::screening::{ScreenBudget, Screening};
 use crate::stage::{LinearLayer, Operation, Stage};
-use crate::weight_set::WeightSet;
+use crate::weight_set::{Embedding, WeightSet};
 use crate::weights::{
     self, ChannelMix, Convolution, DeltaNet, Dense, Experts, FeedForward, FeedForwardBlock,
     LatentAttention, Layer, LayerInput, LayerInputs, Mamba, Mixer, Norm, Plain, Positions,
@@ -153,6 +153,13 @@ pub(crate) struct Batch<'a, B: Backend> {
     pub(crate) hidden: bool,
 }
 
+/// A model without its weights: what computes, and how. Weights are passed group by group, so that a pass can begin
+/// before all of them are there.
+pub(crate) struct ForwardPass<'a, B: Backend> {
+    pub(crate) backend: &'a B,
+    pub(crate) config: &'a ModelConfig,
+}
+
 impl<B: Backend> Model<B> {
     /// Runs a batch through the model with the weights `w`, each sequence at the positions after those in its
     /// cache, and leaves the requested logits in the scratch.
@@ -162,27 +169,71 @@ impl<B: Backend> Model<B> {
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let pass = ForwardPass {
+            backend: &self.backend,
+            config: &self.config,
+        };
+        pass.embed(w.embedding(), s, batch)?;
+        for (i, layer) in w.layers().enumerate() {
+            pass.layer(layer, s, batch, i)?;
+        }
+        pass.output(w, s, batch)
+    }
+}
+
+impl<B: Backend> ForwardPass<'_, B> {
+    /// Begins a step: the residual stream of a batch.
+    pub(crate) fn embed(
+        &self,
+        w: &Embedding<B>,
+        s: &mut Scratch<B>,
+        batch: &Batch<'_, B>,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (self.backend, self.config);
         be.begin_step()?;
-        be.embed(w.token_embd(), batch.ids, c.embed_scale, &mut s.x)?;
-        if let (Some(inputs), Some(dim)) = (w.layer_inputs(), c.layer_input_dim) {
+        be.embed(&w.token_embd, batch.ids, c.embed_scale, &mut s.x)?;
+        if let (Some(inputs), Some(dim)) = (&w.layer_inputs, c.layer_input_dim) {
             self.layer_inputs(s, batch.ids, inputs, dim)?;
         }
-        if let Some(positions) = w.positions() {
-            self.positions(s, batch, positions)?;
+        match &w.positions {
+            Some(positions) => self.positions(s, batch, positions),
+            None => Ok(()),
         }
-        for (i, (layer, settings)) in w.layers().zip(&c.layers).enumerate() {
-            self.mixer_block(s, batch, i, layer, settings)?;
-            if let Some(block) = &layer.ffn {
-                self.ffn_block(s, batch, i, block)?;
-            }
-            if let (Some(input), Some(dim)) = (&layer.input, c.layer_input_dim) {
-                self.layer_input(s, i, input, dim)?;
-            }
-            if let Some(scale) = &layer.scale {
-                be.scale_by(of_layer(i, Operation::LayerScale), &mut s.x, scale)?;
-            }
+    }
+
+    /// What layer `i` adds to it.
+    pub(crate) fn layer(
+        &self,
+        layer: &Layer<B::Linear, B::Vector>,
+        s: &mut Scratch<B>,
+        batch: &mut Batch<'_, B>,
+        i: usize,
+    ) -> Result<(), BackendError> {
+        let c = self.config;
+        self.mixer_block(s, batch, i, layer, &c.layers[i])?;
+        if let Some(block) = &layer.ffn {
+            self.ffn_block(s, batch, i, block)?;
         }
+        if let (Some(input), Some(dim)) = (&layer.input, c.layer_input_dim) {
+            self.layer_input(s, i, input, dim)?;
+        }
+        match &layer.scale {
+            Some(scale) => {
+                let stage = of_layer(i, Operation::LayerScale);
+                self.backend.scale_by(stage, &mut s.x, scale)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The requested logits or hidden states.
+    fn output(
+        &self,
+        w: &WeightSet<B>,
+        s: &mut Scratch<B>,
+        batch: &Batch<'_, B>,
+    ) -> Result<(), BackendError> {
+        let (be, c) = (self.backend, self.config);
         if batch.wanted.is_empty() {
             return Ok(());
         }
@@ -221,7 +272,7 @@ impl<B: Backend> Model<B> {
         batch: &Batch<'_, B>,
         weights: &Positions<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let (be, stage) = (&self.backend, outside(Operation::Positions));
+        let (be, stage) = (self.backend, outside(Operation::Positions));
         let sequences = batch.sequences.iter();
         let positions = sequences.flat_map(|sequence| 0..sequence.n_rows as u32);
         let positions: Vec<u32> = positions.collect();
@@ -266,7 +317,7 @@ impl<B: Backend> Model<B> {
         weights: &LayerInputs<B::Linear, B::Vector>,
         dim: usize,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, c) = (self.backend, self.config);
         let stage = outside(Operation::LayerInputs);
         be.embed(&weights.table, ids, (dim as f32).sqrt(), &mut s.inputs)?;
         let projected = (LinearLayer::LayerInputs, &weights.projection, &mut s.up);
@@ -285,7 +336,7 @@ impl<B: Backend> Model<B> {
         weights: &LayerInput<B::Linear, B::Vector>,
         dim: usize,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, c) = (self.backend, self.config);
         let stage = of_layer(i, Operation::LayerInput);
         let separate = OutputLayout::Separate;
         let gate = (LinearLayer::LayerInputGate, &weights.gate, &mut s.gate);
@@ -354,7 +405,7 @@ impl<B: Backend> Model<B> {
         layer: &Layer<B::Linear, B::Vector>,
         settings: &LayerConfig,
     ) -> Result<(), BackendError> {
-        let (be, eps) = (&self.backend, self.config.norm_eps);
+        let (be, eps) = (self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
         if let Some(norm) = &layer.embed_norm {
             self.norm(stage(Operation::EmbedNorm), &s.x, norm, &mut s.h)?;
@@ -485,7 +536,7 @@ impl<B: Backend> Model<B> {
         i: usize,
         mamba: &Mamba<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, c) = (self.backend, self.config);
         let shape = (c.mamba).expect("a configuration with such layers has their channels");
         let separate = OutputLayout::Separate;
         let stage = of_layer(i, Operation::Ssm);
@@ -544,7 +595,7 @@ impl<B: Backend> Model<B> {
         norm: &Norm<B::Vector>,
         out: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        let (be, eps) = (&self.backend, self.config.norm_eps);
+        let (be, eps) = (self.backend, self.config.norm_eps);
         match &norm.bias {
             None => be.rms_norm(stage, x, &norm.weight, eps, out),
             Some(bias) => be.layer_norm(stage, x, (&norm.weight, bias), eps, out),
@@ -559,7 +610,7 @@ impl<B: Backend> Model<B> {
         i: usize,
         time: &TimeMix<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let (be, rwkv) = (&self.backend, self.rwkv());
+        let (be, rwkv) = (self.backend, self.rwkv());
         let shape = rwkv.shape;
         let sequences = &mut *batch.sequences;
         let separate = OutputLayout::Separate;
@@ -684,7 +735,7 @@ impl<B: Backend> Model<B> {
         i: usize,
         mix: &ChannelMix<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let be = &self.backend;
+        let be = self.backend;
         let stage = of_layer(i, Operation::Activation);
         let mut shifts = Shifts {
             layer: i,
@@ -737,7 +788,7 @@ impl<B: Backend> Model<B> {
         up: &Projection<B::Linear, B::Vector>,
         out: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        let be = &self.backend;
+        let be = self.backend;
         let separate = OutputLayout::Separate;
         let layer = Some(shifts.layer);
         let stage = of_layer(shifts.layer, Operation::Shift(linear));
@@ -777,7 +828,7 @@ impl<B: Backend> Model<B> {
         weights: &weights::Attention<B::Linear, B::Vector>,
         settings: &LayerConfig,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, c) = (self.backend, self.config);
         let stage = |operation| of_layer(i, operation);
         let (eps, adapters) = (c.norm_eps, batch.adapters);
         // Norms of whole rows need them by themselves.
@@ -862,7 +913,7 @@ impl<B: Backend> Model<B> {
         weights: &LatentAttention<B::Linear, B::Vector>,
         settings: &LayerConfig,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, c) = (self.backend, self.config);
         let shape = c.latent.as_ref();
         let shape = shape.expect("a configuration with such layers has their parts");
         let separate = OutputLayout::Separate;
@@ -937,7 +988,7 @@ impl<B: Backend> Model<B> {
         i: usize,
         block: &FeedForwardBlock<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let (be, eps) = (&self.backend, self.config.norm_eps);
+        let (be, eps) = (self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
         let norm = stage(Operation::FfnNorm);
         self.enter(s, norm, &block.norm)?;
@@ -981,7 +1032,7 @@ impl<B: Backend> Model<B> {
         i: usize,
         dense: &Dense<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, c) = (self.backend, self.config);
         let stage = |operation| of_layer(i, operation);
         let adapters = batch.adapters;
         self.project(
@@ -1029,7 +1080,7 @@ impl<B: Backend> Model<B> {
         i: usize,
         experts: &Experts<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let (be, c) = (&self.backend, &self.config);
+        let (be, c) = (self.backend, self.config);
         let stage = |operation| of_layer(i, operation);
         self.project(
             Some(i),
@@ -1104,7 +1155,7 @@ impl<B: Backend> Model<B> {
         normed: &mut B::Buffer,
         outputs: &mut [Output<'_, B>],
     ) -> Result<(), BackendError> {
-        let be = &self.backend;
+        let be = self.backend;
         let stage = |operation| Stage { layer, operation };
         let n_outputs = outputs.len();
         let mut plain = Vec::with_capacity(n_outputs);

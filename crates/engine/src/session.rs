@@ -1,13 +1,13 @@
 //! The sequences of a model.
 
+pub(crate) mod early;
 mod snapshot;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{
-    Backend, BackendError, CacheShape, CacheType, Continued, KvCache, Sampled, Sequence,
-};
+use crate::backend::{Backend, BackendError, CacheType, Continued, KvCache, Sampled, Sequence};
+use crate::config::ModelConfig;
 use crate::forward::{Batch, Scratch};
 use crate::lookahead::Lookahead;
 use crate::lora::ActiveAdapter;
@@ -17,6 +17,7 @@ use crate::sampling::Sampler;
 use crate::screening::HeadUse;
 use crate::weight_set::WeightSet;
 
+use early::Start;
 pub use snapshot::SaveError;
 
 /// Settings of a [`Session`].
@@ -199,27 +200,20 @@ impl EngineError {
 
 impl<B: Backend> Session<B> {
     /// An empty sequence.
-    pub fn new(
-        model: Arc<Model<B>>,
-        mut options: SessionOptions,
-    ) -> Result<Session<B>, EngineError> {
-        let config = &model.config;
-        if config.family.encoder {
-            // It has embeddings of so many positions, and every one attends to all.
-            options.ctx_len = options.ctx_len.min(config.max_ctx);
-            options.chunk = options.ctx_len;
-        }
-        let ropes = config
-            .ropes
-            .iter()
-            .map(|rope| Rope::new(rope, options.ctx_len))
-            .collect();
-        let cache = model.backend.cache(&CacheShape {
-            layers: config.kv_heads(),
-            dtype: options.cache,
-        })?;
-        let scratch = Scratch::new(&model.backend);
-        Ok(Session {
+    pub fn new(model: Arc<Model<B>>, options: SessionOptions) -> Result<Session<B>, EngineError> {
+        let start = Start::new(&model.backend, &model.config, options)?;
+        Ok(Session::of(model, start))
+    }
+
+    /// The sequence of `model` that began as `start`.
+    pub(crate) fn of(model: Arc<Model<B>>, start: Start<B>) -> Session<B> {
+        let Start {
+            options,
+            ropes,
+            cache,
+            scratch,
+        } = start;
+        Session {
             model,
             options,
             ropes,
@@ -228,7 +222,7 @@ impl<B: Backend> Session<B> {
             scratch,
             ahead: None,
             host_steps: 0,
-        })
+        }
     }
 
     /// Applies these adapters, and no others, from the next step on: `y = W x + Σ scale · B (A x)`.
@@ -518,36 +512,17 @@ impl<B: Backend> Session<B> {
     }
 
     fn check_continues(&self, ids: &[u32]) -> Result<(), EngineError> {
-        let family = self.model.config.family;
-        match family.encoder {
-            true => Err(EngineError::Encoder {
-                family: family.name,
-            }),
-            false => self.check(ids),
-        }
+        expect_decoder(&self.model.config)?;
+        self.check(ids)
     }
 
     fn check(&self, ids: &[u32]) -> Result<(), EngineError> {
-        if ids.is_empty() {
-            return Err(EngineError::Empty);
-        }
-        let n_vocab = self.model.config.n_vocab;
-        if let Some(index) = ids.iter().position(|&id| id as usize >= n_vocab) {
-            return Err(EngineError::UnknownToken {
-                id: ids[index],
-                index,
-                n_vocab,
-            });
-        }
-        let (len, ctx_len) = (self.cache.len(), self.options.ctx_len);
-        if ids.len() > ctx_len.saturating_sub(len) {
-            return Err(EngineError::ContextFull {
-                len,
-                more: ids.len(),
-                ctx_len,
-            });
-        }
-        Ok(())
+        check(
+            &self.model.config,
+            ids,
+            self.cache.len(),
+            self.options.ctx_len,
+        )
     }
 
     /// Truncates to the first `len` tokens. Of a model whose layers have states, to fewer where those aren't
@@ -571,6 +546,40 @@ impl<B: Backend> Session<B> {
             host_steps: 0,
         }
     }
+}
+
+/// Refuses encoders, which read whole texts.
+fn expect_decoder(config: &ModelConfig) -> Result<(), EngineError> {
+    let family = config.family;
+    match family.encoder {
+        true => Err(EngineError::Encoder {
+            family: family.name,
+        }),
+        false => Ok(()),
+    }
+}
+
+/// Whether `ids` can follow `len` tokens in a context of `ctx_len`.
+fn check(config: &ModelConfig, ids: &[u32], len: usize, ctx_len: usize) -> Result<(), EngineError> {
+    if ids.is_empty() {
+        return Err(EngineError::Empty);
+    }
+    let n_vocab = config.n_vocab;
+    if let Some(index) = ids.iter().position(|&id| id as usize >= n_vocab) {
+        return Err(EngineError::UnknownToken {
+            id: ids[index],
+            index,
+            n_vocab,
+        });
+    }
+    if ids.len() > ctx_len.saturating_sub(len) {
+        return Err(EngineError::ContextFull {
+            len,
+            more: ids.len(),
+            ctx_len,
+        });
+    }
+    Ok(())
 }
 
 /// Truncates the sequence to `before` tokens when dropped.

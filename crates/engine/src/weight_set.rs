@@ -131,17 +131,14 @@ impl<B: Backend> WeightSet<B> {
         }
     }
 
+    /// What rows are made of.
+    pub(crate) fn embedding(&self) -> &Embedding<B> {
+        &self.embedding.weights
+    }
+
     /// `[n_vocab, model_dim]`.
     pub(crate) fn token_embd(&self) -> &B::Linear {
-        &self.embedding.weights.token_embd
-    }
-
-    pub(crate) fn layer_inputs(&self) -> Option<&LayerInputs<B::Linear, B::Vector>> {
-        self.embedding.weights.layer_inputs.as_ref()
-    }
-
-    pub(crate) fn positions(&self) -> Option<&Positions<B::Linear, B::Vector>> {
-        self.embedding.weights.positions.as_ref()
+        &self.embedding().token_embd
     }
 
     pub(crate) fn layers(&self) -> impl Iterator<Item = &Layer<B::Linear, B::Vector>> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_HELD, MAX_ERROR_INT8, Source, check_logits, error, logits,
 };
-use common::{Reference, cpu, load_on, read, testdata};
+use common::{Reference, cpu, load_on, load_with_prompt, plan_hf, read, testdata};
 use serde_json::Value;
 use sterna_engine::lora::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
@@ -248,6 +248,29 @@ fn caches_of_every_type_grow() {
             _ => 1e-5,
         };
         check_logits(&format!("{cache:?}"), &got, &want, 512, bound);
+    }
+}
+
+#[test]
+fn a_prompt_computed_while_weights_arrive_changes_nothing() {
+    let Some(gpu) = gpu() else { return };
+    for name in ["stories260K/hf", "reference-states/hf/qwen3.5"] {
+        let (plan, files) = plan_hf(&testdata().join(name));
+        let ids: Vec<u32> = story_ids(40).iter().map(|id| id % 380).collect();
+        let options = SessionOptions::new(64);
+        let model = load_on(plan.clone(), &files, gpu.clone()).unwrap();
+        let n_vocab = model.config().n_vocab;
+        let mut straight = Session::new(model, options).unwrap();
+        let mut want = straight.forward(&ids, Logits::Last).unwrap();
+        want.extend(straight.forward(&[7], Logits::Last).unwrap());
+        for from in [0.0, 0.5] {
+            let prompt = (&ids[..39], options);
+            let early = load_with_prompt(plan.clone(), &files, gpu.clone(), from, prompt);
+            let mut early = early.unwrap();
+            let mut found = early.forward(&ids[39..], Logits::Last).unwrap();
+            found.extend(early.forward(&[7], Logits::Last).unwrap());
+            check_logits(name, &found, &want, n_vocab, MAX_ERROR_FLOAT);
+        }
     }
 }
 

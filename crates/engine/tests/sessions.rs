@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{load, load_hf, logits, plan_gguf, plan_hf, testdata};
+use common::{cpu, load, load_hf, load_with_prompt, logits, plan_gguf, plan_hf, testdata};
 use sterna_engine::{CacheType, Cpu, EngineError, Logits, Model, Session, SessionOptions, Step};
 use sterna_kernels::Isa;
 
@@ -49,6 +49,69 @@ fn chunks_change_no_bit() {
     let whole = logits(&model, &ids(130), 1000);
     for chunk in [1, 7, 64] {
         assert_eq!(whole, logits(&model, &ids(130), chunk), "chunks of {chunk}");
+    }
+}
+
+/// Models whose layers have states, experts, latent attention and rotations that depend on the context's length.
+#[test]
+fn a_prompt_computed_while_weights_arrive_changes_no_bit() {
+    let models = [
+        "bitllama-3M/hf-packed",
+        "reference-logits/bitnet-packed",
+        "reference-logits/gemma3",
+        "reference-logits/llama3-rope-scaled",
+        "reference-logits/phi3",
+        "reference-mixtures/hf/deepseek-v3",
+        "reference-mixtures/hf/gpt-oss",
+        "reference-states/hf/jamba",
+        "reference-states/hf/mamba2",
+        "reference-states/hf/qwen3.5",
+        "reference-states/hf/rwkv7",
+    ];
+    let ids = few_ids(50);
+    for name in models {
+        let (plan, files) = plan_hf(&testdata().join(name));
+        let model = load(plan.clone(), &files, cpu()).unwrap();
+        let mut straight = session(&model);
+        let want = straight.forward(&ids, Logits::Last).unwrap();
+        let next = straight.forward(&[7, 8], Logits::All).unwrap();
+        for (from, n_early, chunk) in [(0.0, 49, 512), (0.0, 1, 512), (0.6, 40, 30), (1.0, 49, 64)]
+        {
+            let options = SessionOptions {
+                chunk,
+                ..SessionOptions::new(N_CTX)
+            };
+            let prompt = (&ids[..n_early], options);
+            let early = load_with_prompt(plan.clone(), &files, cpu(), from, prompt);
+            let mut early = early.unwrap_or_else(|e| panic!("{name}: {e}"));
+            let n = early.len();
+            assert_eq!(n, n_early.min(chunk), "{name}");
+            let found = early.forward(&ids[n..], Logits::Last).unwrap();
+            assert_eq!(found, want, "{name}, {from}, {n_early}");
+            let found = early.forward(&[7, 8], Logits::All).unwrap();
+            assert_eq!(found, next, "{name}, {from}, {n_early}");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_is_refused_while_weights_arrive() {
+    let (plan, files) = plan_hf(&testdata().join("bitllama-3M/hf-packed"));
+    let error = |ids: &[u32]| {
+        let prompt = (ids, SessionOptions::new(4));
+        let early = load_with_prompt(plan.clone(), &files, cpu(), 0.0, prompt);
+        early.map(|_| ()).unwrap_err().to_string()
+    };
+    for (ids, expected) in [
+        (&[][..], "no tokens"),
+        (&[1, 9999], "token id 9999 at index 1"),
+        (&[1; 5], "context"),
+    ] {
+        let error = error(ids);
+        assert!(
+            error.starts_with("prompt: ") && error.contains(expected),
+            "{error}"
+        );
     }
 }
 

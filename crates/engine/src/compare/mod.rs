@@ -292,6 +292,11 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         })
     }
 
+    fn flush(&self) -> Result<(), BackendError> {
+        self.reference.flush()?;
+        self.tested.flush()
+    }
+
     fn begin_step(&self) -> Result<(), BackendError> {
         self.state().work = Work::default();
         self.reference.begin_step()?;

@@ -289,6 +289,10 @@ impl Backend for Gpu {
     }
 
     /// Submits what is pending of the previous step: its inputs are about to be replaced.
+    fn flush(&self) -> Result<(), BackendError> {
+        Ok(self.graph.lock().flush()?)
+    }
+
     fn begin_step(&self) -> Result<(), BackendError> {
         Ok(self.graph.lock().begin_step()?)
     }

@@ -342,6 +342,10 @@ impl Backend for Hybrid {
         }
     }
 
+    fn flush(&self) -> Result<(), BackendError> {
+        self.device().map_or(Ok(()), Gpu::flush)
+    }
+
     fn begin_step(&self) -> Result<(), BackendError> {
         self.device().map_or(Ok(()), Gpu::begin_step)
     }

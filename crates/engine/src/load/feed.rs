@@ -32,6 +32,9 @@ pub(crate) struct WeightFeed<B: Backend> {
     sources: Vec<Source>,
     /// Of all weights of the plan, those that have been built and not put in their places.
     loaded: Vec<Option<Loaded<B>>>,
+    /// Those in their places: the embedding table, and the layers that are complete.
+    embedding: Option<Embedding<B>>,
+    layers: Vec<Option<Layer<B::Linear, B::Vector>>>,
     /// The output head in another type, where the table it is made from is kept too.
     made_head: Option<B::Linear>,
     screen: Option<B::Screen>,
@@ -105,6 +108,8 @@ impl<B: Backend> WeightFeed<B> {
     fn new(plan: ModelPlan, order: Vec<usize>, thorough: bool) -> WeightFeed<B> {
         let mut loaded = Vec::new();
         loaded.resize_with(plan.specs.len(), || None);
+        let mut placed = Vec::new();
+        placed.resize_with(plan.weights.layers.len(), || None);
         let mut group_of = vec![None; plan.specs.len()];
         let layers = (0..plan.weights.layers.len()).map(Group::Layer);
         for group in layers.chain([Group::Embedding, Group::Head]) {
@@ -120,6 +125,8 @@ impl<B: Backend> WeightFeed<B> {
             n_made: 0,
             parts: Vec::new(),
             loaded,
+            embedding: None,
+            layers: placed,
             made_head: None,
             screen: None,
             thorough,
@@ -277,7 +284,22 @@ impl<B: Backend> WeightFeed<B> {
                 None => {}
             }
         }
+        match group {
+            Group::Embedding => self.embedding = Some(self.embedding()),
+            Group::Layer(i) => self.layers[i] = Some(self.layer(i)),
+            Group::Head => {}
+        }
         Ok(())
+    }
+
+    /// The embedding table, if that has been fed.
+    pub(crate) fn complete_embedding(&self) -> Option<&Embedding<B>> {
+        self.embedding.as_ref()
+    }
+
+    /// Layer `i`, if all of it has been fed.
+    pub(crate) fn complete_layer(&self, i: usize) -> Option<&Layer<B::Linear, B::Vector>> {
+        self.layers.get(i)?.as_ref()
     }
 
     pub(crate) fn warnings(&self) -> &[String] {
@@ -294,14 +316,16 @@ impl<B: Backend> WeightFeed<B> {
         }
     }
 
-    /// The configuration, including what is in tensors.
-    pub(crate) fn config(&mut self) -> Result<ModelConfig, LoadError> {
+    /// The configuration, including what is in tensors, which come before those of any group.
+    pub(crate) fn config(&self) -> Result<ModelConfig, LoadError> {
         let mut config = self.plan.config.clone();
         let Some(factors) = self.plan.rope_factors else {
             return Ok(config);
         };
-        let mut take = Take(&mut self.loaded);
-        config.ropes[0].scaling = factors.scaling(|id| take.host(id));
+        config.ropes[0].scaling = factors.scaling(|id| match &self.loaded[id.0] {
+            Some(Loaded::Host(values)) => values.clone(),
+            _ => unreachable!("the planner gave this id to one host vector, and it has been fed"),
+        });
         Ok(config.validated()?)
     }
 
@@ -356,6 +380,9 @@ impl<B: Backend> WeightFeed<B> {
     }
 
     fn embedding(&mut self) -> Embedding<B> {
+        if let Some(complete) = self.embedding.take() {
+            return complete;
+        }
         let tied = self.plan.weights.output.is_none();
         let projection = self.made_head.take().map(|weight| Projection {
             input_norm: None,
@@ -377,6 +404,9 @@ impl<B: Backend> WeightFeed<B> {
     }
 
     fn layer(&mut self, i: usize) -> Layer<B::Linear, B::Vector> {
+        if let Some(complete) = self.layers[i].take() {
+            return complete;
+        }
         let layer = self.plan.weights.layers[i].clone();
         layer.convert(&mut Take(&mut self.loaded))
     }
@@ -452,15 +482,6 @@ impl Convert<LinearId, VectorId> for Ids {
 
 /// Puts each loaded weight in its place. Every id stands for one weight, of the kind it names.
 struct Take<'a, B: Backend>(&'a mut [Option<Loaded<B>>]);
-
-impl<B: Backend> Take<'_, B> {
-    fn host(&mut self, id: VectorId) -> Vec<f32> {
-        match self.0[id.0].take() {
-            Some(Loaded::Host(values)) => values,
-            _ => unreachable!("the planner gave this id to one host vector"),
-        }
-    }
-}
 
 impl<B: Backend> Convert<LinearId, VectorId> for Take<'_, B> {
     type Linear = B::Linear;

@@ -12,6 +12,8 @@ use crate::PlanError;
 use crate::backend::{Backend, BackendError};
 use crate::model::Model;
 use crate::plan::{ModelPlan, TensorRequest};
+use crate::session::early::EarlyPrefill;
+use crate::session::{EngineError, Session, SessionOptions};
 
 pub(crate) use feed::WeightFeed;
 pub(crate) use recipe::{linear, vector};
@@ -33,6 +35,21 @@ pub(crate) use recipe::{linear, vector};
 pub struct Loader<B: Backend> {
     backend: B,
     feed: WeightFeed<B>,
+    prompt: Option<Prompt<B>>,
+}
+
+/// What [`Loader::prefill`] was asked for, and how far it has come.
+enum Prompt<B: Backend> {
+    Waiting(Vec<u32>, SessionOptions),
+    Running(Box<EarlyPrefill<B>>),
+}
+
+/// What [`Loader::finish_with_session`] returns.
+pub struct Loaded<B: Backend> {
+    /// The model.
+    pub model: Arc<Model<B>>,
+    /// The sequence that [`Loader::prefill`] asked for.
+    pub session: Option<Session<B>>,
 }
 
 /// Why a model could not be loaded.
@@ -94,6 +111,9 @@ pub enum LoadError {
     /// The backend refused a weight.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The prompt can't be computed.
+    #[error("prompt: {0}")]
+    Prompt(#[source] EngineError),
 }
 
 /// Checks that `bytes` has the length of `want`, and that anything is requested at all.
@@ -115,7 +135,19 @@ impl<B: Backend> Loader<B> {
         Loader {
             backend,
             feed: WeightFeed::of_all(plan),
+            prompt: None,
         }
+    }
+
+    /// Computes the first tokens of a sequence while weights arrive: each layer as soon as it is loaded. They are the
+    /// first `options.chunk` of `ids`, or all, and [`Loader::finish_with_session`] returns a session that holds them.
+    ///
+    /// May be called at any time before that; of several calls the last counts. The same bits result as from
+    /// [`Session::forward`].
+    /// Errors: [`LoadError::Prompt`] if `ids` are none, not in the vocabulary, or more than the context holds.
+    pub fn prefill(&mut self, ids: Vec<u32>, options: SessionOptions) -> Result<(), LoadError> {
+        self.prompt = Some(Prompt::Waiting(ids, options));
+        self.advance()
     }
 
     /// The range to feed next; `None` once everything has been fed.
@@ -128,7 +160,32 @@ impl<B: Backend> Loader<B> {
     /// They are kept, not copied, where their layout can be used as it is.
     /// Errors: [`LoadError`] names the tensor at fault.
     pub fn feed(&mut self, bytes: Bytes) -> Result<(), LoadError> {
-        self.feed.feed(&self.backend, bytes)
+        self.feed.feed(&self.backend, bytes)?;
+        self.advance()
+    }
+
+    /// Computes what there are weights for.
+    fn advance(&mut self) -> Result<(), LoadError> {
+        let Loader {
+            backend,
+            feed,
+            prompt,
+        } = self;
+        let Some(prompt) = prompt else {
+            return Ok(());
+        };
+        if let (Prompt::Waiting(ids, options), Some(embedding)) =
+            (&mut *prompt, feed.complete_embedding())
+        {
+            let early = EarlyPrefill::new(backend, feed.config()?, embedding, ids, *options);
+            *prompt = Prompt::Running(Box::new(early.map_err(LoadError::Prompt)?));
+        }
+        if let Prompt::Running(early) = prompt {
+            while let Some(layer) = feed.complete_layer(early.n_layers()) {
+                early.layer(backend, layer).map_err(LoadError::Prompt)?;
+            }
+        }
+        Ok(())
     }
 
     /// Suspicious but possibly correct properties of the weights so far.
@@ -140,10 +197,24 @@ impl<B: Backend> Loader<B> {
     ///
     /// Errors: [`LoadError::Incomplete`] if something is missing.
     pub fn finish(self) -> Result<Arc<Model<B>>, LoadError> {
-        let Loader { backend, mut feed } = self;
+        Ok(self.finish_with_session()?.model)
+    }
+
+    /// The same, and the sequence that [`Loader::prefill`] asked for.
+    pub fn finish_with_session(self) -> Result<Loaded<B>, LoadError> {
+        let Loader {
+            backend,
+            mut feed,
+            prompt,
+        } = self;
         feed.expect_complete()?;
         let config = feed.config()?;
         let weights = feed.generation();
-        Ok(Arc::new(Model::new(config, backend, weights)))
+        let model = Arc::new(Model::new(config, backend, weights));
+        let session = match prompt {
+            Some(Prompt::Running(early)) => Some(Session::of(Arc::clone(&model), early.finish())),
+            _ => None,
+        };
+        Ok(Loaded { model, session })
     }
 }

@@ -15,6 +15,7 @@ use sterna_format::names::module;
 use sterna_kernels::quant::QuantError;
 
 use crate::backend::{Backend, BackendError, LowRank};
+use crate::forward::ForwardPass;
 use crate::model::Model;
 use crate::stage::{LinearLayer, Operation, Stage};
 use crate::weights::Group;
@@ -358,7 +359,9 @@ impl<B: Backend> Model<B> {
             layers,
         }))
     }
+}
 
+impl<B: Backend> ForwardPass<'_, B> {
     /// Adds the updates of the `adapters` of each range of rows to the outputs of linear layers of block
     /// `layer`, which all read `x`.
     pub(crate) fn adapt(

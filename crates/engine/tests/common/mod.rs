@@ -64,6 +64,31 @@ pub(crate) fn load_on<B: Backend>(
     loader.finish()
 }
 
+/// A session that holds the first chunk of `ids`, which was asked for when the share `from` of the weights was there.
+pub(crate) fn load_with_prompt<B: Backend>(
+    plan: ModelPlan,
+    files: &[Bytes],
+    backend: B,
+    from: f64,
+    (ids, options): (&[u32], SessionOptions),
+) -> Result<Session<B>, LoadError> {
+    let n_requests = plan.requests().count();
+    let mut loader = Loader::new(plan, backend);
+    for i in 0.. {
+        if i == (from * n_requests as f64) as usize {
+            loader.prefill(ids.to_vec(), options)?;
+        }
+        let Some(want) = loader.wanted() else {
+            break;
+        };
+        let range = want.offset as usize..(want.offset + want.len) as usize;
+        let bytes = files[want.file].slice(range);
+        loader.feed(bytes)?;
+    }
+    let session = loader.finish_with_session()?.session;
+    Ok(session.expect("a prompt was asked for"))
+}
+
 /// The plan and the files of a Hugging Face folder.
 pub(crate) fn plan_hf(dir: &Path) -> (ModelPlan, Vec<Bytes>) {
     let config = hf::Config::parse(&read(&dir.join("config.json"))).unwrap();
