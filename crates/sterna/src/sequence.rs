@@ -35,6 +35,12 @@ impl<B: Backend> Sequence<B> {
         }
     }
 
+    /// What `session` holds, the first of `ids`.
+    pub(crate) fn of(session: Session<B>, mut ids: Vec<u32>) -> Sequence<B> {
+        ids.truncate(session.len());
+        Sequence { session, ids }
+    }
+
     /// The tokens, in order.
     pub fn ids(&self) -> &[u32] {
         &self.ids

@@ -18,7 +18,7 @@ use crate::files::drive;
 use crate::js::{self, Constraint, Files, failure, from_js, to_js};
 use crate::options::{AdapterUse, BackendChoice, ModelInfo, ModelOptions, PromptOptions, Reason};
 
-use self::core::Core;
+use self::core::{Core, Early};
 use self::place::Place;
 
 /// A model, on the device that it was loaded to.
@@ -77,12 +77,17 @@ impl Model {
         );
         let plan = files.plan(&PlanOptions::default())?;
         let place = Place::choose(&options, &plan, &files).await?;
+        let early = options.prefill.clone().map(|prefill| Early {
+            prefill,
+            ctx_len: options.context_length,
+        });
+        let early = early.as_ref();
         let (loaded, reason) = match place {
             Place::Gpu(gpu) => {
                 let loaded = match place::trust(&gpu, &plan, files.cache_type()).await {
                     Ok(()) => {
                         let scheduling = place::scheduling(&gpu);
-                        Core::load(&files, from, plan, *gpu, scheduling, progress).await
+                        Core::load(&files, from, plan, *gpu, scheduling, early, progress).await
                     }
                     Err(error) => Err(error),
                 };
@@ -93,14 +98,14 @@ impl Model {
                             && place::is_of_device(&error) =>
                     {
                         let reason = place::reason(&error);
-                        let core = on_cpu(&files, from, options.threads, progress).await?;
+                        let core = on_cpu(&files, from, options.threads, early, progress).await?;
                         (Loaded::Cpu(Box::new(core)), Some(reason))
                     }
                     Err(error) => return Err(error),
                 }
             }
             Place::Cpu(reason) => {
-                let core = on_cpu(&files, from, options.threads, progress).await?;
+                let core = on_cpu(&files, from, options.threads, early, progress).await?;
                 (Loaded::Cpu(Box::new(core)), reason)
             }
         };
@@ -117,7 +122,7 @@ impl Model {
     /// Loads the model again on the CPU, after its device was lost: answers in progress continue with the next
     /// step.
     pub async fn recover(&mut self, files: Files, progress: Function) -> Result<(), JsValue> {
-        let core = on_cpu(&self.files, &files, self.options.threads, &progress).await;
+        let core = on_cpu(&self.files, &files, self.options.threads, None, &progress).await;
         let mut core = core.map_err(|error| failure(&error))?;
         for (files, groups) in &self.swaps {
             let swapped = core.swap(files, &self.options.name, groups).await;
@@ -291,11 +296,12 @@ async fn on_cpu(
     files: &Rc<ModelFiles>,
     from: &Files,
     threads: usize,
+    early: Option<&Early>,
     progress: &Function,
 ) -> Result<Core<Cpu>> {
     let plan = files.plan(&PlanOptions::default())?;
     let (cpu, scheduling) = (place::cpu(files, threads), SchedulerOptions::default());
-    Core::load(files, from, plan, cpu, scheduling, progress).await
+    Core::load(files, from, plan, cpu, scheduling, early, progress).await
 }
 
 pub(crate) fn entry(name: Option<&str>) -> ModelEntry {

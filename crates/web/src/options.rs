@@ -20,6 +20,18 @@ pub(crate) struct ModelOptions {
     pub(crate) device: DevicePreference,
     /// Milliseconds after which a GPU that doesn't answer is given up.
     pub(crate) gpu_timeout: Option<f64>,
+    /// What the first session begins with.
+    pub(crate) prefill: Option<Prefill>,
+    /// Tokens of context of that session.
+    pub(crate) context_length: Option<usize>,
+}
+
+/// The beginning of a prompt, computed while weights arrive.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Prefill {
+    Text(String),
+    Messages(Vec<Value>),
 }
 
 fn one() -> usize {

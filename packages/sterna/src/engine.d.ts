@@ -114,6 +114,10 @@ export interface ModelOptions {
   device?: 'high-performance' | 'low-power'
   /** Milliseconds after which a GPU that doesn't answer is given up; 60,000 as default. */
   gpuTimeout?: number
+  /** What the first session begins with: computed while weights arrive. */
+  prefill?: string | Message[]
+  /** Tokens of context of that session. */
+  contextLength?: number
 }
 export interface ModelInfo {
   architecture: string

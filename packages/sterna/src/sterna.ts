@@ -51,7 +51,7 @@ export const Sterna = {
    * (call it again to continue), `not_found`, `io`, `hash_mismatch`, `invalid_file`, `unsupported` as they say.
    */
   async load(source: Source, options: LoadOptions = {}): Promise<Model> {
-    const { backend = 'auto', device, gpuTimeout, contextLength, signal, onNotice = () => {} } = options
+    const { backend = 'auto', device, gpuTimeout, contextLength, prefill, signal, onNotice = () => {} } = options
     const from = wireSource(source, options)
     const name = options.name ?? defaultName(from.source)
     if (from.source.kind === 'address') persist()
@@ -61,6 +61,7 @@ export const Sterna = {
       const info = await remote.call('load', {
         ...from, backend, name, ...(device ? { device } : {}),
         ...(gpuTimeout === undefined ? {} : { gpuTimeout }), ...(contextLength === undefined ? {} : { contextLength }),
+        ...(prefill === undefined ? {} : { prefill }),
       }, { signal, onItem: onItem(options) })
       return new Model(remote, info, onNotice, end)
     } catch (error) {

@@ -91,6 +91,11 @@ export interface LoadOptions extends SourceOptions, EngineOptions {
   gpuTimeout?: number
   /** Tokens of context of a session; as default what the model was trained for, at most 4096. */
   contextLength?: number
+  /**
+   * What the first conversation or text begins with: instructions, or all of its messages. It is computed layer by layer
+   * while the weights arrive, at most its first 512 tokens, and counts among the `cachedTokens` of the first answer.
+   */
+  prefill?: string | Message[]
   /** What messages call the model. */
   name?: string
   onNotice?: (notice: Notice) => void
@@ -257,6 +262,7 @@ export interface WireLoad extends WireSourceOptions {
   device?: 'high-performance' | 'low-power'
   gpuTimeout?: number
   contextLength?: number
+  prefill?: string | Message[]
   name: string
 }
 export interface WireConvert {

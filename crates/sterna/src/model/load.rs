@@ -6,10 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sterna_delivery::hash::Expected;
 use sterna_engine::plan::TensorRequest;
-use sterna_engine::{Backend, Loader, Model, ModelPlan};
+use sterna_engine::{Backend, Loader, Model, ModelPlan, SessionOptions};
 
 use super::ModelFiles;
 use crate::error::{Context, Result};
+use crate::sequence::Sequence;
 use crate::want::{Files, Machine};
 use crate::warning::Warning;
 
@@ -20,6 +21,17 @@ pub struct LoadOptions<'a> {
     pub verification: Verification,
     /// Called with the number of bytes of weights loaded each time there are more.
     pub progress: Option<Box<dyn FnMut(u64) + 'a>>,
+    /// Computed while weights arrive ([`Loader::prefill`]).
+    pub prompt: Option<EarlyPrompt>,
+}
+
+/// The beginning of a sequence that is to be there as soon as its model.
+#[derive(Debug, Clone)]
+pub struct EarlyPrompt {
+    /// Its tokens, of which the first chunk is computed.
+    pub ids: Vec<u32>,
+    /// Settings of the sequence.
+    pub session: SessionOptions,
 }
 
 /// Who verifies files whose hashes are known, before a model is made of them.
@@ -36,6 +48,8 @@ pub enum Verification {
 pub struct Loaded<B: Backend> {
     /// The model.
     pub model: Arc<Model<B>>,
+    /// The sequence of [`LoadOptions::prompt`].
+    pub sequence: Option<Sequence<B>>,
     /// Oddities of its files.
     pub warnings: Vec<Warning>,
 }
@@ -65,6 +79,12 @@ impl ModelFiles {
         };
         let configured = plan.oddity().map(|what| oddity(what.to_owned()));
         let mut loader = Loader::new(plan, backend);
+        let mut ids = Vec::new();
+        if let Some(prompt) = options.prompt.take() {
+            ids.clone_from(&prompt.ids);
+            let begun = loader.prefill(prompt.ids, prompt.session);
+            begun.with_context(|| self.name())?;
+        }
         while let Some(want) = loader.wanted() {
             let bytes = shards.tensor(want).await?;
             let len = want.len;
@@ -81,8 +101,13 @@ impl ModelFiles {
         // One of a kind is enough: oddities of a checkpoint usually affect all its layers.
         let first = loader.warnings().first().map(ToString::to_string);
         warnings.extend(first.map(oddity));
-        let model = loader.finish().with_context(|| self.name())?;
-        Ok(Loaded { model, warnings })
+        let loaded = loader.finish_with_session();
+        let loaded = loaded.with_context(|| self.name())?;
+        Ok(Loaded {
+            model: loaded.model,
+            sequence: loaded.session.map(|session| Sequence::of(session, ids)),
+            warnings,
+        })
     }
 }
 

@@ -41,7 +41,7 @@ pub use bundled::Bundled;
 pub use checkpoint::{CHECKPOINT_FILE, CHECKPOINT_INDEX};
 pub use companions::RWKV_VOCAB;
 pub(crate) use load::Shards;
-pub use load::{LoadOptions, Loaded, Verification};
+pub use load::{EarlyPrompt, LoadOptions, Loaded, Verification};
 pub use names::may_be_called;
 pub use package::{PackageFiles, PackageHeader, Signatures};
 pub use text::GGUF_TOKENIZER_FILE;

@@ -182,7 +182,9 @@ pub fn load_on_device(
         },
     };
     let mut load = |device, warn: &mut dyn FnMut(Warning)| -> Result<_> {
-        let Loaded { model, warnings } = load(device)?;
+        let Loaded {
+            model, warnings, ..
+        } = load(device)?;
         warnings.into_iter().for_each(warn);
         Ok(model)
     };
@@ -223,7 +225,9 @@ pub fn load_on_device(
     if request.preference(plan.memory_bytes())? == GpuPreference::Required {
         bail!(Unsupported, "this program was built without GPUs");
     }
-    let Loaded { model, warnings } = load(compute.cpu())?;
+    let Loaded {
+        model, warnings, ..
+    } = load(compute.cpu())?;
     warnings.into_iter().for_each(warn);
     Ok(model)
 }

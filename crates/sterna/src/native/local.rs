@@ -154,6 +154,7 @@ impl LocalModel {
             let loading = LoadOptions {
                 verification: Verification::BySource,
                 progress: Some(Box::new(progress)),
+                prompt: None,
             };
             let mut machine = self.model.load(plan, backend, loading);
             while let Some(want) = machine.wanted() {
@@ -364,7 +365,9 @@ mod tests {
         json["quantizationInfo"]["kvCache"] = "q3".into();
         fs::write(&manifest, json.to_string()).unwrap();
         let (files, plan) = opened(dir.path());
-        let Loaded { model, warnings } = loaded(&files, &plan);
+        let Loaded {
+            model, warnings, ..
+        } = loaded(&files, &plan);
         let (_, swapped) = files.swap_into(&model, plan, &[Group::Layer(0)]).unwrap();
         let is_odd = |warning: &&Warning| matches!(warning, Warning::Oddity { what, .. } if what.contains("q3"));
         assert_eq!(warnings.iter().filter(is_odd).count(), 1, "{warnings:?}");

@@ -12,21 +12,21 @@ use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
 use sterna::swap::{GroupRevision, Revisions};
 use sterna::{
-    Adapted, AdapterFiles, DEFAULT_CTX_LEN, LoadOptions, ModelEntry, ModelFiles, Result, TextModel,
-    Verification, Warning,
+    Adapted, AdapterFiles, DEFAULT_CTX_LEN, EarlyPrompt, LoadOptions, ModelEntry, ModelFiles,
+    Result, TextModel, Verification, Warning,
 };
 use sterna_engine::lora::{ActiveAdapter, Adapter, AdapterOptions};
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{Backend, Logits, Model, ModelPlan, Sampler, Session, SessionOptions};
 use sterna_format::hf::GenerationConfig;
-use sterna_text::{ChatInput, Decode, Encode, Tokenizer};
+use sterna_text::{ChatInput, ChatTemplate, Decode, Encode, Tokenizer};
 
 use super::{invalid, open};
 use crate::files::drive;
 use crate::js::{self, Files};
 use crate::options::{
-    AdapterUse, EventKind, GenerateOptions, ModelInfo, PromptOptions, Revision, SessionEvent,
-    Swapped, TopToken,
+    AdapterUse, EventKind, GenerateOptions, ModelInfo, Prefill, PromptOptions, Revision,
+    SessionEvent, Swapped, TopToken,
 };
 
 pub(super) struct Core<B: Backend> {
@@ -41,6 +41,8 @@ pub(super) struct Core<B: Backend> {
     uses: BTreeMap<u32, Vec<AdapterUse>>,
     revisions: Revisions,
     options: SessionOptions,
+    /// What was computed while weights arrived, until the first session begins.
+    early: Option<Sequence<B>>,
     plan: Sizes,
     warnings: Vec<String>,
 }
@@ -52,6 +54,50 @@ struct Sizes {
     cache_bytes_per_token: u64,
 }
 
+/// What to compute while weights arrive.
+#[derive(Clone)]
+pub(super) struct Early {
+    pub(super) prefill: Prefill,
+    pub(super) ctx_len: Option<usize>,
+}
+
+impl Early {
+    /// Its tokens but the last, which the answer begins with. None if there are no others.
+    fn prompt(&self, files: &ModelFiles, session: SessionOptions) -> Result<Option<EarlyPrompt>> {
+        let tokenizer = files.require_tokenizer()?;
+        let mut ids = match &self.prefill {
+            Prefill::Text(text) => tokenizer.encode(text, Encode::TEXT)?,
+            Prefill::Messages(messages) => match files.chat_template(&tokenizer)? {
+                Some(template) => {
+                    let input = ChatInput {
+                        messages: messages.clone(),
+                        ..ChatInput::default()
+                    };
+                    rendered(&template, &input, &tokenizer)?
+                }
+                // A model without a template continues a text.
+                None => {
+                    let contents = messages.iter().map(|message| message["content"].as_str());
+                    let text: String = contents.map(Option::unwrap_or_default).collect();
+                    tokenizer.encode(&text, Encode::TEXT)?
+                }
+            },
+        };
+        let session = SessionOptions {
+            ctx_len: self.ctx_len.unwrap_or(session.ctx_len),
+            ..session
+        };
+        ids.pop();
+        ids.truncate(session.ctx_len);
+        Ok((!ids.is_empty()).then_some(EarlyPrompt { ids, session }))
+    }
+}
+
+/// The tokens of a prompt that the template makes.
+fn rendered(template: &ChatTemplate, input: &ChatInput, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    Ok(tokenizer.encode_prompt(&template.prompt(input, tokenizer)?)?)
+}
+
 impl<B: Backend + 'static> Core<B> {
     pub(super) async fn load(
         files: &Rc<ModelFiles>,
@@ -59,9 +105,14 @@ impl<B: Backend + 'static> Core<B> {
         plan: ModelPlan,
         backend: B,
         scheduling: SchedulerOptions,
+        early: Option<&Early>,
         progress: &Function,
     ) -> Result<Core<B>> {
         let options = files.session(plan.config().max_ctx.min(DEFAULT_CTX_LEN));
+        let prompt = match early {
+            Some(early) => early.prompt(files, options)?,
+            None => None,
+        };
         let sizes = Sizes {
             parameters: files.tensors().n_parameters(),
             weight_bytes: plan.memory_bytes(),
@@ -77,6 +128,7 @@ impl<B: Backend + 'static> Core<B> {
                 done += bytes;
                 js::call(progress, &[(done as f64).into(), (total as f64).into()]);
             })),
+            prompt,
         };
         let loaded = drive(files.load(plan, backend, load), from).await?;
         let mut warnings = loaded.warnings;
@@ -103,6 +155,7 @@ impl<B: Backend + 'static> Core<B> {
             uses: BTreeMap::new(),
             revisions,
             options,
+            early: loaded.sequence,
             plan: sizes,
             warnings: warnings.iter().map(Warning::to_string).collect(),
         })
@@ -197,8 +250,7 @@ impl<B: Backend + 'static> Core<B> {
             enable_thinking: options.enable_thinking,
             ..ChatInput::default()
         };
-        let tokenizer = text.tokenizer();
-        Ok(tokenizer.encode_prompt(&template.prompt(&input, tokenizer)?)?)
+        rendered(template, &input, text.tokenizer())
     }
 
     fn sequence(&self, ctx_len: usize) -> Result<Sequence<B>> {
@@ -213,7 +265,11 @@ impl<B: Backend + 'static> Core<B> {
     }
 
     pub(super) fn open_session(&mut self, ctx_len: Option<usize>) -> Result<u32> {
-        let sequence = self.sequence(ctx_len.unwrap_or(self.options.ctx_len))?;
+        let ctx_len = ctx_len.unwrap_or(self.options.ctx_len);
+        let sequence = match self.early.take() {
+            Some(early) if early.ctx_len() == ctx_len => early,
+            _ => self.sequence(ctx_len)?,
+        };
         let session = self.next_session;
         self.next_session += 1;
         self.sessions.insert(session, self.scheduler.add(sequence));
@@ -420,12 +476,13 @@ impl<B: Backend + 'static> Core<B> {
         let chosen = self.revisions.choose(&revisions, groups)?;
         let load = LoadOptions {
             verification: Verification::BySource,
-            progress: None,
+            ..LoadOptions::default()
         };
         let (_, warnings) = drive(other.swap(&self.model, plan, &chosen, load), files).await?;
         self.warnings
             .extend(warnings.iter().map(Warning::to_string));
         // What caches hold was made by the old weights.
+        self.early = None;
         for &id in self.sessions.values() {
             self.scheduler.finish(id);
             if let Some(sequence) = self.scheduler.sequence_mut(id) {

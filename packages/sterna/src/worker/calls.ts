@@ -59,6 +59,8 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
         name: args.name, backend: args.backend, threads,
         ...(opened.entry === undefined ? {} : { entry: opened.entry }), ...(args.device ? { device: args.device } : {}),
         ...(args.gpuTimeout === undefined ? {} : { gpuTimeout: args.gpuTimeout }),
+        ...(args.contextLength === undefined ? {} : { contextLength: args.contextLength }),
+        ...(args.prefill === undefined ? {} : { prefill: args.prefill }),
       }, tell)
       host = new Host(model, args.name, { threads, constraints }, args.contextLength, opened)
       return host.info()

@@ -22,6 +22,31 @@ export const tests = {
     }
   },
 
+  async 'the beginning of a prompt is computed while the weights arrive'() {
+    if (fake) return
+    const page = await open()
+    const { first, second, other, refused } = await page.evaluate(async ({ prompt, n }) => {
+      const options = { backend: 'cpu', store: 'memory', bytesPerSecond: 2e6 }
+      const model = await Sterna.load('./tiny.gguf', { ...options, prefill: prompt, contextLength: 600 })
+      const first = await tokensOf(model, prompt, n)
+      await model.dispose()
+      // What was computed is the beginning of something else; and a chat has another context.
+      const again = await Sterna.load('./tiny.gguf', { ...options, prefill: `${prompt} and so on` })
+      const second = await tokensOf(again, prompt, n)
+      const chat = again.chat({ contextLength: 700 })
+      await chat.close()
+      const other = await tokensOf(again, prompt, n)
+      await again.dispose()
+      const refused = await Sterna.load('./tiny.gguf', { ...options, prefill: 7 }).catch(({ code }) => code)
+      return { first, second, other, refused }
+    }, { prompt: reference[0].prompt, n: N_TOKENS })
+    for (const { text } of [first, second, other]) assert.equal(text, reference[0].text)
+    const { promptTokens, cachedTokens } = first.usage
+    assert.equal(cachedTokens, promptTokens - 1)
+    assert.ok(second.usage.cachedTokens > 0 && second.usage.cachedTokens < promptTokens)
+    assert.equal(refused, 'invalid_request')
+  },
+
   async 'a GPU that is asked for gives the native answers'() {
     const page = await open()
     const { info, text, error } = await page.evaluate(async ({ prompt }) => {
