@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use sterna::native::{ComputeOptions, Device};
+use sterna::native::{ComputeOptions, Device, ExpertsInMemory};
 use sterna::{DEFAULT_CTX_LEN, Loaded, ModelFiles, Warning};
 use sterna_engine::plan::{HeadOptions, HeadScreen};
 use sterna_engine::{Activations, CacheType, Model, ModelPlan, SessionOptions};
@@ -19,6 +19,7 @@ use sterna_kernels::Isa;
 use crate::device::{self, DeviceFlags};
 use crate::machine;
 use crate::numbers::positive;
+use crate::size;
 
 /// Flags shared by the verbs that print a result about a model.
 #[derive(Debug, Clone, Args)]
@@ -145,6 +146,11 @@ pub(crate) struct EngineFlags {
     #[arg(long, value_enum, value_name = "HOW", default_value_t = WeightsFlag::Auto)]
     weights: WeightsFlag,
 
+    /// Of a mixture of experts, keep at most so many bytes of experts in memory between tokens (4GiB), or such a
+    /// share of them (33%); the others stay in the file, from which they are read when they are chosen. For the CPU
+    #[arg(long, value_name = "SIZE|SHARE%", value_parser = experts_in_memory, hide_short_help = true)]
+    experts_in_memory: Option<ExpertsInMemory>,
+
     /// LoRA adapter to apply: a PEFT folder, a package, its URL, or its name in the store; =SCALE sets its
     /// strength [SCALE: 1]; may be given several times
     #[arg(long, value_name = "DIR[=SCALE]")]
@@ -229,6 +235,25 @@ pub(crate) fn thread_count(text: &str) -> Result<NonZero<usize>, String> {
         .ok_or_else(|| format!("expected a number of threads from 1 to {MAX_THREADS}"))
 }
 
+/// Parses a bound of experts in memory.
+fn experts_in_memory(text: &str) -> Result<ExpertsInMemory, String> {
+    let expected =
+        || format!("expected a size such as 4GiB, or a share from 0% to 100%, found {text}");
+    match text.strip_suffix('%') {
+        Some(share) => {
+            let share: f64 = share.parse().map_err(|_| expected())?;
+            let is_share = (0.0..=100.0).contains(&share);
+            is_share
+                .then_some(ExpertsInMemory::Share(share / 100.0))
+                .ok_or_else(expected)
+        }
+        None => {
+            let bytes = size::n_bytes(text).map_err(|_| expected())?;
+            Ok(ExpertsInMemory::Bytes(bytes.get()))
+        }
+    }
+}
+
 /// Environment variable that limits the instruction set, for tests and bug reports.
 const ISA_VARIABLE: &str = "STERNA_ISA";
 
@@ -243,6 +268,7 @@ impl EngineFlags {
             cache: None,
             activations: None,
             weights: WeightsFlag::Map,
+            experts_in_memory: None,
             lora,
         }
     }
@@ -271,6 +297,14 @@ impl EngineFlags {
     /// Where weights are kept.
     pub(crate) fn weights(&self) -> WeightsFlag {
         self.weights
+    }
+
+    /// How many experts are in memory, where not all are to be; fails if all weights are to be read.
+    pub(crate) fn experts(&self) -> Result<Option<ExpertsInMemory>> {
+        if self.experts_in_memory.is_some() && self.weights == WeightsFlag::Read {
+            bail!("expected --weights map or auto beside --experts-in-memory, found read");
+        }
+        Ok(self.experts_in_memory)
     }
 
     /// Adapters to apply.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use sterna::native::{
-    self, BUILTIN, Device, FileSet, IncomingFiles, LoadFrom, LocalFolder, LocalModel, Located,
-    StoredFiles, Weights, builtin,
+    self, BUILTIN, Device, ExpertsInMemory, FileSet, IncomingFiles, LoadFrom, LocalFolder,
+    LocalModel, Located, StoredFiles, Weights, builtin,
 };
 use sterna::swap::{Revisions, SwappedGroup};
 use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
@@ -322,7 +322,8 @@ pub(crate) fn load(
 ) -> Result<Arc<Model<Device>>> {
     let flags = flags.clone().for_model(files);
     let hints = flags.device().hints(files.hints());
-    let load = |device| load_from(files, plan.clone(), device, flags.weights());
+    let kept = (flags.weights(), flags.experts()?);
+    let load = |device| load_from(files, plan.clone(), device, kept);
     let mut warn = |warning| tell(&warning);
     flags.load_on(n_threads, plan, &hints, &mut warn, load)
 }
@@ -333,9 +334,10 @@ pub(crate) fn load_on<B: Backend>(
     files: &LocalModel,
     plan: ModelPlan,
     backend: B,
-    weights: WeightsFlag,
+    flags: &EngineFlags,
 ) -> Result<Arc<Model<B>>> {
-    let loaded = load_from(files, plan, backend, weights)?;
+    let kept = (flags.weights(), flags.experts()?);
+    let loaded = load_from(files, plan, backend, kept)?;
     loaded.warnings.iter().for_each(tell);
     Ok(loaded.model)
 }
@@ -344,7 +346,7 @@ fn load_from<B: Backend>(
     files: &LocalModel,
     plan: ModelPlan,
     backend: B,
-    weights: WeightsFlag,
+    (weights, experts): (WeightsFlag, Option<ExpertsInMemory>),
 ) -> sterna::Result<sterna::Loaded<B>> {
     let progress = Progress::bytes("loading", plan.weight_bytes());
     let options = LoadFrom {
@@ -353,6 +355,7 @@ fn load_from<B: Backend>(
             WeightsFlag::Read => Weights::Read,
             WeightsFlag::Auto => Weights::ReadUpTo(Machine::detect().free_memory_bytes / 2),
         },
+        experts,
         n_threads: machine::default_threads(),
         progress: &|n| progress.add(n),
     };

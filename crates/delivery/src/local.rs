@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    ops::Range,
     path::{Path, PathBuf},
     thread,
     time::SystemTime,
@@ -10,7 +11,8 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{mmap, positioned};
+use crate::mmap::{self, Mapping};
+use crate::positioned;
 
 /// A regular file, its bytes in memory and shared without copies: mapped, or read
 /// ([`LocalFile::read`]).
@@ -24,6 +26,8 @@ pub struct LocalFile {
     path: PathBuf,
     identity: Identity,
     bytes: Bytes,
+    /// Where they are, unless they were read.
+    mapping: Option<Mapping>,
 }
 
 /// Identifies a file, to detect its replacement or a change.
@@ -133,10 +137,11 @@ impl LocalFile {
             Err(source) => return Err(LocalFileError::Open { path, source }),
         };
         match Identity::of(&file).and_then(|identity| Ok((identity, mmap::map(&file)?))) {
-            Ok((identity, bytes)) => Ok(Self {
+            Ok((identity, mapping)) => Ok(Self {
                 path,
                 identity,
-                bytes,
+                bytes: mapping.bytes(),
+                mapping: Some(mapping),
             }),
             Err(source) => Err(LocalFileError::Map { path, source }),
         }
@@ -186,8 +191,37 @@ impl LocalFile {
         let bytes = mmap::filled(self.bytes.len(), |bytes| fill(&file, bytes)).map_err(failed)?;
         Ok(Self {
             bytes,
+            mapping: None,
             ..self.clone()
         })
+    }
+
+    /// Where `bytes` are in this file, if it is mapped and they are in the mapping: the system can take them out of
+    /// memory then.
+    pub fn mapped_range(&self, bytes: &[u8]) -> Option<Range<usize>> {
+        self.mapping.as_ref()?.position(bytes)
+    }
+
+    /// Prepares a mapped file for what is [released](Self::release) in small parts. A hint.
+    pub fn in_small_pages(&self) {
+        if let Some(mapping) = &self.mapping {
+            mapping.in_small_pages();
+        }
+    }
+
+    /// Has the system begin to read `range` of a mapped file. A hint.
+    pub fn will_need(&self, range: Range<usize>) {
+        if let Some(mapping) = &self.mapping {
+            mapping.will_need(range);
+        }
+    }
+
+    /// Takes the pages of a mapped file that `range` fills out of the memory of this process; they are read again when
+    /// they are used. A hint.
+    pub fn release(&self, range: Range<usize>) {
+        if let Some(mapping) = &self.mapping {
+            mapping.release(range);
+        }
     }
 
     /// The path it was opened by.
@@ -277,6 +311,29 @@ mod tests {
             2,
             "a slice is not a copy"
         );
+    }
+
+    #[test]
+    fn released_bytes_are_there_when_they_are_used() {
+        let bytes: Vec<u8> = (0..1_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        let (_dir, path) = file_with(&bytes);
+        let file = LocalFile::open(&path).unwrap();
+        let slice = file.slice(100_000, 700_000).unwrap();
+        assert_eq!(file.mapped_range(&slice), Some(100_000..800_000));
+        assert_eq!(file.mapped_range(&bytes), None);
+        let read = file.read().unwrap();
+        assert_eq!(read.mapped_range(&read.prefix(9)), None);
+        for range in [
+            100_000..800_000,
+            0..1_000_000,
+            9..10,
+            5..5,
+            999_999..2_000_000,
+        ] {
+            file.release(range.clone());
+            file.will_need(range);
+            assert!(slice == bytes[100_000..800_000]);
+        }
     }
 
     #[test]

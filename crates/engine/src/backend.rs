@@ -94,6 +94,10 @@ pub trait Backend: Sized {
         Ok(())
     }
 
+    /// Bounds how many experts are in memory, from the next that are loaded on. Nothing changes where weights are no
+    /// longer in the bytes that they were loaded from, as on GPUs.
+    fn bound_experts(&self, _memory: &Arc<dyn ExpertMemory>) {}
+
     /// An empty buffer.
     fn buffer(&self) -> Self::Buffer;
     /// No routes.
@@ -607,6 +611,17 @@ pub struct ExpertMatrices<'a, B: Backend> {
     pub up: Vec<&'a mut B::Linear>,
     /// Of outputs.
     pub down: Vec<&'a mut B::Linear>,
+}
+
+/// Memory of experts, of which not all are in it at once: those of mapped files. Whether they are makes no difference
+/// to what they hold.
+pub trait ExpertMemory: fmt::Debug + Send + Sync {
+    /// `matrices` are those of all experts of a layer, and have been loaded.
+    fn loaded(&self, matrices: &[&[u8]]);
+    /// `matrices`, of one layer, are about to be read.
+    fn read(&self, matrices: &[&[u8]]);
+    /// They have been.
+    fn done(&self, matrices: &[&[u8]]);
 }
 
 /// What the rows of an input of [`Backend::linear_experts`] are.

@@ -491,6 +491,7 @@ fn a_chat_goes_on_with_the_model_loaded_again() {
     let open = || -> Option<TextModel<Gpu>> {
         let from = LoadFrom {
             weights: Weights::Mapped,
+            experts: None,
             n_threads: 1,
             progress: &|_| {},
         };

@@ -98,7 +98,7 @@ impl Diagnose {
         let ctx_len = engine.ctx_for(prompt.len().saturating_add(self.tokens))?;
         let (cpu, gpu) = engine.both_devices(&plan, &engine.device().hints(files.hints()))?;
         let name = native::adapter_name(gpu.device().info());
-        let model = model::load_on(&files, plan, Compare::new(cpu, gpu), engine.weights())?;
+        let model = model::load_on(&files, plan, Compare::new(cpu, gpu), engine)?;
         let model = model::adapt(model, &files, engine.lora())?;
         let progress = Progress::items("comparing", 3 * (self.tokens as u64 + 1));
         let compare = |comparison| {

@@ -84,6 +84,7 @@ pub(crate) fn logits(path: &Path, ids: &[u32]) -> Vec<f32> {
     let plan = files.plan(&PlanOptions::default()).unwrap();
     let from = LoadFrom {
         weights: Weights::Mapped,
+        experts: None,
         n_threads: 1,
         progress: &|_| {},
     };

@@ -7,7 +7,7 @@ use std::future::{Ready, ready};
 use std::io::{Read, Write};
 use std::ops::Range;
 use std::slice::ChunksExact;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation, Function};
@@ -25,9 +25,9 @@ use sterna_kernels::{Exec, Isa, ShapeError, conv, norm, rope, vector};
 pub use cache::CpuCache;
 
 use crate::backend::{
-    self, Attention, Backend, BackendError, CacheShape, DeltaNet, ExpertInput, ExpertProduct,
-    KvCache, LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, ScreenedRows,
-    Sequence, SnapshotError, Ssm, WeightData,
+    self, Attention, Backend, BackendError, CacheShape, DeltaNet, ExpertInput, ExpertMatrices,
+    ExpertMemory, ExpertProduct, KvCache, LayerContents, LinearSource, LowRank, OutputLayout,
+    Product, ROTATIONS, ScreenedRows, Sequence, SnapshotError, Ssm, WeightData,
 };
 use crate::config::LatentConfig;
 use crate::rope::Angles;
@@ -60,6 +60,7 @@ pub struct Cpu {
     low_rank: Mutex<LowRankScratch>,
     /// Rows of experts, likewise.
     experts: Mutex<ExpertScratch>,
+    expert_memory: OnceLock<Arc<dyn ExpertMemory>>,
     /// Rotated activations, likewise.
     rotated: Mutex<RotatedScratch>,
     /// Gates of attention, likewise.
@@ -105,6 +106,7 @@ impl Cpu {
             spans: Mutex::default(),
             low_rank: Mutex::default(),
             experts: Mutex::default(),
+            expert_memory: OnceLock::new(),
             rotated: Mutex::default(),
             gates: Mutex::default(),
             convolved: Mutex::default(),
@@ -248,6 +250,14 @@ impl CpuLinear {
         })
     }
 
+    /// The bytes it is in.
+    fn bytes(&self) -> &[u8] {
+        match &self.source.weights {
+            WeightData::Blocks { bytes, .. } => bytes,
+            WeightData::Ternary { codes, .. } => codes,
+        }
+    }
+
     /// What its rows were rotated by.
     fn rotation(&self) -> Option<&Rotation> {
         self.source.rotation.as_deref()
@@ -323,6 +333,20 @@ impl Backend for Cpu {
             rotation.expect_width(linear.source.k)?;
         }
         Ok(linear)
+    }
+
+    fn bound_experts(&self, memory: &Arc<dyn ExpertMemory>) {
+        // That of the first call stays.
+        self.expert_memory.get_or_init(|| Arc::clone(memory));
+    }
+
+    fn join_experts(&self, experts: &mut ExpertMatrices<'_, Cpu>) -> Result<(), BackendError> {
+        if let Some(memory) = self.expert_memory.get() {
+            let all = [&experts.gate, &experts.up, &experts.down];
+            let all = all.into_iter().flatten().map(|linear| linear.bytes());
+            memory.loaded(&all.collect::<Vec<_>>());
+        }
+        Ok(())
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Vec<f32>, BackendError> {
@@ -1049,6 +1073,14 @@ impl Backend for Cpu {
             }
             _ => &x.values,
         };
+        let memory = self.expert_memory.get();
+        let mut chosen = Vec::new();
+        if let Some(memory) = memory {
+            let experts = routes.experts().map(|(expert, _)| expert);
+            let own = experts.flat_map(|expert| products.iter().map(move |p| p.w[expert]));
+            chosen.extend(own.map(CpuLinear::bytes));
+            memory.read(&chosen);
+        }
         let mut outputs: Vec<_> = (products.iter_mut())
             .map(|ExpertProduct { w, out, .. }| {
                 let n = w.first().map_or(0, |w| w.source.n);
@@ -1074,6 +1106,9 @@ impl Backend for Cpu {
             }
         }
         gemm::linear_batches(&self.exec, width, forms, &mut batches)?;
+        if let Some(memory) = memory {
+            memory.done(&chosen);
+        }
         for ExpertProduct { bias, out, .. } in products {
             if let Some(bias) = bias {
                 routes.add_bias(&self.exec, out.width, bias, &mut out.values)?;

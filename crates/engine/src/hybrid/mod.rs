@@ -22,9 +22,9 @@ use sterna_kernels::experts::Routing;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
-    ExpertInput, ExpertMatrices, ExpertProduct, HeadNorm, LatentInputs, LayerContents,
-    LinearSource, LowRank, OutputLayout, Product, Recurrence, ScreenedRows, SelectiveScan,
-    Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
+    ExpertInput, ExpertMatrices, ExpertMemory, ExpertProduct, HeadNorm, LatentInputs,
+    LayerContents, LinearSource, LowRank, OutputLayout, Product, Recurrence, ScreenedRows,
+    SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Cpu;
@@ -199,6 +199,17 @@ fn all_on_gpu<'a>(
     matrices.collect()
 }
 
+/// The matrices on the CPU; `None` if one isn't there.
+fn all_on_cpu<'a>(
+    matrices: &'a mut [&mut OfLinear],
+) -> Option<Vec<&'a mut <Cpu as Backend>::Linear>> {
+    let matrices = matrices.iter_mut().map(|matrix| match &mut **matrix {
+        Either::Cpu(matrix) => Some(matrix),
+        Either::Gpu(_) => None,
+    });
+    matrices.collect()
+}
+
 type OfVector = Either<<Cpu as Backend>::Vector, <Gpu as Backend>::Vector>;
 /// GPUs have none.
 type OfScreen = <Cpu as Backend>::Screen;
@@ -280,14 +291,24 @@ impl Backend for Hybrid {
         self.gpu()?.join(&mut on_gpu)
     }
 
+    fn bound_experts(&self, memory: &Arc<dyn ExpertMemory>) {
+        self.cpu.bound_experts(memory);
+    }
+
     fn join_experts(&self, experts: &mut ExpertMatrices<'_, Hybrid>) -> Result<(), BackendError> {
         let ExpertMatrices { gate, up, down } = experts;
-        match (all_on_gpu(gate), all_on_gpu(up), all_on_gpu(down)) {
+        if let (Some(gate), Some(up), Some(down)) =
+            (all_on_gpu(gate), all_on_gpu(up), all_on_gpu(down))
+        {
+            let mut experts = ExpertMatrices { gate, up, down };
+            return self.gpu()?.join_experts(&mut experts);
+        }
+        match (all_on_cpu(gate), all_on_cpu(up), all_on_cpu(down)) {
             (Some(gate), Some(up), Some(down)) => {
                 let mut experts = ExpertMatrices { gate, up, down };
-                self.gpu()?.join_experts(&mut experts)
+                self.cpu.join_experts(&mut experts)
             }
-            // On the CPU there is nothing to gain.
+            // A group is loaded to one side.
             _ => Ok(()),
         }
     }

@@ -182,6 +182,21 @@ impl SourceFile {
         Ok(Bytes::copy_from_slice(&self.bytes()?))
     }
 
+    /// Takes its pages out of memory, if it is mapped; they are read again when they are used.
+    pub(super) fn release(&self) {
+        if let Some(file) = self.mapped() {
+            file.release(0..usize::MAX);
+        }
+    }
+
+    /// The file, if it is on disk.
+    pub(super) fn mapped(&self) -> Option<&LocalFile> {
+        match &self.content {
+            Content::Local(file) => Some(file),
+            Content::Memory(_) | Content::Arriving { .. } => None,
+        }
+    }
+
     /// `len` bytes from `offset` on.
     ///
     /// Errors: the file hasn't so many, or can't be had.

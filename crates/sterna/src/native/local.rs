@@ -7,13 +7,15 @@ use std::thread;
 
 use bytes::Bytes;
 use serde_json::Value;
+use sterna_engine::backend::ExpertMemory;
 use sterna_engine::plan::TensorRequest;
 use sterna_engine::{Backend, Model, ModelPlan};
 use sterna_format::rdrr::Package;
 
+use super::experts::{ExpertsInMemory, MappedExperts};
 use super::files::{FileSet, SourceFile, expect_file};
 use super::find::Located;
-use super::shards::Shards;
+use super::shards::{Kept, Shards};
 use crate::error::{Context, Result};
 use crate::model::{
     ADAPTER_CONFIG, AdapterFiles, LoadOptions, Loaded, ModelFiles, OpenOptions, PackageFiles,
@@ -47,6 +49,8 @@ pub enum Weights {
 pub struct LoadFrom<'a> {
     /// Where weights lie.
     pub weights: Weights,
+    /// How many experts are in memory, where not all are to be: weights are mapped then.
+    pub experts: Option<ExpertsInMemory>,
     /// Threads that verify files ahead of whoever wants them.
     pub n_threads: usize,
     /// Is told how many bytes of weights were loaded each time there are more.
@@ -116,7 +120,7 @@ impl LocalModel {
         let checks = self.model.checks();
         let is_checked: Vec<bool> = checks.iter().map(Option::is_some).collect();
         thread::scope(|scope| {
-            let mut shards = Shards::start(scope, &self.sources, checks, false, n_threads);
+            let mut shards = Shards::start(scope, &self.sources, checks, Kept::Mapped, n_threads);
             for (i, _) in is_checked.iter().enumerate().filter(|(_, is)| **is) {
                 progress(shards.get(i)?.len());
             }
@@ -140,17 +144,24 @@ impl LocalModel {
         backend: B,
         options: &LoadFrom<'_>,
     ) -> Result<Loaded<B>> {
-        let is_read = match options.weights {
-            Weights::Mapped => false,
-            Weights::Read => true,
-            Weights::ReadUpTo(n_bytes) => {
-                self.sources.iter().map(SourceFile::len).sum::<u64>() <= n_bytes
-            }
+        let all_bytes = || self.sources.iter().map(SourceFile::len).sum::<u64>();
+        let kept = match options.weights {
+            _ if options.experts.is_some() => Kept::Released,
+            Weights::Read => Kept::Read,
+            Weights::ReadUpTo(n_bytes) if all_bytes() <= n_bytes => Kept::Read,
+            Weights::Mapped | Weights::ReadUpTo(_) => Kept::Mapped,
         };
+        let experts = options.experts.map(|bound| {
+            let files = self.sources.iter().filter_map(SourceFile::mapped);
+            Arc::new(MappedExperts::new(files.cloned().collect(), bound))
+        });
+        if let Some(experts) = &experts {
+            backend.bound_experts(&(Arc::clone(experts) as Arc<dyn ExpertMemory>));
+        }
         let (checks, n_threads) = (self.model.checks(), options.n_threads);
         let progress = options.progress;
         thread::scope(|scope| {
-            let mut shards = Shards::start(scope, &self.sources, checks, is_read, n_threads);
+            let mut shards = Shards::start(scope, &self.sources, checks, kept, n_threads);
             let loading = LoadOptions {
                 verification: Verification::BySource,
                 progress: Some(Box::new(progress)),
@@ -171,6 +182,11 @@ impl LocalModel {
             let mut loaded = machine.finish()?;
             loaded.warnings.extend(warnings);
             loaded.warnings.extend(self.files.warnings());
+            if let Some(experts) = &experts {
+                let model = self.model.name().to_owned();
+                (loaded.warnings)
+                    .extend(experts.oddity().map(|what| Warning::Oddity { model, what }));
+            }
             Ok(loaded)
         })
     }
@@ -328,6 +344,7 @@ mod tests {
     fn loaded(files: &LocalModel, plan: &ModelPlan) -> Loaded<Cpu> {
         let options = LoadFrom {
             weights: Weights::Mapped,
+            experts: None,
             n_threads: 1,
             progress: &|_| {},
         };

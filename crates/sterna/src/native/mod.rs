@@ -3,6 +3,7 @@
 #[cfg(feature = "builtin")]
 mod builtin;
 mod device;
+mod experts;
 mod files;
 mod find;
 mod local;
@@ -13,6 +14,7 @@ mod shards;
 #[cfg(feature = "builtin")]
 pub use builtin::{BUILTIN, builtin};
 pub use device::*;
+pub use experts::ExpertsInMemory;
 pub use files::{
     FileSet, IncomingFiles, LocalFolder, MemoryFiles, SourceFile, StoredFiles, expect_file,
 };

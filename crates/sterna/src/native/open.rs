@@ -19,8 +19,8 @@ use sterna_gpu::{
 use sterna_kernels::Isa;
 
 use super::{
-    ComputeOptions, Device, DeviceRequest, LoadFrom, LocalModel, Located, Weights, has_gpu,
-    load_on_device,
+    ComputeOptions, Device, DeviceRequest, ExpertsInMemory, LoadFrom, LocalModel, Located, Weights,
+    has_gpu, load_on_device,
 };
 use crate::adapted::Adapted;
 use crate::chat::{DEFAULT_CTX_LEN, TextModel};
@@ -40,6 +40,8 @@ pub struct Options<'a> {
     pub ctx_len: Option<usize>,
     /// Where weights lie once they are loaded.
     pub weights: Weights,
+    /// How many experts are in memory, where not all are to be: weights are mapped then.
+    pub experts: Option<ExpertsInMemory>,
     /// Decides whether a signed package is let in; with `None`, no signed one is.
     pub signatures: Option<Arc<dyn Signatures>>,
     /// Is told how many bytes of weights were loaded each time there are more.
@@ -56,6 +58,7 @@ impl Default for Options<'_> {
             n_threads: None,
             ctx_len: None,
             weights: Weights::Mapped,
+            experts: None,
             signatures: None,
             progress: &|_| {},
             warn: &|_| {},
@@ -102,6 +105,7 @@ pub fn load(name: &str, located: Located, options: &Options<'_>) -> Result<TextM
     };
     let load_from = LoadFrom {
         weights: options.weights,
+        experts: options.experts,
         n_threads,
         progress: options.progress,
     };

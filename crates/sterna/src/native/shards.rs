@@ -15,13 +15,24 @@ use super::SourceFile;
 use crate::error::{Context, Result, bail};
 use crate::warning::Warning;
 
+/// How files are handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// Mapped.
+    Mapped,
+    /// Mapped, and none of their pages in memory because they were verified.
+    Released,
+    /// Read into memory.
+    Read,
+}
+
 /// Weight files on their way.
 pub(super) struct Shards {
     files: Vec<SourceFile>,
     states: Vec<State>,
     /// Files that were verified, in whatever order.
     verified: Receiver<(usize, Result<(SourceFile, Verified)>)>,
-    is_read: bool,
+    kept: Kept,
     warnings: Vec<Warning>,
 }
 
@@ -37,14 +48,14 @@ enum State {
 
 impl Shards {
     /// Begins to verify those of `files` for which `checks` says what they must be; files without an entry
-    /// there are believed. With `is_read`, files are handed out read into memory.
+    /// there are believed. They are handed out as `kept` says.
     ///
     /// Dropped, it lets the threads of `scope` end with the file that they are at.
     pub(super) fn start<'scope>(
         scope: &'scope Scope<'scope, '_>,
         files: &[SourceFile],
         checks: Vec<Option<Expected>>,
-        is_read: bool,
+        kept: Kept,
         n_threads: usize,
     ) -> Shards {
         let states = (0..files.len()).map(|i| match checks.get(i) {
@@ -63,7 +74,7 @@ impl Shards {
             scope.spawn(move || {
                 while let Some((i, file, expected)) = work.get(next.fetch_add(1, Ordering::Relaxed))
                 {
-                    let outcome = verified_file(file, *expected, is_read);
+                    let outcome = verified_file(file, *expected, kept);
                     let outcome = outcome.with_context(|| file.to_string());
                     // Nobody listens any more if loading failed.
                     if sender.send((*i, outcome)).is_err() {
@@ -76,7 +87,7 @@ impl Shards {
             files: files.to_vec(),
             states,
             verified,
-            is_read,
+            kept,
             warnings: Vec::new(),
         }
     }
@@ -84,7 +95,7 @@ impl Shards {
     /// The file with this index, as it is to be used; waited for if need be. Errors: it can't be read, or its
     /// bytes are not the right ones.
     pub(super) fn get(&mut self, index: usize) -> Result<&SourceFile> {
-        if self.states.get(index) == Some(&State::Opened) && self.is_read {
+        if self.states.get(index) == Some(&State::Opened) && self.kept == Kept::Read {
             // Nobody reads ahead: the file is read on several threads.
             self.files[index] = self.files[index].read()?;
             self.states[index] = State::Ready;
@@ -119,10 +130,14 @@ impl Shards {
 fn verified_file(
     file: &SourceFile,
     expected: Expected,
-    is_read: bool,
+    kept: Kept,
 ) -> Result<(SourceFile, Verified)> {
-    if !is_read {
-        return Ok((file.clone(), expected.verify(&file.bytes()?)?));
+    if kept != Kept::Read {
+        let verified = expected.verify(&file.bytes()?)?;
+        if kept == Kept::Released {
+            file.release();
+        }
+        return Ok((file.clone(), verified));
     }
     let mut verifier = Verifier::new(expected, file.len());
     let file = file.read_past(|piece| verifier.update(piece))?;
