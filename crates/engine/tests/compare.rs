@@ -11,7 +11,7 @@ use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use sterna_engine::backend::{
     Attention, CacheShape, CausalConvolution, DeltaNet, ExpertInput, ExpertMatrices, ExpertProduct,
     LinearSource, LowRank, OutputLayout, Product, ScreenedRows, SelectiveScan, Sequence, Ssm,
-    WeightData,
+    TimeMix, TokenShift, WeightData,
 };
 use sterna_engine::compare::{Compare, Comparison, Measured};
 use sterna_engine::stage::Stage;
@@ -21,7 +21,7 @@ use sterna_engine::{
 };
 use sterna_format::DType;
 use sterna_kernels::Exec;
-use sterna_kernels::activation::Activation;
+use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::experts::Routing;
 
 /// A backend with a fault: in the matrix whose bytes are at an address, or in the attention of a layer.
@@ -309,6 +309,45 @@ impl<B: Backend> Backend for Faulty<B> {
         &self,
         _: Stage,
         _: SelectiveScan<'_, Faulty<B>>,
+        _: &mut [Sequence<'_, B::Cache>],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn layer_norm(
+        &self,
+        _: Stage,
+        _: &B::Buffer,
+        _: (&B::Vector, &B::Vector),
+        _: f32,
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn apply(&self, _: Stage, _: Function, _: &mut B::Buffer) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn multiply(&self, _: Stage, _: &mut B::Buffer, _: &B::Buffer) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn token_shift(
+        &self,
+        _: Stage,
+        _: TokenShift<'_, Faulty<B>>,
+        _: &mut [Sequence<'_, B::Cache>],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn time_mix(
+        &self,
+        _: Stage,
+        _: TimeMix<'_, Faulty<B>>,
         _: &mut [Sequence<'_, B::Cache>],
         _: &mut B::Buffer,
     ) -> Result<(), BackendError> {

@@ -17,7 +17,7 @@ use sterna_gpu::DeviceOptions;
 use sterna_kernels::Isa;
 
 /// Of every kind of state, and of layers around them.
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 16] = [
     "lfm2",
     "lfm2-moe",
     "mamba",
@@ -30,10 +30,23 @@ const MODELS: [&str; 12] = [
     "qwen3.5-tied",
     "qwen3.5-moe",
     "qwen3-next",
+    "rwkv4",
+    "rwkv5",
+    "rwkv6",
+    "rwkv7",
 ];
 
-/// One of each kind of state: short convolutions, state spaces with and without attention, delta nets.
-const KINDS: [&str; 4] = ["lfm2", "jamba", "falcon-h1", "qwen3.5"];
+/// One of each kind of state: short convolutions, state spaces with and without attention, delta nets, time mixing.
+const KINDS: [&str; 8] = [
+    "lfm2",
+    "jamba",
+    "falcon-h1",
+    "qwen3.5",
+    "rwkv4",
+    "rwkv5",
+    "rwkv6",
+    "rwkv7",
+];
 
 /// Each test has a device of its own: a software one computes in one thread.
 fn gpu() -> Option<Gpu> {
