@@ -469,7 +469,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             shared,
             is_causal,
         } = attention;
-        let width = q.width;
+        let width = if gated { q.width / 2 } else { q.width };
         let to = &mut out.both;
         let mut own = Vec::with_capacity(sequences.len());
         for Sequence { cache, n_rows } in sequences.iter_mut() {
