@@ -4,6 +4,7 @@
 //! and is of made-up weights and activations: it finds a kernel that is wrong, not one that is a little less
 //! exact.
 
+mod rwkv;
 mod states;
 
 use std::collections::BTreeSet;
@@ -18,6 +19,7 @@ use sterna_kernels::attention::AttentionShape;
 use sterna_kernels::experts::Routing;
 use sterna_kernels::hadamard;
 use sterna_kernels::quant::Encoder;
+use sterna_kernels::rwkv::Generation;
 use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
@@ -95,8 +97,10 @@ pub struct KernelFamilies {
     pub forms: BTreeSet<WeightForm>,
     /// Those of a mixture of experts.
     pub experts: Option<Routing>,
-    /// Whether layers have states.
+    /// Whether layers have states other than those of time mixing.
     pub has_states: bool,
+    /// The generation of RWKV whose layers there are.
+    pub rwkv: Option<Generation>,
     /// Whether matrices are in a rotated basis.
     pub is_rotated: bool,
     /// Whether what attention gives is gated.
@@ -116,6 +120,7 @@ pub async fn self_test<T: Backend>(
         forms,
         experts,
         has_states,
+        rwkv,
         is_rotated,
         has_gates,
     } = kernels;
@@ -125,6 +130,10 @@ pub async fn self_test<T: Backend>(
     if *has_states {
         let want = states::states(&reference).await;
         check("layers with states", want, states::states(tested).await)?;
+    }
+    if let Some(generation) = *rwkv {
+        let want = rwkv::layers(&reference, generation).await;
+        check("time mixing", want, rwkv::layers(tested, generation).await)?;
     }
     for &form in forms {
         let square = |seed| matrix(form, seed, BLOCK_WIDTH, BLOCK_WIDTH);
@@ -262,7 +271,6 @@ fn matrix(form: WeightForm, seed: u32, n: usize, k: usize) -> Option<LinearSourc
     })
 }
 
-/// The stage that operations are told.
 /// One of rows of matrices that products are tested with.
 fn rotation() -> Arc<hadamard::Rotation> {
     let signs = values(97, K).iter().map(|value| value.signum()).collect();
@@ -270,6 +278,7 @@ fn rotation() -> Arc<hadamard::Rotation> {
     Arc::new(rotation.expect("runs fill a row"))
 }
 
+/// The stage that operations are told.
 fn stage(operation: Operation) -> Stage {
     Stage {
         layer: Some(0),
@@ -525,6 +534,7 @@ async fn attention<B: Backend>(
 
 #[cfg(test)]
 mod tests {
+    use Generation::{V4, V5, V6, V7};
     use sterna_kernels::experts::Gating;
 
     use super::*;
@@ -556,11 +566,16 @@ mod tests {
                 groups: None,
                 scale: 1.0,
             };
-            for is_plain in [false, true] {
+            for rwkv in [None, Some(V4), Some(V5), Some(V6), Some(V7)] {
+                let is_plain = rwkv.is_none();
                 let kernels = KernelFamilies {
-                    forms: forms(),
+                    forms: match rwkv {
+                        None | Some(V4) => forms(),
+                        Some(_) => BTreeSet::new(),
+                    },
                     experts: Some(routing),
                     has_states: !is_plain,
+                    rwkv,
                     is_rotated: !is_plain,
                     has_gates: !is_plain,
                 };

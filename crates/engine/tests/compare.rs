@@ -612,6 +612,30 @@ mod gpu {
         }
     }
 
+    /// Layers with states, and those of models that have nothing else.
+    #[test]
+    fn gpu_and_cpu_do_not_part_over_states() {
+        let Some(gpu) = gpu() else { return };
+        for name in [
+            "lfm2", "qwen3.5", "jamba", "rwkv4", "rwkv5", "rwkv6", "rwkv7",
+        ] {
+            let (plan, files) = plan_hf(&testdata().join("reference-states/hf").join(name));
+            let model = load_on(plan, &files, Compare::new(cpu(), gpu.clone())).unwrap();
+            for comparison in [
+                Comparison::Operations,
+                Comparison::Layers,
+                Comparison::Drift,
+            ] {
+                let measured = compare(&model, comparison, CacheType::F32);
+                assert_eq!(parted(&measured), [""; 0], "{name}, {comparison:?}");
+                let names = measured.iter().map(|m| m.stage.to_string());
+                let n_mixed = names.filter(|name| name == "layer 0, time_mix").count();
+                let has_mixed = comparison == Comparison::Operations && name.starts_with("rwkv");
+                assert_eq!(n_mixed > 0, has_mixed, "{name}, {comparison:?}");
+            }
+        }
+    }
+
     type Source = (PathBuf, (ModelPlan, Vec<Bytes>));
 
     fn models(folder: &str, file: &str) -> Vec<PathBuf> {

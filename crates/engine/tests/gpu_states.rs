@@ -8,13 +8,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use common::compare::{MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits};
-use common::{Reference, cpu, load_on, testdata};
+use common::{Reference, cpu, load_on, max_difference, testdata};
 use sterna_engine::hybrid::{Hybrid, OffloadPlan};
 use sterna_engine::{
     Backend, Decoded, Gpu, Logits, Model, Sampler, SamplerConfig, Session, SessionOptions, Step,
 };
 use sterna_gpu::DeviceOptions;
 use sterna_kernels::Isa;
+
+/// The bound on differences from reference logits, as for the CPU.
+const MAX_DIFFERENCE: f32 = 1e-3;
 
 /// Of every kind of state, and of layers around them.
 const MODELS: [&str; 16] = [
@@ -84,7 +87,8 @@ fn logits_are_the_cpus() {
     let Some(gpu) = gpu() else { return };
     for name in MODELS {
         let gguf = testdata().join("reference-states/gguf").join(name);
-        let ids = Reference::read(&dir(name).join("reference.safetensors")).ids;
+        let reference = Reference::read(&dir(name).join("reference.safetensors"));
+        let ids = &reference.ids;
         let gguf = gguf.join("model.gguf");
         let mut sources = vec![Source::Hf(dir(name))];
         if gguf.exists() {
@@ -97,11 +101,16 @@ fn logits_are_the_cpus() {
                 chunk: 1000,
                 ..SessionOptions::new(ids.len())
             };
-            let want = logits(&on_cpu, &ids, whole);
+            let want = logits(&on_cpu, ids, whole);
             for chunk in [1000, 7, 1] {
-                let got = logits(&on_gpu, &ids, SessionOptions { chunk, ..whole });
+                let got = logits(&on_gpu, ids, SessionOptions { chunk, ..whole });
                 let name = format!("{}, {chunk} at once", source.name());
                 check_logits(&name, &got, &want, n_vocab, MAX_ERROR_FLOAT);
+                if let Source::Hf(_) = source {
+                    let difference = max_difference(&got, &reference.logits);
+                    eprintln!("{name}: {difference:.1e} from the reference");
+                    assert!(difference < MAX_DIFFERENCE, "{name}: {difference}");
+                }
             }
         }
     }

@@ -473,7 +473,8 @@ impl ModelPlan {
         KernelFamilies {
             forms: self.weight_forms(),
             experts: c.experts.as_ref().map(|experts| experts.routing),
-            has_states: c.layers.iter().any(|layer| c.layer_state(layer) > 0),
+            has_states: c.rwkv.is_none() && c.state_values() > 0,
+            rwkv: c.rwkv.map(|rwkv| rwkv.shape.generation),
             is_rotated: c.hadamard.is_some(),
             has_gates: c.family.parts.output_gates,
         }
