@@ -229,6 +229,7 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
         position,
         cache: same,
         most_len: Some(most_len),
+        is_causal: true,
         out,
     } = op
     else {

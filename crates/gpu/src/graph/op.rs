@@ -315,6 +315,7 @@ pub enum Op {
         cache: Shared<CacheLayer>,
         /// The longest context, if it is to be split across workgroups.
         most_len: Option<usize>,
+        is_causal: bool,
         out: View,
     },
     /// An [`Op::Heads`] of one row and the [`Op::Attention`] after it.
@@ -815,6 +816,7 @@ pub(super) fn record(
             position,
             cache,
             most_len,
+            is_causal,
             out,
         } => {
             let split = match (most_len, &workspace.split_kv) {
@@ -831,6 +833,7 @@ pub(super) fn record(
             let scores = Scores {
                 shape,
                 sinks: sinks.as_ref(),
+                is_causal: *is_causal,
             };
             attention::attention(recorder, scores, q.of(), position, cache, split, out.of())
         }
@@ -845,6 +848,7 @@ pub(super) fn record(
             let scores = Scores {
                 shape,
                 sinks: sinks.as_ref(),
+                is_causal: true,
             };
             let (states, _) = workspace.split_kv.as_ref().expect("`fit` makes room");
             let split_kv = SplitKv {
