@@ -502,8 +502,6 @@ const SNAPSHOTS: &str = "saved sequences";
 pub(crate) const ROTATIONS: &str = "rotated matrices";
 /// What it calls attention whose keys and values follow from a latent vector.
 pub(crate) const LATENT_ATTENTION: &str = "latent attention";
-/// What it calls models that read whole texts.
-pub(crate) const ENCODERS: &str = "encoders";
 /// What it calls values whose heads are normalised.
 pub(crate) const VALUE_NORMS: &str = "norms of values";
 /// What it calls layers that attend to keys and values of others.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sterna_format::DType;
 use sterna_format::model::RopeLayout;
-use sterna_kernels::activation::Activation;
+use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::attention::AttentionShape;
 use sterna_kernels::experts::Routing;
 use sterna_kernels::hadamard;
@@ -105,6 +105,8 @@ pub struct KernelFamilies {
     pub is_rotated: bool,
     /// Whether what attention gives is gated.
     pub has_gates: bool,
+    /// Whether it reads whole texts.
+    pub is_encoder: bool,
 }
 
 /// Runs every family of kernels in `kernels` on `tested`, once with one row and once with several, and attention with a
@@ -123,6 +125,7 @@ pub async fn self_test<T: Backend>(
         rwkv,
         is_rotated,
         has_gates,
+        is_encoder,
     } = kernels;
     let reference = Cpu::new(1, Isa::detect());
     let want = elements(&reference).await;
@@ -167,13 +170,25 @@ pub async fn self_test<T: Backend>(
         let want = embedding(&reference, source.clone()).await;
         check(&kernel, want, embedding(tested, source).await)?;
     }
-    let attending = (cache, *has_gates);
+    let attending = Attending {
+        dtype: cache,
+        gated: *has_gates,
+        is_causal: !is_encoder,
+    };
     let prompt = attention(&reference, attending, &[40]).await;
     check(
         "attention of a prompt",
         prompt,
         attention(tested, attending, &[40]).await,
     )?;
+    if *is_encoder {
+        let want = encoder(&reference).await;
+        return check(
+            "norms and functions of encoders",
+            want,
+            encoder(tested).await,
+        );
+    }
     let token = attention(&reference, attending, &[40, 1]).await;
     check(
         "attention of a token",
@@ -452,10 +467,39 @@ async fn elements<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> {
     b.submit(&mut x)?.await
 }
 
+/// What encoders have between their products: their input by itself, biases, functions and norms.
+async fn encoder<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> {
+    let rows = 3;
+    let (weight, bias) = (b.load_vector(values(11, K))?, b.load_vector(values(17, K))?);
+    let (mut x, mut h, mut out) = (b.buffer(), b.buffer(), b.buffer());
+    b.begin_step()?;
+    b.write(&values(13, rows * K), K, &mut x)?;
+    b.columns(stage(Operation::FfnNorm), &x, 0..K, &mut h)?;
+    b.add_bias(stage(Operation::Bias(LinearLayer::Up)), &mut h, &bias)?;
+    let function = Function::Activation(Activation::GeluErf);
+    b.apply(stage(Operation::Activation), function, &mut h)?;
+    b.add(stage(Operation::FfnResidual), &mut x, &h)?;
+    let norm = stage(Operation::FfnNorm);
+    b.layer_norm(norm, &x, (&weight, &bias), 1e-5, &mut out)?;
+    b.submit(&mut out)?.await
+}
+
+/// How attention is tested.
+#[derive(Clone, Copy)]
+struct Attending {
+    dtype: CacheType,
+    gated: bool,
+    is_causal: bool,
+}
+
 /// Attention in `steps` of so many tokens each: the results of the last.
 async fn attention<B: Backend>(
     b: &B,
-    (dtype, gated): (CacheType, bool),
+    Attending {
+        dtype,
+        gated,
+        is_causal,
+    }: Attending,
     steps: &[usize],
 ) -> Result<Vec<f32>, BackendError> {
     let (n_heads, n_kv_heads, head_dim) = (4, 2, 64);
@@ -519,7 +563,7 @@ async fn attention<B: Backend>(
             }),
             sinks: None,
             shared: None,
-            is_causal: true,
+            is_causal,
         };
         let sequence = Sequence {
             cache: &mut cache,
@@ -578,6 +622,7 @@ mod tests {
                     rwkv,
                     is_rotated: !is_plain,
                     has_gates: !is_plain,
+                    is_encoder: rwkv == Some(V5),
                 };
                 let tested = cpu.wait(self_test(&cpu, &kernels, CacheType::F16));
                 tested.unwrap().unwrap();

@@ -52,12 +52,14 @@ fn check(device: Device, caches: &[CacheType]) {
             rwkv: None,
             is_rotated: has_all,
             has_gates: has_all,
+            is_encoder: false,
         };
         let tested = self_test(&gpu, &kernels, cache);
         gpu.device().block_on(tested).unwrap().unwrap();
     }
     for generation in [V4, V5, V6, V7] {
         let kernels = KernelFamilies {
+            is_encoder: generation == V7,
             rwkv: Some(generation),
             ..KernelFamilies::default()
         };

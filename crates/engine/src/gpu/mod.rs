@@ -42,7 +42,7 @@ use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
-    DeviceError, DeviceErrorKind, ENCODERS, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
+    DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
     LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, SHARED_KEYS,
     ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
 };
@@ -478,9 +478,6 @@ impl Backend for Gpu {
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        if !is_causal {
-            return Err(BackendError::Unsupported(ENCODERS));
-        }
         if shared.is_some() {
             return Err(BackendError::Unsupported(SHARED_KEYS));
         }
@@ -525,7 +522,8 @@ impl Backend for Gpu {
                 q: qkv.columns(0, q_width),
                 position,
                 cache: memory,
-                most_len: (*n_rows <= MAX_SPLIT_KV_ROWS).then_some(len),
+                most_len: (is_causal && *n_rows <= MAX_SPLIT_KV_ROWS).then_some(len),
+                is_causal,
                 out: out.rows(rows.start, *n_rows),
             });
         }

@@ -16,7 +16,7 @@ use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use sterna_kernels::rwkv::Generation;
 
 use crate::backend::{
-    BackendError, CacheType, ENCODERS, LATENT_ATTENTION, LAYER_INPUTS, SHARED_KEYS, VALUE_NORMS,
+    BackendError, CacheType, LATENT_ATTENTION, LAYER_INPUTS, SHARED_KEYS, VALUE_NORMS,
 };
 use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
@@ -410,7 +410,6 @@ impl ModelPlan {
     pub fn gpu_obstacle(&self) -> Option<BackendError> {
         let c = &self.config;
         let obstacles = [
-            (c.family.encoder, ENCODERS),
             (c.layer_input_dim.is_some(), LAYER_INPUTS),
             (c.n_sharing > 0, SHARED_KEYS),
             (c.family.parts.value_norms, VALUE_NORMS),
@@ -477,6 +476,7 @@ impl ModelPlan {
             rwkv: c.rwkv.map(|rwkv| rwkv.shape.generation),
             is_rotated: c.hadamard.is_some(),
             has_gates: c.family.parts.output_gates,
+            is_encoder: c.family.encoder,
         }
     }
 
