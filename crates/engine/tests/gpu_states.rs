@@ -205,6 +205,32 @@ fn sequences_of_a_batch_have_their_own() {
     }
 }
 
+/// Threads that share a device take turns, operation by operation.
+#[test]
+fn sequences_of_two_threads_have_their_own() {
+    let Some(gpu) = gpu() else { return };
+    for name in ["rwkv6", "qwen3.5"] {
+        let model = load(name, gpu.clone());
+        let parts = [ids(48), ids(96)[48..].to_vec()];
+        let want = parts.each_ref().map(|ids| last(&mut session(&model), ids));
+        let options = SessionOptions {
+            chunk: 8,
+            ..SessionOptions::new(256)
+        };
+        std::thread::scope(|scope| {
+            for (ids, want) in parts.iter().zip(&want) {
+                let model = &model;
+                scope.spawn(move || {
+                    for _ in 0..3 {
+                        let mut session = Session::new(Arc::clone(model), options).unwrap();
+                        assert_near(name, &last(&mut session, ids), want);
+                    }
+                });
+            }
+        });
+    }
+}
+
 /// Decodes `n` tokens after `last`, as the backend does it.
 fn decode<B: Backend>(session: &mut Session<B>, mut last: u32, n: usize) -> Vec<u32> {
     let n_vocab = session.model().config().n_vocab;

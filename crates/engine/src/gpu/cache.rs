@@ -37,9 +37,9 @@ pub struct GpuCache {
     /// The sequence's position, as kernels read it.
     position: Option<(Buffer, Option<usize>)>,
     tables: Vec<Table>,
-    /// The position before the first of a step, as mixes of positions read it, and of which step, layer and part of
-    /// its state it was taken last.
-    previous: (Option<Buffer>, Option<(u64, usize, usize)>),
+    /// The position before the first of a step, as mixes of positions read it, and of which layer and part of its state
+    /// it was taken last in this step.
+    previous: (Option<Buffer>, Option<(usize, usize)>),
     /// For sampling tokens.
     sampling: SampleScratch,
 }
@@ -154,13 +154,13 @@ impl GpuCache {
         self.states.layer(device, graph, (layer, n), self.len)
     }
 
-    /// Memory for the position before the first of a step, `width` values, and whether that of `at` (step, layer and part
-    /// of its state) is in it already.
+    /// Memory for the position before the first of a step, `width` values, and whether that of `at` (layer and part of its
+    /// state) is in it already.
     pub(super) fn previous(
         &mut self,
         device: &Device,
         width: usize,
-        at: (u64, usize, usize),
+        at: (usize, usize),
     ) -> Result<(Buffer, bool), GpuError> {
         let (memory, of) = &mut self.previous;
         let memory = room(device, memory, width)?;
@@ -334,6 +334,7 @@ impl KvCache for GpuCache {
     fn advance(&mut self, n: usize) {
         self.len += n;
         self.states.advance(n, self.len);
+        self.previous.1 = None;
     }
 
     fn pin(&mut self) {
@@ -341,6 +342,7 @@ impl KvCache for GpuCache {
     }
 
     fn truncate(&mut self, len: usize) {
+        self.previous.1 = None;
         if len < self.len {
             self.len = match self.states.is_empty() {
                 true => len,

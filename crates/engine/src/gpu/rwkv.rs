@@ -34,9 +34,8 @@ impl Gpu {
         let out = out.shape(&self.device, x.n_rows, x.width)?;
         let (layer, part) = (stage.layer.unwrap_or(0), shape.part(shift.part));
         let mut previous = Vec::with_capacity(sequences.len());
-        let step = self.graph.lock().step();
         for Sequence { cache, .. } in sequences.iter_mut() {
-            previous.push(cache.previous(&self.device, x.width, (step, layer, part.start))?);
+            previous.push(cache.previous(&self.device, x.width, (layer, part.start))?);
         }
         let mut previous = previous.into_iter();
         self.for_states(stage, shape.state(), sequences, |graph, rows, state| {
