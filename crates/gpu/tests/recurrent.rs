@@ -480,7 +480,7 @@ fn expected_mixing(shape: &RwkvShape, inputs: &TimeMixing) -> (Vec<f32>, Vec<f32
 fn check_time_mixing(device: &Device, shape: &RwkvShape) {
     let inner = shape.inner();
     let rows = |seed| floats(M * inner, seed);
-    let inputs = TimeMixing {
+    let mut inputs = TimeMixing {
         r: rows(1),
         k: rows(2),
         v: rows(3),
@@ -489,6 +489,9 @@ fn check_time_mixing(device: &Device, shape: &RwkvShape) {
         rate: rows(6),
         factors: [7, 8, 9, 10, 11].map(|seed| floats(inner, seed)),
     };
+    // Exponentials overflow there.
+    (inputs.decay[0], inputs.decay[inner], inputs.rate[0]) = (100.0, -100.0, -100.0);
+    (inputs.gate[0], inputs.factors[2][0]) = (-100.0, 100.0);
     let (want, after) = expected_mixing(shape, &inputs);
     let TimeMixing {
         r,

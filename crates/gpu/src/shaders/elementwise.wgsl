@@ -59,7 +59,8 @@ fn main(
             x[i] = tanh_of(x[i]);
         }
         case 7u: {
-            x[i] = 1.0 / (1.0 + exp(-x[i]));
+            // Bounded, as it would overflow.
+            x[i] = 1.0 / (1.0 + exp(min(-x[i], 80.0)));
         }
         case 8u: {
             x[i] = gated(x[i], 1.0);

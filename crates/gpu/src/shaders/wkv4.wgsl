@@ -57,11 +57,13 @@ fn main(
         weight = states[before + params.inner];
         exponent = states[before + 2u * params.inner];
     }
-    let rate = exp(decay[i]);
+    // Exponentials that would overflow are bounded.
+    let rate = exp(min(decay[i], 80.0));
     for (var t = 0u; t < params.n_rows; t++) {
         let key = k[params.k_offset + t * params.k_stride + i];
         let value = v[params.v_offset + t * params.v_stride + i];
-        let gate = 1.0 / (1.0 + exp(-r[params.r_offset + t * params.r_stride + i]));
+        let receptance = r[params.r_offset + t * params.r_stride + i];
+        let gate = 1.0 / (1.0 + exp(min(-receptance, 80.0)));
         // This position and those before, both divided by the larger weight.
         let before = select(exponent, NOTHING, weight == 0.0);
         let own = first[i] + key;

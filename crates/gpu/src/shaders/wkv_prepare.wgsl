@@ -29,8 +29,9 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
+// Exponentials that would overflow are bounded.
 fn sigmoid(x: f32) -> f32 {
-    return 1.0 / (1.0 + exp(-x));
+    return 1.0 / (1.0 + exp(min(-x, 80.0)));
 }
 
 @compute @workgroup_size(WG)
@@ -53,7 +54,7 @@ fn main(at: Invocation, group: Group) {
         let c = head + e;
         let key = k[row + c];
         let x = decays[params.decay_offset + t * params.decay_stride + c];
-        var prepared = vec4<f32>(key, exp(-exp(x)), first[c] * key, 0.0);
+        var prepared = vec4<f32>(key, exp(-exp(min(x, 80.0))), first[c] * key, 0.0);
         if SEVENTH == 1u {
             let rate = sigmoid(rates[params.rate_offset + t * params.rate_stride + c]);
             let direction = key * first[c] * inverse;
