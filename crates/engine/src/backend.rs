@@ -326,34 +326,28 @@ pub trait Backend: Sized {
     /// `out ← (x − mean) / √(variance + eps) · weight + bias`, row by row.
     fn layer_norm(
         &self,
-        _stage: Stage,
-        _x: &Self::Buffer,
-        _weights: (&Self::Vector, &Self::Vector),
-        _eps: f32,
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(RWKV))
-    }
+        stage: Stage,
+        x: &Self::Buffer,
+        weights: (&Self::Vector, &Self::Vector),
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// `x ← function(x)`, value by value.
     fn apply(
         &self,
-        _stage: Stage,
-        _function: Function,
-        _x: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(RWKV))
-    }
+        stage: Stage,
+        function: Function,
+        x: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// `x ← x ∘ y`.
     fn multiply(
         &self,
-        _stage: Stage,
-        _x: &mut Self::Buffer,
-        _y: &Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(RWKV))
-    }
+        stage: Stage,
+        x: &mut Self::Buffer,
+        y: &Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// Mixes each position of each sequence with the one before ([`sterna_kernels::rwkv::token_shift`]), which the state
     /// in the cache has at the beginning. That becomes the last one once the cache advances.
@@ -361,13 +355,11 @@ pub trait Backend: Sized {
     /// `out` becomes `[n_tokens, inner]`.
     fn token_shift(
         &self,
-        _stage: Stage,
-        _shift: TokenShift<'_, Self>,
-        _sequences: &mut [Sequence<'_, Self::Cache>],
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(RWKV))
-    }
+        stage: Stage,
+        shift: TokenShift<'_, Self>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// Time mixing of RWKV over the positions of each sequence, with the norm and gates of what heads give
     /// ([`sterna_kernels::rwkv`]). The state in the cache becomes that after the batch once the cache advances.
@@ -376,13 +368,11 @@ pub trait Backend: Sized {
     /// where there is a `residual`; without one they are kept.
     fn time_mix(
         &self,
-        _stage: Stage,
-        _mix: TimeMix<'_, Self>,
-        _sequences: &mut [Sequence<'_, Self::Cache>],
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(RWKV))
-    }
+        stage: Stage,
+        mix: TimeMix<'_, Self>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// `x ← factor · x`.
     fn scale(&self, stage: Stage, x: &mut Self::Buffer, factor: f32) -> Result<(), BackendError>;
@@ -517,14 +507,10 @@ pub trait Backend: Sized {
 
 /// What [`BackendError::Unsupported`] calls saving a sequence.
 const SNAPSHOTS: &str = "saved sequences";
-/// Likewise.
-pub(crate) const RWKV: &str = "time mixing";
 /// What it calls matrices that are stored rotated.
 pub(crate) const ROTATIONS: &str = "rotated matrices";
 /// What it calls attention whose keys and values follow from a latent vector.
 pub(crate) const LATENT_ATTENTION: &str = "latent attention";
-/// What it calls models that read whole texts.
-pub(crate) const ENCODERS: &str = "encoders";
 /// What it calls values whose heads are normalised.
 pub(crate) const VALUE_NORMS: &str = "norms of values";
 /// What it calls layers that attend to keys and values of others.

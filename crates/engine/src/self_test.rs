@@ -4,6 +4,7 @@
 //! and is of made-up weights and activations: it finds a kernel that is wrong, not one that is a little less
 //! exact.
 
+mod rwkv;
 mod states;
 
 use std::collections::BTreeSet;
@@ -13,11 +14,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sterna_format::DType;
 use sterna_format::model::RopeLayout;
-use sterna_kernels::activation::Activation;
+use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::attention::AttentionShape;
 use sterna_kernels::experts::Routing;
 use sterna_kernels::hadamard;
 use sterna_kernels::quant::Encoder;
+use sterna_kernels::rwkv::Generation;
 use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
@@ -95,12 +97,16 @@ pub struct KernelFamilies {
     pub forms: BTreeSet<WeightForm>,
     /// Those of a mixture of experts.
     pub experts: Option<Routing>,
-    /// Whether layers have states.
+    /// Whether layers have states other than those of time mixing.
     pub has_states: bool,
+    /// The generation of RWKV whose layers there are.
+    pub rwkv: Option<Generation>,
     /// Whether matrices are in a rotated basis.
     pub is_rotated: bool,
     /// Whether what attention gives is gated.
     pub has_gates: bool,
+    /// Whether it reads whole texts.
+    pub is_encoder: bool,
 }
 
 /// Runs every family of kernels in `kernels` on `tested`, once with one row and once with several, and attention with a
@@ -116,8 +122,10 @@ pub async fn self_test<T: Backend>(
         forms,
         experts,
         has_states,
+        rwkv,
         is_rotated,
         has_gates,
+        is_encoder,
     } = kernels;
     let reference = Cpu::new(1, Isa::detect());
     let want = elements(&reference).await;
@@ -125,6 +133,10 @@ pub async fn self_test<T: Backend>(
     if *has_states {
         let want = states::states(&reference).await;
         check("layers with states", want, states::states(tested).await)?;
+    }
+    if let Some(generation) = *rwkv {
+        let want = rwkv::layers(&reference, generation).await;
+        check("time mixing", want, rwkv::layers(tested, generation).await)?;
     }
     for &form in forms {
         let square = |seed| matrix(form, seed, BLOCK_WIDTH, BLOCK_WIDTH);
@@ -158,13 +170,25 @@ pub async fn self_test<T: Backend>(
         let want = embedding(&reference, source.clone()).await;
         check(&kernel, want, embedding(tested, source).await)?;
     }
-    let attending = (cache, *has_gates);
+    let attending = Attending {
+        dtype: cache,
+        gated: *has_gates,
+        is_causal: !is_encoder,
+    };
     let prompt = attention(&reference, attending, &[40]).await;
     check(
         "attention of a prompt",
         prompt,
         attention(tested, attending, &[40]).await,
     )?;
+    if *is_encoder {
+        let want = encoder(&reference).await;
+        return check(
+            "norms and functions of encoders",
+            want,
+            encoder(tested).await,
+        );
+    }
     let token = attention(&reference, attending, &[40, 1]).await;
     check(
         "attention of a token",
@@ -262,7 +286,6 @@ fn matrix(form: WeightForm, seed: u32, n: usize, k: usize) -> Option<LinearSourc
     })
 }
 
-/// The stage that operations are told.
 /// One of rows of matrices that products are tested with.
 fn rotation() -> Arc<hadamard::Rotation> {
     let signs = values(97, K).iter().map(|value| value.signum()).collect();
@@ -270,6 +293,7 @@ fn rotation() -> Arc<hadamard::Rotation> {
     Arc::new(rotation.expect("runs fill a row"))
 }
 
+/// The stage that operations are told.
 fn stage(operation: Operation) -> Stage {
     Stage {
         layer: Some(0),
@@ -443,10 +467,39 @@ async fn elements<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> {
     b.submit(&mut x)?.await
 }
 
+/// What encoders have between their products: their input by itself, biases, functions and norms.
+async fn encoder<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> {
+    let rows = 3;
+    let (weight, bias) = (b.load_vector(values(11, K))?, b.load_vector(values(17, K))?);
+    let (mut x, mut h, mut out) = (b.buffer(), b.buffer(), b.buffer());
+    b.begin_step()?;
+    b.write(&values(13, rows * K), K, &mut x)?;
+    b.columns(stage(Operation::FfnNorm), &x, 0..K, &mut h)?;
+    b.add_bias(stage(Operation::Bias(LinearLayer::Up)), &mut h, &bias)?;
+    let function = Function::Activation(Activation::GeluErf);
+    b.apply(stage(Operation::Activation), function, &mut h)?;
+    b.add(stage(Operation::FfnResidual), &mut x, &h)?;
+    let norm = stage(Operation::FfnNorm);
+    b.layer_norm(norm, &x, (&weight, &bias), 1e-5, &mut out)?;
+    b.submit(&mut out)?.await
+}
+
+/// How attention is tested.
+#[derive(Clone, Copy)]
+struct Attending {
+    dtype: CacheType,
+    gated: bool,
+    is_causal: bool,
+}
+
 /// Attention in `steps` of so many tokens each: the results of the last.
 async fn attention<B: Backend>(
     b: &B,
-    (dtype, gated): (CacheType, bool),
+    Attending {
+        dtype,
+        gated,
+        is_causal,
+    }: Attending,
     steps: &[usize],
 ) -> Result<Vec<f32>, BackendError> {
     let (n_heads, n_kv_heads, head_dim) = (4, 2, 64);
@@ -510,7 +563,7 @@ async fn attention<B: Backend>(
             }),
             sinks: None,
             shared: None,
-            is_causal: true,
+            is_causal,
         };
         let sequence = Sequence {
             cache: &mut cache,
@@ -525,6 +578,7 @@ async fn attention<B: Backend>(
 
 #[cfg(test)]
 mod tests {
+    use Generation::{V4, V5, V6, V7};
     use sterna_kernels::experts::Gating;
 
     use super::*;
@@ -556,13 +610,19 @@ mod tests {
                 groups: None,
                 scale: 1.0,
             };
-            for is_plain in [false, true] {
+            for rwkv in [None, Some(V4), Some(V5), Some(V6), Some(V7)] {
+                let is_plain = rwkv.is_none();
                 let kernels = KernelFamilies {
-                    forms: forms(),
+                    forms: match rwkv {
+                        None | Some(V4) => forms(),
+                        Some(_) => BTreeSet::new(),
+                    },
                     experts: Some(routing),
                     has_states: !is_plain,
+                    rwkv,
                     is_rotated: !is_plain,
                     has_gates: !is_plain,
+                    is_encoder: rwkv == Some(V5),
                 };
                 let tested = cpu.wait(self_test(&cpu, &kernels, CacheType::F16));
                 tested.unwrap().unwrap();

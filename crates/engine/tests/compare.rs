@@ -11,7 +11,7 @@ use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use sterna_engine::backend::{
     Attention, CacheShape, CausalConvolution, DeltaNet, ExpertInput, ExpertMatrices, ExpertProduct,
     LinearSource, LowRank, OutputLayout, Product, ScreenedRows, SelectiveScan, Sequence, Ssm,
-    WeightData,
+    TimeMix, TokenShift, WeightData,
 };
 use sterna_engine::compare::{Compare, Comparison, Measured};
 use sterna_engine::stage::Stage;
@@ -21,7 +21,7 @@ use sterna_engine::{
 };
 use sterna_format::DType;
 use sterna_kernels::Exec;
-use sterna_kernels::activation::Activation;
+use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::experts::Routing;
 
 /// A backend with a fault: in the matrix whose bytes are at an address, or in the attention of a layer.
@@ -315,6 +315,45 @@ impl<B: Backend> Backend for Faulty<B> {
         STATES
     }
 
+    fn layer_norm(
+        &self,
+        _: Stage,
+        _: &B::Buffer,
+        _: (&B::Vector, &B::Vector),
+        _: f32,
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn apply(&self, _: Stage, _: Function, _: &mut B::Buffer) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn multiply(&self, _: Stage, _: &mut B::Buffer, _: &B::Buffer) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn token_shift(
+        &self,
+        _: Stage,
+        _: TokenShift<'_, Faulty<B>>,
+        _: &mut [Sequence<'_, B::Cache>],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
+    fn time_mix(
+        &self,
+        _: Stage,
+        _: TimeMix<'_, Faulty<B>>,
+        _: &mut [Sequence<'_, B::Cache>],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        STATES
+    }
+
     fn scale(&self, stage: Stage, x: &mut B::Buffer, factor: f32) -> Result<(), BackendError> {
         self.inner.scale(stage, x, factor)
     }
@@ -569,6 +608,30 @@ mod gpu {
                 let names = measured.iter().map(|m| m.stage.to_string());
                 let has_down = names.into_iter().any(|name| name == "layer 0, down");
                 assert_eq!(has_down, comparison == Comparison::Operations);
+            }
+        }
+    }
+
+    /// Layers with states, and those of models that have nothing else.
+    #[test]
+    fn gpu_and_cpu_do_not_part_over_states() {
+        let Some(gpu) = gpu() else { return };
+        for name in [
+            "lfm2", "qwen3.5", "jamba", "rwkv4", "rwkv5", "rwkv6", "rwkv7",
+        ] {
+            let (plan, files) = plan_hf(&testdata().join("reference-states/hf").join(name));
+            let model = load_on(plan, &files, Compare::new(cpu(), gpu.clone())).unwrap();
+            for comparison in [
+                Comparison::Operations,
+                Comparison::Layers,
+                Comparison::Drift,
+            ] {
+                let measured = compare(&model, comparison, CacheType::F32);
+                assert_eq!(parted(&measured), [""; 0], "{name}, {comparison:?}");
+                let names = measured.iter().map(|m| m.stage.to_string());
+                let n_mixed = names.filter(|name| name == "layer 0, time_mix").count();
+                let has_mixed = comparison == Comparison::Operations && name.starts_with("rwkv");
+                assert_eq!(n_mixed > 0, has_mixed, "{name}, {comparison:?}");
             }
         }
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use common::compare::{MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits};
-use common::{Reference, cpu, load_on, testdata};
+use common::{Reference, cpu, load_on, max_difference, testdata};
 use sterna_engine::hybrid::{Hybrid, OffloadPlan};
 use sterna_engine::{
     Backend, Decoded, Gpu, Logits, Model, Sampler, SamplerConfig, Session, SessionOptions, Step,
@@ -16,8 +16,11 @@ use sterna_engine::{
 use sterna_gpu::DeviceOptions;
 use sterna_kernels::Isa;
 
+/// The bound on differences from reference logits, as for the CPU.
+const MAX_DIFFERENCE: f32 = 1e-3;
+
 /// Of every kind of state, and of layers around them.
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 16] = [
     "lfm2",
     "lfm2-moe",
     "mamba",
@@ -30,10 +33,23 @@ const MODELS: [&str; 12] = [
     "qwen3.5-tied",
     "qwen3.5-moe",
     "qwen3-next",
+    "rwkv4",
+    "rwkv5",
+    "rwkv6",
+    "rwkv7",
 ];
 
-/// One of each kind of state: short convolutions, state spaces with and without attention, delta nets.
-const KINDS: [&str; 4] = ["lfm2", "jamba", "falcon-h1", "qwen3.5"];
+/// One of each kind of state: short convolutions, state spaces with and without attention, delta nets, time mixing.
+const KINDS: [&str; 8] = [
+    "lfm2",
+    "jamba",
+    "falcon-h1",
+    "qwen3.5",
+    "rwkv4",
+    "rwkv5",
+    "rwkv6",
+    "rwkv7",
+];
 
 /// Each test has a device of its own: a software one computes in one thread.
 fn gpu() -> Option<Gpu> {
@@ -71,7 +87,8 @@ fn logits_are_the_cpus() {
     let Some(gpu) = gpu() else { return };
     for name in MODELS {
         let gguf = testdata().join("reference-states/gguf").join(name);
-        let ids = Reference::read(&dir(name).join("reference.safetensors")).ids;
+        let reference = Reference::read(&dir(name).join("reference.safetensors"));
+        let ids = &reference.ids;
         let gguf = gguf.join("model.gguf");
         let mut sources = vec![Source::Hf(dir(name))];
         if gguf.exists() {
@@ -84,11 +101,16 @@ fn logits_are_the_cpus() {
                 chunk: 1000,
                 ..SessionOptions::new(ids.len())
             };
-            let want = logits(&on_cpu, &ids, whole);
+            let want = logits(&on_cpu, ids, whole);
             for chunk in [1000, 7, 1] {
-                let got = logits(&on_gpu, &ids, SessionOptions { chunk, ..whole });
+                let got = logits(&on_gpu, ids, SessionOptions { chunk, ..whole });
                 let name = format!("{}, {chunk} at once", source.name());
                 check_logits(&name, &got, &want, n_vocab, MAX_ERROR_FLOAT);
+                if let Source::Hf(_) = source {
+                    let difference = max_difference(&got, &reference.logits);
+                    eprintln!("{name}: {difference:.1e} from the reference");
+                    assert!(difference < MAX_DIFFERENCE, "{name}: {difference}");
+                }
             }
         }
     }
@@ -180,6 +202,32 @@ fn sequences_of_a_batch_have_their_own() {
                 assert_near(name, got, &last(&mut session(&model), &ids[..end]));
             }
         }
+    }
+}
+
+/// Threads that share a device take turns, operation by operation.
+#[test]
+fn sequences_of_two_threads_have_their_own() {
+    let Some(gpu) = gpu() else { return };
+    for name in ["rwkv6", "qwen3.5"] {
+        let model = load(name, gpu.clone());
+        let parts = [ids(48), ids(96)[48..].to_vec()];
+        let want = parts.each_ref().map(|ids| last(&mut session(&model), ids));
+        let options = SessionOptions {
+            chunk: 8,
+            ..SessionOptions::new(256)
+        };
+        std::thread::scope(|scope| {
+            for (ids, want) in parts.iter().zip(&want) {
+                let model = &model;
+                scope.spawn(move || {
+                    for _ in 0..3 {
+                        let mut session = Session::new(Arc::clone(model), options).unwrap();
+                        assert_near(name, &last(&mut session, ids), want);
+                    }
+                });
+            }
+        });
     }
 }
 

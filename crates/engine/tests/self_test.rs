@@ -9,6 +9,7 @@ use sterna_format::DType;
 use sterna_gpu::{Device, DeviceOptions, Features};
 use sterna_kernels::Isa;
 use sterna_kernels::experts::{Gating, Routing};
+use sterna_kernels::rwkv::Generation::{V4, V5, V6, V7};
 
 const ROUTING: Routing = Routing {
     gating: Gating::Softmax,
@@ -48,10 +49,21 @@ fn check(device: Device, caches: &[CacheType]) {
             forms: forms.clone(),
             experts: has_all.then_some(ROUTING),
             has_states: has_all,
+            rwkv: None,
             is_rotated: has_all,
             has_gates: has_all,
+            is_encoder: false,
         };
         let tested = self_test(&gpu, &kernels, cache);
+        gpu.device().block_on(tested).unwrap().unwrap();
+    }
+    for generation in [V4, V5, V6, V7] {
+        let kernels = KernelFamilies {
+            is_encoder: generation == V7,
+            rwkv: Some(generation),
+            ..KernelFamilies::default()
+        };
+        let tested = self_test(&gpu, &kernels, CacheType::F32);
         gpu.device().block_on(tested).unwrap().unwrap();
     }
 }

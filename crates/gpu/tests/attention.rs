@@ -28,6 +28,7 @@ struct Case {
     sinks: bool,
     /// Whether something as long follows each query.
     gated: bool,
+    causal: bool,
 }
 
 const PLAIN: Case = Case {
@@ -42,6 +43,7 @@ const PLAIN: Case = Case {
     window: None,
     sinks: false,
     gated: false,
+    causal: true,
 };
 
 const EPS: f32 = 1e-5;
@@ -129,6 +131,7 @@ impl Case {
         let scores = Scores {
             shape: &shape,
             sinks: of_heads.as_ref(),
+            is_causal: self.causal,
         };
         let mut pages: Vec<cpu::KvPage> = Vec::new();
         let mut pos = 0;
@@ -192,6 +195,17 @@ impl Case {
                     continue;
                 }
                 let states = SplitKvStates::new(device, m, n_heads, head_dim, most_len).unwrap();
+                if !self.causal {
+                    let split = Split::Kv(SplitKv {
+                        states: &states,
+                        most_len,
+                    });
+                    let mut recorder = Recorder::new(device);
+                    let refused =
+                        attention(&mut recorder, scores, q, position, &cache, split, out_rows);
+                    assert!(matches!(refused, Err(GpuError::Unsupported { .. })));
+                    continue;
+                }
                 let split_kv = SplitKv {
                     states: &states,
                     most_len,
@@ -296,7 +310,7 @@ impl Case {
             q: &q,
             pos,
             sinks: sinks.as_deref(),
-            is_causal: true,
+            is_causal: self.causal,
         };
         cpu::attention(
             &exec,
@@ -340,6 +354,28 @@ fn every_cache_and_feature_agrees_with_the_cpu() {
             ..PLAIN
         }
         .check(device, &[3, 1]);
+    }
+}
+
+/// Of texts that are read as a whole, also behind others, and with a window behind each position.
+#[test]
+fn attention_to_all_positions_agrees_with_the_cpu() {
+    for device in devices().iter().take(2) {
+        for (head_dim, dtype, window) in [
+            (64, CacheType::F32, None),
+            (32, CacheType::F16, None),
+            (80, CacheType::Q8_0, Some(7)),
+        ] {
+            let case = Case {
+                head_dim,
+                rope_dim: 0,
+                dtype,
+                window,
+                causal: false,
+                ..PLAIN
+            };
+            case.check(device, &[50, 1, 7, 33]);
+        }
     }
 }
 

@@ -3,11 +3,13 @@
 mod common;
 
 use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
-use sterna_gpu::Recorder;
 use sterna_gpu::kernels::Rows;
-use sterna_gpu::kernels::elementwise::{self, Activation, add_gated, gate_by, gate_heads};
-use sterna_gpu::kernels::norm::{rms_norm, rms_norm_groups};
+use sterna_gpu::kernels::elementwise::{
+    self, Activation, Function, add_gated, blend, gate_by, gate_heads, multiply,
+};
+use sterna_gpu::kernels::norm::{layer_norm, rms_norm, rms_norm_groups};
 use sterna_gpu::kernels::rotate::{MAX_BLOCK, Rotation, rotate};
+use sterna_gpu::{GpuError, Recorder};
 use sterna_kernels::hadamard::{self, Regroup};
 use sterna_kernels::{activation, norm, vector};
 
@@ -49,6 +51,98 @@ fn norms_agree_with_the_cpu() {
                 assert_eq!(&all[offset + t * stride..][..width], want, "in place");
                 assert_eq!(all[offset + t * stride + width..][..2], [7.5; 2]);
             }
+        }
+    }
+}
+
+#[test]
+fn layer_norms_agree_with_the_cpu() {
+    for device in devices() {
+        for (m, width) in SHAPES {
+            // Far from zero, so that the mean matters.
+            let x: Vec<f32> = floats(m * width, 1).iter().map(|x| x + 2.0).collect();
+            let (weight, bias) = (floats(width, 2), floats(width, 3));
+            let mut want = x.clone();
+            norm::layer_norm_groups(&scalar(), &mut want, (&weight, &bias), 1, 1e-5).unwrap();
+            let [weight, bias] = [weight, bias].map(|vector| device.upload(&vector).unwrap());
+            let (offset, stride) = (3, width + 2);
+            let from = spread(device, &x, width, offset, stride);
+            let rows = spread_rows(&from, m, width, offset, stride);
+            let to = device.buffer("out", (m * width * 4) as u64).unwrap();
+            let out = Rows::new(&to, m, width);
+            let got = run(device, &to, m * width, |r| {
+                layer_norm(r, rows, (&weight, &bias), 1e-5, out)
+            });
+            assert!(nmse(&got, &want) < 1e-12, "{m}x{width}");
+            let mut recorder = Recorder::new(device);
+            for x in [out, Rows::new(&from, m, width + 1)] {
+                assert!(layer_norm(&mut recorder, x, (&weight, &bias), 1e-5, out).is_err());
+            }
+            if width > 16 {
+                let short = device.upload(&[0.0f32; 16]).unwrap();
+                assert!(layer_norm(&mut recorder, rows, (&weight, &short), 1e-5, out).is_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn functions_products_and_blends_agree_with_the_cpu() {
+    let exec = scalar();
+    for device in devices() {
+        for (m, width) in SHAPES {
+            let mut x: Vec<f32> = floats(m * width, 1).iter().map(|x| 9.0 * x).collect();
+            // Exponentials overflow there.
+            x[m * width / 2] = -100.0;
+            let (y, shares) = (floats(m * width, 2), floats(m * width, 3));
+            let (offset, stride) = (1, width + 3);
+            let [other, by] = [&y, &shares].map(|x| spread(device, x, width, 2, width + 1));
+            let [other, by] = [&other, &by].map(|x| spread_rows(x, m, width, 2, width + 1));
+            let functions = [
+                (Function::Tanh, activation::Function::Tanh),
+                (Function::Sigmoid, activation::Function::Sigmoid),
+            ];
+            let activations = [
+                Activation::Relu2,
+                Activation::GeluTanh,
+                Activation::GeluErf,
+                Activation::ClampedSwiglu,
+            ];
+            let activations = activations.map(|activation| {
+                (
+                    Function::Activation(activation),
+                    activation::Function::Activation(activation),
+                )
+            });
+            let check =
+                |what: &str,
+                 want: &[f32],
+                 record: &dyn Fn(&mut Recorder, Rows<'_>) -> Result<(), GpuError>| {
+                    let to = spread(device, &x, width, offset, stride);
+                    let rows = spread_rows(&to, m, width, offset, stride);
+                    let all = run(device, &to, offset + m * stride, |r| record(r, rows));
+                    let rows = all[offset..].chunks(stride).map(|row| &row[..width]);
+                    let got: Vec<f32> = rows.flatten().copied().collect();
+                    assert!(nmse(&got, want) < 1e-12, "{what} {m}x{width}");
+                };
+            for (on_gpu, on_cpu) in functions.into_iter().chain(activations) {
+                let mut want = x.clone();
+                activation::apply(&exec, on_cpu, &mut want);
+                check(&format!("{on_gpu:?}"), &want, &|r, rows| {
+                    elementwise::function(r, on_gpu, rows)
+                });
+            }
+            let mut want = x.clone();
+            vector::multiply(&exec, &mut want, &y).unwrap();
+            check("product", &want, &|r, rows| multiply(r, rows, other));
+            let mut want = x.clone();
+            vector::blend(&exec, &mut want, &y, &shares).unwrap();
+            check("blend", &want, &|r, rows| blend(r, rows, other, by));
+            let mut recorder = Recorder::new(device);
+            let narrow = other.columns(0, width - 1);
+            assert!(multiply(&mut recorder, by, narrow).is_err());
+            assert!(blend(&mut recorder, by, narrow, other).is_err());
+            assert!(blend(&mut recorder, by, other, narrow).is_err());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Convolutions and scans against the CPU, in calls of several lengths: what a state remembers comes from the slots.
+//! Convolutions, scans and time mixing against the CPU, in calls of several lengths: what a state remembers comes from the slots.
 
 mod common;
 
@@ -6,14 +6,18 @@ use common::{devices, floats, nmse, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::Position;
 use sterna_gpu::kernels::recurrent::{
-    Convolution, MAX_ROWS, MAX_TAPS, Mamba, Recurrence, Scan, ScanShape, State, StateLayer,
-    convolve, mamba, scan,
+    Convolution, MAX_ROWS, MAX_TAPS, Mamba, Recurrence, Scan, ScanShape, Shift, State, StateLayer,
+    Wkv, Wkv4, WkvFinish, WkvInputs, WkvShape, convolve, mamba, previous, scan, token_shift, wkv,
+    wkv_finish, wkv_prepare, wkv4,
 };
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError, Recorder};
 use sterna_kernels::conv;
 use sterna_kernels::delta::{self, DeltaInputs, DeltaShape, HeadOrder};
 use sterna_kernels::mamba::{self as cpu_mamba, MambaInputs, MambaShape};
+use sterna_kernels::rwkv::{
+    self, Decay, Finish, Generation, Part, Rkv, RwkvShape, Shift as CpuShift, Wkv7Inputs,
+};
 use sterna_kernels::ssm::{self, SsmInputs, SsmShape};
 
 /// Calls of these many rows: one and several, some of which read and write the same slot.
@@ -332,6 +336,377 @@ fn check_mamba(device: &Device, inner: usize, state_dim: usize) {
         all.iter().all(|out| *out == all[0]),
         "{inner} x {state_dim}"
     );
+}
+
+/// Mixes of several factors read the same position before, though the first of them replaces it.
+#[test]
+fn positions_are_mixed_with_those_before() {
+    for device in devices() {
+        for (width, of_itself, is_added) in
+            [(70, false, false), (64, true, false), (5, false, true)]
+        {
+            let (x, added) = (floats(M * width, 1), floats(M * width, 2));
+            let factors = [floats(width, 3), floats(width, 4)];
+            let want = [0, 1].map(|i| {
+                let (zeros, mut after) = (vec![0.0; width], vec![0.0; width]);
+                let mut out = vec![0.0; M * width];
+                let shift = CpuShift {
+                    factors: &factors[i],
+                    added: is_added.then_some(&added[..]),
+                    of_itself,
+                };
+                rwkv::token_shift(&scalar(), &shift, &x, (&zeros, &mut after), &mut out).unwrap();
+                out
+            });
+            let last = &x[(M - 1) * width..];
+            let x = spread(device, &x, width, 2, width + 5);
+            let x = spread_rows(&x, M, width, 2, width + 5);
+            let added = spread(device, &added, width, 1, width + 1);
+            let added = spread_rows(&added, M, width, 1, width + 1);
+            let factors = factors
+                .each_ref()
+                .map(|factors| device.upload(factors).unwrap());
+            for chunks in CHUNKS {
+                let bytes = (M * width * 4) as u64;
+                let outs = [0, 1].map(|_| device.buffer("out", bytes).unwrap());
+                let before = device.buffer("before", bytes).unwrap();
+                let state = in_chunks(device, chunks, width, |recorder, rows, state| {
+                    let n = rows.len();
+                    let x = x.rows(rows.start, n);
+                    previous(recorder, x, state, &before)?;
+                    for (factors, out) in factors.iter().zip(&outs) {
+                        let shift = Shift {
+                            previous: &before,
+                            factors,
+                            added: is_added.then_some(added.rows(rows.start, n)),
+                            of_itself,
+                        };
+                        let out = Rows::new(out, M, width).rows(rows.start, n);
+                        token_shift(recorder, &shift, x, out)?;
+                    }
+                    Ok(())
+                });
+                for (out, want) in outs.iter().zip(&want) {
+                    let out: Vec<f32> = device.read(out, 0..M * width).unwrap();
+                    close(&format!("{width} {chunks:?}"), &out, want);
+                }
+                assert_eq!(floats_of(&state)[AROUND..AROUND + width], *last);
+            }
+        }
+    }
+}
+
+#[test]
+fn time_mixing_of_every_generation() {
+    use Generation::{V4, V5, V6, V7};
+    for device in devices() {
+        for (n_heads, head_dim) in [(2, 64), (3, 20), (1, MAX_ROWS), (2, 1)] {
+            for generation in [V4, V5, V6, V7] {
+                check_time_mixing(
+                    device,
+                    &RwkvShape {
+                        generation,
+                        n_heads,
+                        head_dim,
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// Inputs of time mixing, `[M, inner]`, and its parameters, `[inner]`.
+struct TimeMixing {
+    r: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    gate: Vec<f32>,
+    decay: Vec<f32>,
+    rate: Vec<f32>,
+    factors: [Vec<f32>; 5],
+}
+
+const EPS: f32 = 0.1;
+
+/// What the CPU computes, and the state after it.
+fn expected_mixing(shape: &RwkvShape, inputs: &TimeMixing) -> (Vec<f32>, Vec<f32>) {
+    let n = shape.part(Part::Memory).len();
+    let (zeros, mut after) = (vec![0.0; n], vec![0.0; n]);
+    let mut out = vec![0.0; M * shape.inner()];
+    let [a, b, c, d, e] = &inputs.factors;
+    let rkv = Rkv {
+        r: &inputs.r,
+        k: &inputs.k,
+        v: &inputs.v,
+    };
+    let finish = Finish {
+        weight: a,
+        bias: b,
+        eps: EPS,
+        gate: &inputs.gate,
+    };
+    let state = (&zeros[..], &mut after[..]);
+    let mut decay = inputs.decay.clone();
+    let exec = scalar();
+    match shape.generation {
+        Generation::V4 => rwkv::wkv4(&exec, &rkv, (c, d), state, &mut out),
+        Generation::V5 => {
+            let factors = (Decay::Fixed(c), &d[..]);
+            rwkv::wkv6(&exec, shape, &rkv, factors, &finish, state, &mut out)
+        }
+        Generation::V6 => {
+            let factors = (Decay::Given(&mut decay), &d[..]);
+            rwkv::wkv6(&exec, shape, &rkv, factors, &finish, state, &mut out)
+        }
+        Generation::V7 => {
+            let inputs = Wkv7Inputs {
+                decay: &mut decay,
+                rate: &mut inputs.rate.clone(),
+                k: &mut inputs.k.clone(),
+                forgotten: &mut vec![0.0; out.len()],
+                r: &inputs.r,
+                v: &inputs.v,
+                k_k: c,
+                k_a: d,
+                r_k: e,
+            };
+            rwkv::wkv7(&exec, shape, inputs, &finish, state, &mut out)
+        }
+    }
+    .unwrap();
+    (out, after)
+}
+
+fn check_time_mixing(device: &Device, shape: &RwkvShape) {
+    let inner = shape.inner();
+    let rows = |seed| floats(M * inner, seed);
+    let mut inputs = TimeMixing {
+        r: rows(1),
+        k: rows(2),
+        v: rows(3),
+        gate: rows(4),
+        decay: rows(5),
+        rate: rows(6),
+        factors: [7, 8, 9, 10, 11].map(|seed| floats(inner, seed)),
+    };
+    // Exponentials overflow there.
+    (inputs.decay[0], inputs.decay[inner], inputs.rate[0]) = (100.0, -100.0, -100.0);
+    (inputs.gate[0], inputs.factors[2][0]) = (-100.0, 100.0);
+    let (want, after) = expected_mixing(shape, &inputs);
+    let TimeMixing {
+        r,
+        k,
+        v,
+        gate,
+        decay,
+        rate,
+        factors,
+    } = &inputs;
+    let [r, k, v, gate, decay, rate] =
+        [r, k, v, gate, decay, rate].map(|x| spread(device, x, inner, 3, inner + 2));
+    let [a, b, c, d, e] = factors.each_ref().map(|x| device.upload(x).unwrap());
+    let is_fourth = shape.generation == Generation::V4;
+    let heads = WkvShape {
+        n_heads: shape.n_heads,
+        head_dim: shape.head_dim,
+        is_seventh: shape.generation == Generation::V7,
+    };
+    let mut all = Vec::new();
+    for chunks in CHUNKS {
+        let out = device.buffer("out", (M * inner * 4) as u64).unwrap();
+        let prepared = device.buffer("prepared", (M * inner * 16) as u64).unwrap();
+        let state = in_chunks(device, chunks, after.len(), |recorder, rows, state| {
+            let of = |x| spread_rows(x, M, inner, 3, inner + 2).rows(rows.start, rows.len());
+            let out = Rows::new(&out, M, inner).rows(rows.start, rows.len());
+            if is_fourth {
+                let inputs = Wkv4 {
+                    r: of(&r),
+                    k: of(&k),
+                    v: of(&v),
+                    decay: &c,
+                    first: &d,
+                };
+                return wkv4(recorder, &inputs, state, out);
+            }
+            let given = match shape.generation {
+                Generation::V5 => WkvInputs::Fixed(&c, &d),
+                Generation::V6 => WkvInputs::Given(of(&decay), &d),
+                _ => WkvInputs::Seventh {
+                    decay: of(&decay),
+                    rate: of(&rate),
+                    k_k: &c,
+                    k_a: &d,
+                },
+            };
+            let inputs = Wkv {
+                r: of(&r),
+                prepared: Rows::new(&prepared, rows.len(), 4 * inner),
+                v: of(&v),
+            };
+            wkv_prepare(recorder, &heads, of(&k), &given, inputs.prepared)?;
+            wkv(recorder, &heads, &inputs, state, out)?;
+            let finish = WkvFinish {
+                weight: &a,
+                bias: &b,
+                eps: EPS,
+                gate: of(&gate),
+                r_k: heads.is_seventh.then_some(&e),
+            };
+            wkv_finish(recorder, &heads, &inputs, &finish, out)
+        });
+        let out: Vec<f32> = device.read(&out, 0..M * inner).unwrap();
+        let what = format!("{shape:?} {chunks:?}");
+        close(&what, &out, &want);
+        // The values are those of the CPU's state, of matrices in another order.
+        let (mut state, mut after) = (
+            floats_of(&state)[AROUND..AROUND + after.len()].to_vec(),
+            after.clone(),
+        );
+        if !is_fourth {
+            state.sort_by(f32::total_cmp);
+            after.sort_by(f32::total_cmp);
+        }
+        close(&what, &state, &after);
+        all.push((out, state));
+    }
+    assert!(all.iter().all(|one| *one == all[0]), "{shape:?}");
+}
+
+/// e^−200 is no f32, and the mean of values that it weighs is.
+#[test]
+fn a_mean_of_tiny_weights_is_one() {
+    for device in devices() {
+        let [r, k, v] = [[100.0f32; 2], [-200.0, -201.0], [3.0, 5.0]];
+        let [r, k, v] = [r, k, v].map(|x| device.upload(&x).unwrap());
+        let (decay, first) = (device.upload(&[-50.0f32]), device.upload(&[0.0f32]));
+        let (decay, first) = (decay.unwrap(), first.unwrap());
+        let out = device.buffer("out", 8).unwrap();
+        in_chunks(device, &[2], 3, |recorder, _, state| {
+            let inputs = Wkv4 {
+                r: Rows::new(&r, 2, 1),
+                k: Rows::new(&k, 2, 1),
+                v: Rows::new(&v, 2, 1),
+                decay: &decay,
+                first: &first,
+            };
+            wkv4(recorder, &inputs, state, Rows::new(&out, 2, 1))
+        });
+        let out: Vec<f32> = device.read(&out, 0..2).unwrap();
+        let second = (3.0 + 5.0 * f32::exp(-1.0)) / (1.0 + f32::exp(-1.0));
+        close("tiny", &out, &[3.0, second]);
+    }
+}
+
+#[test]
+fn time_mixing_that_doesnt_fit_is_refused() {
+    let Some(device) = devices().first() else {
+        return;
+    };
+    let [a, b, c] = [0, 1, 2].map(|_| device.buffer("rows", 1 << 20).unwrap());
+    let layer = StateLayer::new(device, 2048).unwrap();
+    let at = |first| State {
+        layer: &layer,
+        first,
+        position: Position {
+            buffer: &b,
+            index: 0,
+        },
+    };
+    let small = device.buffer("small", 64).unwrap();
+    let mut recorder = Recorder::new(device);
+    let (x, out) = (Rows::new(&a, 2, 64), Rows::new(&c, 2, 64));
+    let expect = |name: &str, result: Result<(), GpuError>| {
+        let found = result.map_or_else(|error| format!("{error:?}"), |()| String::new());
+        assert!(found.starts_with(name), "{name}: {found}");
+        assert_eq!(found.is_empty(), name.is_empty(), "{name}: {found}");
+    };
+    expect("", previous(&mut recorder, x, at(0), &b));
+    expect("Shape", previous(&mut recorder, x, at(2048 - 63), &b));
+    expect("Shape", previous(&mut recorder, x, at(0), &small));
+    let shift = |factors, added| Shift {
+        previous: &b,
+        factors,
+        added,
+        of_itself: false,
+    };
+    let narrow = Rows::new(&b, 2, 63);
+    for (name, factors, added) in [
+        ("", &b, None),
+        ("Shape", &small, None),
+        ("Shape", &b, Some(narrow)),
+    ] {
+        let result = token_shift(&mut recorder, &shift(factors, added), x, out);
+        expect(name, result);
+    }
+    for (name, v, first) in [("", x, 0), ("Shape", narrow, 0), ("Shape", x, 2000)] {
+        let inputs = Wkv4 {
+            r: x,
+            k: x,
+            v,
+            decay: &b,
+            first: &b,
+        };
+        expect(name, wkv4(&mut recorder, &inputs, at(first), out));
+    }
+    let shape = |head_dim, is_seventh| WkvShape {
+        n_heads: 64 / head_dim,
+        head_dim,
+        is_seventh,
+    };
+    let prepared = Rows::new(&b, 2, 256);
+    let k = Rows::new(&a, 2, 64);
+    let fixed = WkvInputs::Fixed(&a, &a);
+    for (name, is_seventh, prepared) in [
+        ("", false, prepared),
+        ("Shape", true, prepared),
+        ("Shape", false, Rows::new(&b, 2, 64)),
+        ("Shape", false, prepared.columns(1, 256)),
+    ] {
+        let shape = shape(32, is_seventh);
+        let result = wkv_prepare(&mut recorder, &shape, k, &fixed, prepared);
+        expect(name, result);
+    }
+    let wide = WkvShape {
+        n_heads: 1,
+        head_dim: MAX_ROWS + 1,
+        is_seventh: false,
+    };
+    for (name, shape, first) in [
+        ("", shape(32, false), 0),
+        ("Unsupported", wide, 0),
+        ("Shape", shape(64, false), 0),
+        ("Shape", shape(32, false), 1),
+    ] {
+        let inputs = Wkv {
+            r: x,
+            prepared,
+            v: x,
+        };
+        expect(name, wkv(&mut recorder, &shape, &inputs, at(first), out));
+    }
+    let finish = |gate, r_k| WkvFinish {
+        weight: &a,
+        bias: &a,
+        eps: EPS,
+        gate,
+        r_k,
+    };
+    for (name, is_seventh, gate, r_k) in [
+        ("", true, x, Some(&a)),
+        ("Shape", true, x, None),
+        ("Shape", false, narrow, None),
+    ] {
+        let (shape, inputs) = (
+            shape(32, is_seventh),
+            Wkv {
+                r: x,
+                prepared,
+                v: x,
+            },
+        );
+        let result = wkv_finish(&mut recorder, &shape, &inputs, &finish(gate, r_k), out);
+        expect(name, result);
+    }
 }
 
 #[test]

@@ -13,14 +13,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sterna_format::DType;
 use sterna_kernels::Exec;
-use sterna_kernels::activation::Activation;
+use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::experts::Routing;
 use sterna_kernels::quant::QuantError;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, DeltaNet, ExpertInput,
     ExpertMatrices, ExpertProduct, KvCache, LinearSource, LowRank, OutputLayout, Product,
-    ScreenedRows, SelectiveScan, Sequence, Ssm,
+    ScreenedRows, SelectiveScan, Sequence, Ssm, TimeMix, TokenShift,
 };
 use crate::halves;
 use crate::stage::{Operation, Stage};
@@ -474,7 +474,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             shared,
             is_causal,
         } = attention;
-        let width = q.width;
+        let width = if gated { q.width / 2 } else { q.width };
         let to = &mut out.both;
         let mut own = Vec::with_capacity(sequences.len());
         for Sequence { cache, n_rows } in sequences.iter_mut() {
@@ -608,6 +608,82 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         halves::selective_scan::<_, Reference>(self, stage, &mut scan, sequences, out)?;
         halves::selective_scan::<_, Tested>(self, stage, &mut scan, sequences, out)?;
         self.compare(Work::Floats, stage, out)
+    }
+
+    fn layer_norm(
+        &self,
+        stage: Stage,
+        x: &Buffer<R, T>,
+        weights: (&Self::Vector, &Self::Vector),
+        eps: f32,
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        out.fill(stage, x.width);
+        halves::layer_norm::<_, Reference>(self, stage, x, weights, eps, out)?;
+        halves::layer_norm::<_, Tested>(self, stage, x, weights, eps, out)?;
+        self.compare(Work::Elements, stage, out)
+    }
+
+    fn apply(
+        &self,
+        stage: Stage,
+        function: Function,
+        x: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        (self.reference).apply(stage, function, &mut x.both.reference)?;
+        (self.tested).apply(stage, function, &mut x.both.tested)?;
+        self.compare(Work::Elements, stage, x)
+    }
+
+    fn multiply(
+        &self,
+        stage: Stage,
+        x: &mut Buffer<R, T>,
+        y: &Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        (self.reference).multiply(stage, &mut x.both.reference, &y.both.reference)?;
+        (self.tested).multiply(stage, &mut x.both.tested, &y.both.tested)?;
+        self.compare(Work::Elements, stage, x)
+    }
+
+    fn token_shift(
+        &self,
+        stage: Stage,
+        shift: TokenShift<'_, Compare<R, T>>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        out.fill(stage, shift.x.width);
+        halves::token_shift::<_, Reference>(self, stage, &shift, sequences, out)?;
+        halves::token_shift::<_, Tested>(self, stage, &shift, sequences, out)?;
+        self.compare(Work::Elements, stage, out)
+    }
+
+    fn time_mix(
+        &self,
+        stage: Stage,
+        mut mix: TimeMix<'_, Compare<R, T>>,
+        sequences: &mut [Sequence<'_, Self::Cache>],
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        out.fill(stage, mix.r.width);
+        halves::time_mix::<_, Reference>(self, stage, &mut mix, sequences, out)?;
+        halves::time_mix::<_, Tested>(self, stage, &mut mix, sequences, out)?;
+        self.compare(Work::Floats, stage, out)
+    }
+
+    fn columns(
+        &self,
+        stage: Stage,
+        x: &Buffer<R, T>,
+        columns: Range<usize>,
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        out.fill(stage, columns.len());
+        let (from, to) = (&x.both, &mut out.both);
+        (self.reference).columns(stage, &from.reference, columns.clone(), &mut to.reference)?;
+        (self.tested).columns(stage, &from.tested, columns, &mut to.tested)?;
+        self.compare(Work::Elements, stage, out)
     }
 
     fn scale(&self, stage: Stage, x: &mut Buffer<R, T>, factor: f32) -> Result<(), BackendError> {

@@ -11,6 +11,7 @@ use sterna_gpu::kernels::recurrent::StateLayer;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
+use super::buffer::room;
 use super::decode::SampleScratch;
 use super::states::States;
 use crate::backend::{
@@ -36,6 +37,9 @@ pub struct GpuCache {
     /// The sequence's position, as kernels read it.
     position: Option<(Buffer, Option<usize>)>,
     tables: Vec<Table>,
+    /// The position before the first of a step, as mixes of positions read it, and of which layer and part of its state
+    /// it was taken last in this step.
+    previous: (Option<Buffer>, Option<(usize, usize)>),
     /// For sampling tokens.
     sampling: SampleScratch,
 }
@@ -102,6 +106,7 @@ impl GpuCache {
             is_forked: Arc::default(),
             position: None,
             tables: Vec::new(),
+            previous: (None, None),
             sampling: SampleScratch::default(),
         }
     }
@@ -147,6 +152,19 @@ impl GpuCache {
         n: usize,
     ) -> Result<Shared<StateLayer>, GpuError> {
         self.states.layer(device, graph, (layer, n), self.len)
+    }
+
+    /// Memory for the position before the first of a step, `width` values, and whether that of `at` (layer and part of its
+    /// state) is in it already.
+    pub(super) fn previous(
+        &mut self,
+        device: &Device,
+        width: usize,
+        at: (usize, usize),
+    ) -> Result<(Buffer, bool), GpuError> {
+        let (memory, of) = &mut self.previous;
+        let memory = room(device, memory, width)?;
+        Ok((memory, of.replace(at) == Some(at)))
     }
 
     /// Whether layers remember states, and how to learn that others share their memory.
@@ -316,6 +334,7 @@ impl KvCache for GpuCache {
     fn advance(&mut self, n: usize) {
         self.len += n;
         self.states.advance(n, self.len);
+        self.previous.1 = None;
     }
 
     fn pin(&mut self) {
@@ -323,6 +342,7 @@ impl KvCache for GpuCache {
     }
 
     fn truncate(&mut self, len: usize) {
+        self.previous.1 = None;
         if len < self.len {
             self.len = match self.states.is_empty() {
                 true => len,

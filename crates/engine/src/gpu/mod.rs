@@ -12,6 +12,7 @@ mod part;
 mod recurrent;
 mod rotations;
 mod routes;
+mod rwkv;
 mod states;
 mod weights;
 
@@ -34,16 +35,16 @@ use sterna_gpu::kernels::rotate::Rotation;
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::Sample;
 use sterna_gpu::{Device, GpuError, ReadRange, Submission, Timing};
-use sterna_kernels::activation::Activation;
+use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::delta::HeadOrder;
 use sterna_kernels::experts::{Gating, Routing};
 use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
-    DeviceError, DeviceErrorKind, ENCODERS, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
+    DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
     LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, SHARED_KEYS,
-    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm,
+    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -481,9 +482,6 @@ impl Backend for Gpu {
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        if !is_causal {
-            return Err(BackendError::Unsupported(ENCODERS));
-        }
         if shared.is_some() {
             return Err(BackendError::Unsupported(SHARED_KEYS));
         }
@@ -528,7 +526,8 @@ impl Backend for Gpu {
                 q: qkv.columns(0, q_width),
                 position,
                 cache: memory,
-                most_len: (*n_rows <= MAX_SPLIT_KV_ROWS).then_some(len),
+                most_len: (is_causal && *n_rows <= MAX_SPLIT_KV_ROWS).then_some(len),
+                is_causal,
                 out: out.rows(rows.start, *n_rows),
             });
         }
@@ -734,6 +733,72 @@ impl Backend for Gpu {
             });
         })?;
         self.graph.lock().push(silu_gate(out, scan.gate)?);
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        _: Stage,
+        x: &GpuBuffer,
+        (weight, bias): (&GpuVector, &GpuVector),
+        eps: f32,
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        let x = x.view()?.clone();
+        let out = out.shape(&self.device, x.n_rows, x.width)?;
+        self.graph.lock().push(Op::LayerNorm {
+            x,
+            weight: weight.buffer.clone(),
+            bias: bias.buffer.clone(),
+            eps,
+            out,
+        });
+        Ok(())
+    }
+
+    fn apply(&self, _: Stage, function: Function, x: &mut GpuBuffer) -> Result<(), BackendError> {
+        let x = x.view()?.clone();
+        let function = rwkv::function(function);
+        self.graph.lock().push(Op::Apply { function, x });
+        Ok(())
+    }
+
+    fn multiply(&self, _: Stage, x: &mut GpuBuffer, y: &GpuBuffer) -> Result<(), BackendError> {
+        let (x, y) = (x.view()?.clone(), y.view()?.clone());
+        self.graph.lock().push(Op::Multiply { x, y });
+        Ok(())
+    }
+
+    fn token_shift(
+        &self,
+        stage: Stage,
+        shift: TokenShift<'_, Gpu>,
+        sequences: &mut [Sequence<'_, GpuCache>],
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        self.shift(stage, shift, sequences, out)
+    }
+
+    fn time_mix(
+        &self,
+        stage: Stage,
+        mix: TimeMix<'_, Gpu>,
+        sequences: &mut [Sequence<'_, GpuCache>],
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        self.mix(stage, mix, sequences, out)
+    }
+
+    fn columns(
+        &self,
+        _: Stage,
+        x: &GpuBuffer,
+        columns: Range<usize>,
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        let y = x.view()?.columns(columns.start, columns.len());
+        let x = out.shape(&self.device, y.n_rows, y.width)?;
+        self.graph.lock().push(Op::Copy { x, y });
         Ok(())
     }
 

@@ -5,8 +5,11 @@ mod recurrent;
 use std::ops::Deref;
 
 use crate::backend::{Backend, BackendError, KvCache, Sequence};
+use crate::stage::Stage;
 
-pub(crate) use recurrent::{causal_convolution, convolution, delta_net, selective_scan, ssm};
+pub(crate) use recurrent::{
+    causal_convolution, convolution, delta_net, selective_scan, ssm, time_mix, token_shift,
+};
 
 type Caches<'a, B> = Vec<Sequence<'a, <B as Backend>::Cache>>;
 
@@ -50,6 +53,19 @@ pub(crate) trait Half<P: Backend> {
         });
         own.collect()
     }
+}
+
+pub(crate) fn layer_norm<P: Backend, H: Half<P>>(
+    parent: &P,
+    stage: Stage,
+    x: &P::Buffer,
+    (weight, bias): (&P::Vector, &P::Vector),
+    eps: f32,
+    out: &mut P::Buffer,
+) -> Result<(), BackendError> {
+    let weights = (H::vector(weight)?, H::vector(bias)?);
+    let x = &*H::on(parent, x)?;
+    H::backend(parent)?.layer_norm(stage, x, weights, eps, H::fill(out))
 }
 
 /// Truncates both caches of a sequence to its first `len` tokens, or to as many fewer as both remember states of.

@@ -2,7 +2,8 @@
 
 use super::Half;
 use crate::backend::{
-    Backend, BackendError, CausalConvolution, DeltaNet, SelectiveScan, Sequence, Ssm,
+    Backend, BackendError, CausalConvolution, DeltaNet, HeadNorm, Recurrence, SelectiveScan,
+    Sequence, Ssm, TimeMix, TokenShift,
 };
 use crate::stage::Stage;
 
@@ -102,4 +103,87 @@ pub(crate) fn selective_scan<P: Backend, H: Half<P>>(
         gate: H::change(parent, scan.gate)?,
     };
     H::backend(parent)?.selective_scan(stage, scan, own, H::fill(out))
+}
+
+pub(crate) fn token_shift<P: Backend, H: Half<P>>(
+    parent: &P,
+    stage: Stage,
+    shift: &TokenShift<'_, P>,
+    sequences: &mut [Sequence<'_, P::Cache>],
+    out: &mut P::Buffer,
+) -> Result<(), BackendError> {
+    let own = &mut H::caches(sequences)?[..];
+    let added = shift.added.map(|added| H::on(parent, added)).transpose()?;
+    let shift = TokenShift {
+        shape: shift.shape,
+        part: shift.part,
+        x: &*H::on(parent, shift.x)?,
+        factors: H::vector(shift.factors)?,
+        added: added.as_deref(),
+    };
+    H::backend(parent)?.token_shift(stage, shift, own, H::fill(out))
+}
+
+pub(crate) fn time_mix<P: Backend, H: Half<P>>(
+    parent: &P,
+    stage: Stage,
+    mix: &mut TimeMix<'_, P>,
+    sequences: &mut [Sequence<'_, P::Cache>],
+    out: &mut P::Buffer,
+) -> Result<(), BackendError> {
+    let own = &mut H::caches(sequences)?[..];
+    let finish = mix.finish.as_ref();
+    let gate = finish
+        .map(|finish| H::on(parent, finish.gate))
+        .transpose()?;
+    let finish = match (finish, gate.as_deref()) {
+        (Some(finish), Some(gate)) => Some(HeadNorm {
+            weight: H::vector(finish.weight)?,
+            bias: H::vector(finish.bias)?,
+            eps: finish.eps,
+            gate,
+        }),
+        _ => None,
+    };
+    let values;
+    let recurrence = match &mut mix.recurrence {
+        Recurrence::Fixed { decay, first } => Recurrence::Fixed {
+            decay: H::vector(decay)?,
+            first: H::vector(first)?,
+        },
+        Recurrence::Six { decay, first } => Recurrence::Six {
+            decay: H::change(parent, decay)?,
+            first: H::vector(first)?,
+        },
+        Recurrence::Seven {
+            decay,
+            rate,
+            residual,
+            k_k,
+            k_a,
+            r_k,
+        } => Recurrence::Seven {
+            decay: H::change(parent, decay)?,
+            rate: H::change(parent, rate)?,
+            residual: match residual {
+                Some((first, share)) => {
+                    values = (H::on(parent, first)?, H::on(parent, share)?);
+                    Some((&*values.0, &*values.1))
+                }
+                None => None,
+            },
+            k_k: H::vector(k_k)?,
+            k_a: H::vector(k_a)?,
+            r_k: H::vector(r_k)?,
+        },
+    };
+    let mix = TimeMix {
+        shape: mix.shape,
+        r: &*H::on(parent, mix.r)?,
+        k: H::change(parent, mix.k)?,
+        v: H::change(parent, mix.v)?,
+        recurrence,
+        finish,
+    };
+    H::backend(parent)?.time_mix(stage, mix, own, H::fill(out))
 }

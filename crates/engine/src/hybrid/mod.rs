@@ -22,9 +22,9 @@ use sterna_kernels::experts::Routing;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
-    ExpertInput, ExpertMatrices, ExpertMemory, ExpertProduct, HeadNorm, LatentInputs,
-    LayerContents, LinearSource, LowRank, OutputLayout, Product, Recurrence, ScreenedRows,
-    SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
+    ExpertInput, ExpertMatrices, ExpertMemory, ExpertProduct, LatentInputs, LayerContents,
+    LinearSource, LowRank, OutputLayout, Product, Recurrence, ScreenedRows, SelectiveScan,
+    Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Cpu;
@@ -753,13 +753,14 @@ impl Backend for Hybrid {
         &self,
         stage: Stage,
         x: &HybridBuffer,
-        (weight, bias): (&OfVector, &OfVector),
+        weights: (&OfVector, &OfVector),
         eps: f32,
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let weights = (OnCpu::vector(weight)?, OnCpu::vector(bias)?);
-        let x = &*self.on_cpu(x)?;
-        (self.cpu).layer_norm(stage, x, weights, eps, out.fill_on_cpu())
+        match weights.0 {
+            Either::Cpu(_) => halves::layer_norm::<_, OnCpu>(self, stage, x, weights, eps, out),
+            Either::Gpu(_) => halves::layer_norm::<_, OnGpu>(self, stage, x, weights, eps, out),
+        }
     }
 
     fn apply(
@@ -768,7 +769,10 @@ impl Backend for Hybrid {
         function: Function,
         x: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        self.cpu.apply(stage, function, self.change_on_cpu(x)?)
+        match x.side() {
+            Side::Cpu => self.cpu.apply(stage, function, x.fill_on_cpu()),
+            Side::Gpu => self.gpu()?.apply(stage, function, x.fill_on_gpu()),
+        }
     }
 
     fn multiply(
@@ -777,8 +781,16 @@ impl Backend for Hybrid {
         x: &mut HybridBuffer,
         y: &HybridBuffer,
     ) -> Result<(), BackendError> {
-        let y = &*self.on_cpu(y)?;
-        self.cpu.multiply(stage, self.change_on_cpu(x)?, y)
+        match side_of_both(x, y) {
+            Side::Cpu => {
+                let (x, y) = (self.change_on_cpu(x)?, &self.on_cpu(y)?);
+                self.cpu.multiply(stage, x, y)
+            }
+            Side::Gpu => {
+                let (x, y) = (self.change_on_gpu(x)?, &self.on_gpu(y)?);
+                self.gpu()?.multiply(stage, x, y)
+            }
+        }
     }
 
     fn token_shift(
@@ -788,78 +800,27 @@ impl Backend for Hybrid {
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = &mut OnCpu::caches(sequences)?[..];
-        let added = shift.added.map(|added| self.on_cpu(added)).transpose()?;
-        let shift = TokenShift {
-            shape: shift.shape,
-            part: shift.part,
-            x: &*self.on_cpu(shift.x)?,
-            factors: OnCpu::vector(shift.factors)?,
-            added: added.as_deref(),
-        };
-        self.cpu.token_shift(stage, shift, own, out.fill_on_cpu())
+        match shift.factors {
+            Either::Cpu(_) => halves::token_shift::<_, OnCpu>(self, stage, &shift, sequences, out),
+            Either::Gpu(_) => halves::token_shift::<_, OnGpu>(self, stage, &shift, sequences, out),
+        }
     }
 
     fn time_mix(
         &self,
         stage: Stage,
-        mix: TimeMix<'_, Hybrid>,
+        mut mix: TimeMix<'_, Hybrid>,
         sequences: &mut [Sequence<'_, HybridCache>],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let own = &mut OnCpu::caches(sequences)?[..];
-        let gate = mix.finish.as_ref().map(|finish| self.on_cpu(finish.gate));
-        let gate = gate.transpose()?;
-        let finish = match (&mix.finish, gate.as_deref()) {
-            (Some(finish), Some(gate)) => Some(HeadNorm {
-                weight: OnCpu::vector(finish.weight)?,
-                bias: OnCpu::vector(finish.bias)?,
-                eps: finish.eps,
-                gate,
-            }),
-            _ => None,
+        let parameter = match &mix.recurrence {
+            Recurrence::Fixed { first, .. } | Recurrence::Six { first, .. } => first,
+            Recurrence::Seven { k_k, .. } => k_k,
         };
-        let values;
-        let recurrence = match mix.recurrence {
-            Recurrence::Fixed { decay, first } => Recurrence::Fixed {
-                decay: OnCpu::vector(decay)?,
-                first: OnCpu::vector(first)?,
-            },
-            Recurrence::Six { decay, first } => Recurrence::Six {
-                decay: self.change_on_cpu(decay)?,
-                first: OnCpu::vector(first)?,
-            },
-            Recurrence::Seven {
-                decay,
-                rate,
-                residual,
-                k_k,
-                k_a,
-                r_k,
-            } => Recurrence::Seven {
-                decay: self.change_on_cpu(decay)?,
-                rate: self.change_on_cpu(rate)?,
-                residual: match residual {
-                    Some((first, share)) => {
-                        values = (self.on_cpu(first)?, self.on_cpu(share)?);
-                        Some((&*values.0, &*values.1))
-                    }
-                    None => None,
-                },
-                k_k: OnCpu::vector(k_k)?,
-                k_a: OnCpu::vector(k_a)?,
-                r_k: OnCpu::vector(r_k)?,
-            },
-        };
-        let mix = TimeMix {
-            shape: mix.shape,
-            r: &*self.on_cpu(mix.r)?,
-            k: self.change_on_cpu(mix.k)?,
-            v: self.change_on_cpu(mix.v)?,
-            recurrence,
-            finish,
-        };
-        self.cpu.time_mix(stage, mix, own, out.fill_on_cpu())
+        match parameter {
+            Either::Cpu(_) => halves::time_mix::<_, OnCpu>(self, stage, &mut mix, sequences, out),
+            Either::Gpu(_) => halves::time_mix::<_, OnGpu>(self, stage, &mut mix, sequences, out),
+        }
     }
 
     fn scale(&self, stage: Stage, x: &mut HybridBuffer, factor: f32) -> Result<(), BackendError> {
@@ -906,8 +867,16 @@ impl Backend for Hybrid {
         columns: Range<usize>,
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let x = &*self.on_cpu(x)?;
-        self.cpu.columns(stage, x, columns, out.fill_on_cpu())
+        match x.side() {
+            Side::Cpu => {
+                let x = &*self.on_cpu(x)?;
+                self.cpu.columns(stage, x, columns, out.fill_on_cpu())
+            }
+            Side::Gpu => {
+                let x = &*self.on_gpu(x)?;
+                self.gpu()?.columns(stage, x, columns, out.fill_on_gpu())
+            }
+        }
     }
 
     fn scale_by(

@@ -69,7 +69,10 @@ impl OffloadPlan {
             5 * mamba.inner + 2 * mamba.state_dim + mamba.dt_rank
         });
         let of_convolution = c.conv_taps.map_or(0, |_| 3 * c.model_dim);
-        let of_states = of_delta.max(of_ssm).max(of_mamba).max(of_convolution);
+        // Of time mixing also decays, rates, shares, values of the first layer, and four values for each channel.
+        let of_rwkv = c.rwkv.as_ref().map_or(0, |rwkv| 10 * rwkv.shape.inner());
+        let of_states = [of_delta, of_ssm, of_mamba, of_convolution, of_rwkv];
+        let of_states = of_states.into_iter().max().unwrap_or(0);
         let row = row + of_experts + of_states;
         let rows = options.chunk.clamp(1, options.ctx_len.max(1)) as u64;
         // Split-KV states of a few rows over the whole context, and rotations of all positions.

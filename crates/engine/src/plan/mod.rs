@@ -16,10 +16,9 @@ use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use sterna_kernels::rwkv::Generation;
 
 use crate::backend::{
-    BackendError, CacheType, ENCODERS, LATENT_ATTENTION, LAYER_INPUTS, RWKV, SHARED_KEYS,
-    VALUE_NORMS,
+    BackendError, CacheType, LATENT_ATTENTION, LAYER_INPUTS, SHARED_KEYS, VALUE_NORMS,
 };
-use crate::config::{self, ExpertsConfig, MixerKind, ModelConfig};
+use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
 use crate::family::SsmFamily;
 use crate::rope::RopeScaling;
@@ -410,10 +409,7 @@ impl ModelPlan {
     /// Why GPUs can't compute the model yet, if they can't.
     pub fn gpu_obstacle(&self) -> Option<BackendError> {
         let c = &self.config;
-        let has_mixer = |kind| c.layers.iter().any(|layer| layer.mixer == kind);
         let obstacles = [
-            (c.family.encoder, ENCODERS),
-            (has_mixer(MixerKind::TimeMix), RWKV),
             (c.layer_input_dim.is_some(), LAYER_INPUTS),
             (c.n_sharing > 0, SHARED_KEYS),
             (c.family.parts.value_norms, VALUE_NORMS),
@@ -476,9 +472,11 @@ impl ModelPlan {
         KernelFamilies {
             forms: self.weight_forms(),
             experts: c.experts.as_ref().map(|experts| experts.routing),
-            has_states: c.layers.iter().any(|layer| c.layer_state(layer) > 0),
+            has_states: c.rwkv.is_none() && c.state_values() > 0,
+            rwkv: c.rwkv.map(|rwkv| rwkv.shape.generation),
             is_rotated: c.hadamard.is_some(),
             has_gates: c.family.parts.output_gates,
+            is_encoder: c.family.encoder,
         }
     }
 

@@ -229,6 +229,7 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
         position,
         cache: same,
         most_len: Some(most_len),
+        is_causal: true,
         out,
     } = op
     else {
@@ -271,7 +272,7 @@ fn is_dead(view: &View, rest: Rest<'_>) -> bool {
 fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
     match op {
         Op::Embed { out, .. } => (vec![], vec![out]),
-        Op::RmsNorm { x, out, .. } => (vec![x], vec![out]),
+        Op::RmsNorm { x, out, .. } | Op::LayerNorm { x, out, .. } => (vec![x], vec![out]),
         Op::Linear { x, outputs, .. } => {
             let sums = outputs.iter().filter(|o| o.epilogue == Epilogue::Add);
             let read = std::iter::once(x).chain(sums.map(|output| &output.out));
@@ -279,8 +280,12 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
             (read.collect(), written.collect())
         }
         Op::Copy { x, y } => (vec![y], vec![x]),
-        Op::Add { x, y } => (vec![x, y], vec![x]),
-        Op::AddBias { x, .. } | Op::Scale { x, .. } | Op::Softcap { x, .. } => (vec![x], vec![x]),
+        Op::Add { x, y } | Op::Multiply { x, y } => (vec![x, y], vec![x]),
+        Op::AddBias { x, .. }
+        | Op::Scale { x, .. }
+        | Op::Softcap { x, .. }
+        | Op::Apply { x, .. } => (vec![x], vec![x]),
+        Op::Blend { x, y, shares } => (vec![x, y, shares], vec![x]),
         Op::Gate { gate, up, .. } => (vec![gate, up], vec![gate]),
         Op::GateBy { x, gate, .. } => (vec![x, gate], vec![x]),
         Op::Rotate { x, out, .. } => (vec![x], vec![out]),
@@ -295,6 +300,24 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::Mamba {
             x, dt, b, c, out, ..
         } => (vec![x, dt, b, c], vec![out]),
+        Op::Previous { x, .. } => (vec![x], vec![]),
+        Op::TokenShift { x, added, out, .. } => {
+            (std::iter::once(x).chain(added).collect(), vec![out])
+        }
+        Op::Wkv4 { r, k, v, out, .. } => (vec![r, k, v], vec![out]),
+        Op::WkvPrepare { k, inputs, out, .. } => {
+            let mut read = inputs.views();
+            read.push(k);
+            (read, vec![out])
+        }
+        Op::Wkv { inputs, out, .. } => (inputs.views(), vec![out]),
+        Op::WkvFinish {
+            inputs, gate, x, ..
+        } => {
+            let mut read = inputs.views();
+            read.extend([gate, x]);
+            (read, vec![x])
+        }
         Op::Route { scores, .. } => (vec![scores], vec![]),
         Op::Experts { x, outputs, .. } => (vec![x], outputs.iter().map(|o| &o.out).collect()),
         Op::Combine { y, adds, out, .. } => {

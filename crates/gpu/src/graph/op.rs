@@ -9,11 +9,14 @@ use crate::kernels::attention::{
     self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, Scores,
     Split, SplitKv, SplitKvStates,
 };
-use crate::kernels::elementwise::{self, Activation};
+use crate::kernels::elementwise::{self, Activation, Function};
 use crate::kernels::experts;
 use crate::kernels::linear::{self, Epilogue, Form, Input, Stack};
 use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
-use crate::kernels::recurrent::{self, Mamba, Recurrence, ScanShape, State, StateLayer};
+use crate::kernels::recurrent::{
+    self, Mamba, Recurrence, ScanShape, Shift, State, StateLayer, Wkv, Wkv4, WkvFinish, WkvInputs,
+    WkvShape,
+};
 use crate::kernels::rotate::{self, Rotation};
 use crate::kernels::{Rows, norm};
 use crate::memory::Buffer;
@@ -142,6 +145,14 @@ pub enum Op {
         n_groups: usize,
         out: View,
     },
+    /// `out ← (x − mean) / √(variance + eps) · weight + bias`, row by row.
+    LayerNorm {
+        x: View,
+        weight: Buffer,
+        bias: Buffer,
+        eps: f32,
+        out: View,
+    },
     /// All matrices read the same rows, normalised first if there is a norm.
     Linear {
         x: View,
@@ -158,6 +169,12 @@ pub enum Op {
     Scale { x: View, factor: f32 },
     /// `x ← cap · tanh(x / cap)`.
     Softcap { x: View, cap: f32 },
+    /// `x ← function(x)`.
+    Apply { function: Function, x: View },
+    /// `x ← x ∘ y`.
+    Multiply { x: View, y: View },
+    /// `x ← x + sigmoid(shares) ∘ (y − x)`.
+    Blend { x: View, y: View, shares: View },
     /// `gate ← activation(gate) · up`.
     Gate {
         activation: Activation,
@@ -207,6 +224,56 @@ pub enum Op {
         state: StateRef,
         out: View,
     },
+    /// `out ←` the row before the first of `x`, which the state has; that becomes the last row.
+    Previous {
+        x: View,
+        state: StateRef,
+        out: Buffer,
+    },
+    /// Mixes each row with the one before.
+    TokenShift {
+        x: View,
+        previous: Buffer,
+        factors: Buffer,
+        added: Option<View>,
+        of_itself: bool,
+        out: View,
+    },
+    /// Time mixing of RWKV's fourth generation.
+    Wkv4 {
+        r: View,
+        k: View,
+        v: View,
+        decay: Buffer,
+        first: Buffer,
+        state: StateRef,
+        out: View,
+    },
+    /// What [`Op::Wkv`] reads besides receptances and values, `[n_rows, 4 · inner]`.
+    WkvPrepare {
+        shape: WkvShape,
+        k: View,
+        inputs: TimeInputs,
+        out: View,
+    },
+    /// What heads give in later generations.
+    Wkv {
+        shape: WkvShape,
+        inputs: TimeViews,
+        state: StateRef,
+        out: View,
+    },
+    /// The norm of that, and its gates.
+    WkvFinish {
+        shape: WkvShape,
+        inputs: TimeViews,
+        weight: Buffer,
+        bias: Buffer,
+        eps: f32,
+        gate: View,
+        r_k: Option<Buffer>,
+        x: View,
+    },
     /// Heads are normalised and rotated; keys and values are cached.
     Heads {
         heads: HeadInputs,
@@ -248,6 +315,7 @@ pub enum Op {
         cache: Shared<CacheLayer>,
         /// The longest context, if it is to be split across workgroups.
         most_len: Option<usize>,
+        is_causal: bool,
         out: View,
     },
     /// An [`Op::Heads`] of one row and the [`Op::Attention`] after it.
@@ -369,6 +437,83 @@ impl ScanInputs {
             ScanInputs::Delta(alpha, beta) => vec![alpha, beta],
             ScanInputs::Ssm(dt, _) => vec![dt],
         }
+    }
+}
+
+/// What an [`Op::WkvPrepare`] reads besides keys, as [`WkvInputs`].
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Their fields are the same.
+pub enum TimeInputs {
+    Fixed(Buffer, Buffer),
+    Given(View, Buffer),
+    Seventh {
+        decay: View,
+        rate: View,
+        k_k: Buffer,
+        k_a: Buffer,
+    },
+}
+
+impl TimeInputs {
+    fn of(&self) -> WkvInputs<'_> {
+        match self {
+            TimeInputs::Fixed(decay, first) => WkvInputs::Fixed(decay, first),
+            TimeInputs::Given(decay, first) => WkvInputs::Given(decay.of(), first),
+            TimeInputs::Seventh {
+                decay,
+                rate,
+                k_k,
+                k_a,
+            } => WkvInputs::Seventh {
+                decay: decay.of(),
+                rate: rate.of(),
+                k_k,
+                k_a,
+            },
+        }
+    }
+
+    /// The rows.
+    pub(super) fn views(&self) -> Vec<&View> {
+        match self {
+            TimeInputs::Fixed(..) => vec![],
+            TimeInputs::Given(decay, _) => vec![decay],
+            TimeInputs::Seventh { decay, rate, .. } => vec![decay, rate],
+        }
+    }
+}
+
+/// What an [`Op::Wkv`] and an [`Op::WkvFinish`] read, as [`Wkv`].
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Their fields are the same.
+pub struct TimeViews {
+    pub r: View,
+    pub prepared: View,
+    pub v: View,
+}
+
+impl TimeViews {
+    /// Those of the rows from `first` on, `n_rows` of them.
+    #[must_use]
+    pub fn rows(&self, first: usize, n_rows: usize) -> TimeViews {
+        TimeViews {
+            r: self.r.rows(first, n_rows),
+            prepared: self.prepared.rows(first, n_rows),
+            v: self.v.rows(first, n_rows),
+        }
+    }
+
+    fn of(&self) -> Wkv<'_> {
+        Wkv {
+            r: self.r.of(),
+            prepared: self.prepared.of(),
+            v: self.v.of(),
+        }
+    }
+
+    /// All of them.
+    pub(super) fn views(&self) -> Vec<&View> {
+        vec![&self.r, &self.prepared, &self.v]
     }
 }
 
@@ -496,12 +641,22 @@ pub(super) fn record(
             n_groups,
             out,
         } => norm::rms_norm_groups(recorder, x.of(), &norm.0, *n_groups, norm.1, out.of()),
+        Op::LayerNorm {
+            x,
+            weight,
+            bias,
+            eps,
+            out,
+        } => norm::layer_norm(recorder, x.of(), (weight, bias), *eps, out.of()),
         Op::Linear { x, norm, outputs } => products(recorder, workspace, x, norm.as_ref(), outputs),
         Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
         Op::Add { x, y } => elementwise::add(recorder, x.of(), y.of()),
         Op::AddBias { x, bias } => elementwise::add_bias(recorder, x.of(), bias),
         Op::Scale { x, factor } => elementwise::scale(recorder, x.of(), *factor),
         Op::Softcap { x, cap } => elementwise::softcap(recorder, x.of(), *cap),
+        Op::Apply { function, x } => elementwise::function(recorder, *function, x.of()),
+        Op::Multiply { x, y } => elementwise::multiply(recorder, x.of(), y.of()),
+        Op::Blend { x, y, shares } => elementwise::blend(recorder, x.of(), y.of(), shares.of()),
         Op::Gate {
             activation,
             gate,
@@ -567,6 +722,72 @@ pub(super) fn record(
             };
             recurrent::mamba(recorder, &inputs, state.of(), out.of())
         }
+        Op::Previous { x, state, out } => recurrent::previous(recorder, x.of(), state.of(), out),
+        Op::TokenShift {
+            x,
+            previous,
+            factors,
+            added,
+            of_itself,
+            out,
+        } => {
+            let shift = Shift {
+                previous,
+                factors,
+                added: added.as_ref().map(View::of),
+                of_itself: *of_itself,
+            };
+            recurrent::token_shift(recorder, &shift, x.of(), out.of())
+        }
+        Op::Wkv4 {
+            r,
+            k,
+            v,
+            decay,
+            first,
+            state,
+            out,
+        } => {
+            let inputs = Wkv4 {
+                r: r.of(),
+                k: k.of(),
+                v: v.of(),
+                decay,
+                first,
+            };
+            recurrent::wkv4(recorder, &inputs, state.of(), out.of())
+        }
+        Op::WkvPrepare {
+            shape,
+            k,
+            inputs,
+            out,
+        } => recurrent::wkv_prepare(recorder, shape, k.of(), &inputs.of(), out.of()),
+        Op::Wkv {
+            shape,
+            inputs,
+            state,
+            out,
+        } => recurrent::wkv(recorder, shape, &inputs.of(), state.of(), out.of()),
+        Op::WkvFinish {
+            shape,
+            inputs,
+            weight,
+            bias,
+            eps,
+            gate,
+            r_k,
+            x,
+        } => {
+            let finish = WkvFinish {
+                weight,
+                bias,
+                eps: *eps,
+                gate: gate.of(),
+                r_k: r_k.as_ref(),
+            };
+            recurrent::wkv_finish(recorder, shape, &inputs.of(), &finish, x.of())
+        }
         Op::Heads { heads, cache } => {
             attention::prepare_heads(recorder, &heads.of(), heads.n_heads, cache)
         }
@@ -595,6 +816,7 @@ pub(super) fn record(
             position,
             cache,
             most_len,
+            is_causal,
             out,
         } => {
             let split = match (most_len, &workspace.split_kv) {
@@ -611,6 +833,7 @@ pub(super) fn record(
             let scores = Scores {
                 shape,
                 sinks: sinks.as_ref(),
+                is_causal: *is_causal,
             };
             attention::attention(recorder, scores, q.of(), position, cache, split, out.of())
         }
@@ -625,6 +848,7 @@ pub(super) fn record(
             let scores = Scores {
                 shape,
                 sinks: sinks.as_ref(),
+                is_causal: true,
             };
             let (states, _) = workspace.split_kv.as_ref().expect("`fit` makes room");
             let split_kv = SplitKv {

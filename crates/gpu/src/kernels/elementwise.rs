@@ -28,6 +28,19 @@ enum Op {
     Copy,
     Gate(Activation),
     GateBy(Activation),
+    Function(Function),
+    Multiply,
+}
+
+/// A function of single values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Function {
+    /// The hyperbolic tangent.
+    Tanh,
+    /// `1 / (1 + e^−x)`.
+    Sigmoid,
+    /// An activation, of a gate for 1.
+    Activation(Activation),
 }
 
 /// `x ← x + y`. Errors: [`GpuError::Shape`] if the shapes differ, or both are in one buffer.
@@ -80,6 +93,16 @@ pub fn gate_by(
     apply(recorder, Op::GateBy(activation), x, Some(gate))
 }
 
+/// `x ← x ∘ y`. Errors: as [`add`].
+pub fn multiply(recorder: &mut Recorder, x: Rows<'_>, y: Rows<'_>) -> Result<(), GpuError> {
+    apply(recorder, Op::Multiply, x, Some(y))
+}
+
+/// `x ← function(x)`. Errors: as [`scale`].
+pub fn function(recorder: &mut Recorder, function: Function, x: Rows<'_>) -> Result<(), GpuError> {
+    apply(recorder, Op::Function(function), x, None)
+}
+
 fn apply(
     recorder: &mut Recorder,
     op: Op,
@@ -120,6 +143,10 @@ fn apply(
         Op::Copy => (3, 0.0, 0),
         Op::Gate(activation) => (4, 0.0, activation as u8),
         Op::GateBy(activation) => (5, 0.0, activation as u8),
+        Op::Function(Function::Tanh) => (6, 0.0, 0),
+        Op::Function(Function::Sigmoid) => (7, 0.0, 0),
+        Op::Function(Function::Activation(activation)) => (8, 0.0, activation as u8),
+        Op::Multiply => (9, 0.0, 0),
     };
     let params = ElementwiseParams {
         width: x.width as u32,
@@ -169,7 +196,21 @@ pub fn add_gated(
     same_rows("gated sum: rows of the second operand", &x, &y)?;
     expect("gated sum: width of the second operand", x.width, y.width)?;
     expect("gated sum: gates of a row", 1, gate.width)?;
-    gate_by_sigmoids(recorder, x, Some(y), gate, 1)
+    gate_by_sigmoids(recorder, Gates::OfRows, x, Some(y), gate)
+}
+
+/// `x ← x + sigmoid(shares) ∘ (y − x)`. Errors: as [`add`].
+pub fn blend(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    y: Rows<'_>,
+    shares: Rows<'_>,
+) -> Result<(), GpuError> {
+    y.check("blend: second operand")?;
+    same_rows("blend: rows of the second operand", &x, &y)?;
+    expect("blend: width of the second operand", x.width, y.width)?;
+    expect("blend: shares of a row", x.width, shares.width)?;
+    gate_by_sigmoids(recorder, Gates::Shares, x, Some(y), shares)
 }
 
 /// `x[t, h, e] ← x[t, h, e] · sigmoid(q[t, h, 1, e])`, where `x` is `[n_rows, n_heads, head_dim]` and `q`
@@ -181,21 +222,34 @@ pub fn gate_heads(
     head_dim: usize,
 ) -> Result<(), GpuError> {
     expect("gates of heads: width", 2 * x.width, q.width)?;
-    gate_by_sigmoids(recorder, x, None, q, head_dim)
+    gate_by_sigmoids(recorder, Gates::OfHeads(head_dim), x, None, q)
+}
+
+/// What gates are of.
+#[derive(Clone, Copy)]
+enum Gates {
+    OfRows,
+    /// Of so many elements each.
+    OfHeads(usize),
+    Shares,
 }
 
 fn gate_by_sigmoids(
     recorder: &mut Recorder,
+    kind: Gates,
     x: Rows<'_>,
     y: Option<Rows<'_>>,
     gates: Rows<'_>,
-    head_dim: usize,
 ) -> Result<(), GpuError> {
     x.check("gates: rows")?;
     gates.check("gates")?;
     same_rows("gates: rows", &x, &gates)?;
     let nothing = recorder.device().nothing()?;
-    let is_heads = y.is_none();
+    let (kind, head_dim) = match kind {
+        Gates::OfRows => (0, 1),
+        Gates::OfHeads(head_dim) => (1, head_dim),
+        Gates::Shares => (2, 1),
+    };
     let y = y.unwrap_or(Rows::new(&nothing, 0, 0));
     let is_one = x.buffer == gates.buffer || x.buffer == y.buffer;
     expect(
@@ -215,7 +269,7 @@ fn gate_by_sigmoids(
         gates_stride: gates.stride as u32,
         head_dim: head_dim as u32,
     };
-    let constants = [("HEADS", f64::from(u8::from(is_heads)))];
+    let constants = [("KIND", f64::from(kind))];
     let bindings = [x.buffer.into(), y.buffer.into(), gates.buffer.into()];
     let grid = fold(len.div_ceil(256));
     recorder.dispatch(&SIGMOID_GATE, &constants, &bindings, &params, grid)

@@ -1,9 +1,9 @@
-//! Root-mean-square normalisation.
+//! Normalisation of rows, by their root mean square or their variance.
 
 use super::{Rows, fold, same_rows};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{RMS_NORM, RMS_NORM_IN_PLACE, params};
+use crate::shader::{LAYER_NORM, RMS_NORM, RMS_NORM_IN_PLACE, params};
 use crate::{GpuError, Recorder};
 
 params! {
@@ -76,6 +76,66 @@ pub fn rms_norm_groups(
     }
     let bindings = [weight.into(), out.buffer.into(), x.buffer.into()];
     recorder.dispatch(&RMS_NORM, &constants, &bindings, &params, grid)
+}
+
+params! {
+    LayerNormParams {
+        width: u32,
+        n_rows: u32,
+        x_offset: u32,
+        x_stride: u32,
+        out_offset: u32,
+        out_stride: u32,
+        eps: f32,
+    }
+}
+
+/// `out[t, i] ← (x[t, i] − mean) / √(variance + eps) · weight[i] + bias[i]`, mean and variance of each row.
+///
+/// Shapes: `weight` and `bias` are `[width]`. `x` and `out` are in different buffers.
+/// Errors: [`GpuError::Shape`] if shapes don't match.
+/// Exactness: that of `sterna_kernels::norm`, except for the order of sums.
+pub fn layer_norm(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    (weight, bias): (&Buffer, &Buffer),
+    eps: f32,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    x.check("layer norm: input")?;
+    out.check("layer norm: output")?;
+    same_rows("layer norm: rows of the output", &x, &out)?;
+    expect("layer norm: width of the output", x.width, out.width)?;
+    for (what, vector) in [
+        ("layer norm: weights", weight),
+        ("layer norm: biases", bias),
+    ] {
+        expect_most(what, (vector.bytes() / 4) as usize, x.width)?;
+    }
+    expect(
+        "layer norm: operands that are one buffer",
+        0,
+        usize::from(x.buffer == out.buffer),
+    )?;
+    let params = LayerNormParams {
+        width: x.width as u32,
+        n_rows: x.n_rows as u32,
+        x_offset: x.offset as u32,
+        x_stride: x.stride as u32,
+        out_offset: out.offset as u32,
+        out_stride: out.stride as u32,
+        eps,
+    };
+    let most = recorder.device().limits().workgroup_len as usize;
+    let constants = [("WG", workgroup(x.width, most) as f64)];
+    let bindings = [
+        x.buffer.into(),
+        weight.into(),
+        bias.into(),
+        out.buffer.into(),
+    ];
+    let grid = fold(x.n_rows);
+    recorder.dispatch(&LAYER_NORM, &constants, &bindings, &params, grid)
 }
 
 /// Invocations per row: several elements for each, as few rows leave the device idle otherwise.

@@ -7,12 +7,15 @@ use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, Spl
 use crate::kernels::elementwise::{ElementwiseParams, SigmoidGateParams};
 use crate::kernels::experts::{CombineExpertsParams, ExpertBiasParams, RouteParams};
 use crate::kernels::linear::{EmbedParams, LinearParams};
-use crate::kernels::norm::RmsNormParams;
+use crate::kernels::norm::{LayerNormParams, RmsNormParams};
 use crate::kernels::output::{
     PenalizeParams, PerturbParams, SampleParams, TopKParams, WeighParams,
 };
 use crate::kernels::quantize::{DequantizeParams, QuantizeParams};
-use crate::kernels::recurrent::{ConvParams, MambaParams, PrepareParams, ScanParams};
+use crate::kernels::recurrent::{
+    ConvParams, MambaParams, PrepareParams, PreviousParams, ScanParams, ShiftParams, Wkv4Params,
+    WkvFinishParams, WkvParams, WkvPrepareParams,
+};
 use crate::kernels::rotate::RotateParams;
 
 pub(super) const REDUCE_SUBGROUP: &str = wgsl!("../shaders/lib/reduce_subgroup.wgsl");
@@ -122,6 +125,7 @@ macro_rules! shaders {
 shaders! {
     RMS_NORM = "rms_norm", [Lib::Reduce, GRID, IO_SEPARATE], [Read, Write, Read], RmsNormParams, [];
     RMS_NORM_IN_PLACE = "rms_norm", [Lib::Reduce, GRID, IO_IN_PLACE], [Read, Write], RmsNormParams, [];
+    LAYER_NORM = "layer_norm", [Lib::Reduce, GRID], [Read, Read, Read, Write], LayerNormParams, [];
     QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT], [Read, Read, Write, Write], QuantizeParams, [];
     ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], ElementwiseParams, [];
     TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
@@ -244,6 +248,12 @@ shaders! {
     SCAN_PREPARE = "scan_prepare", [Lib::Reduce, GRID, SOFTPLUS], [Write, Read, Read, Read, Read, Write], PrepareParams, [];
     SCAN = "scan", [Lib::Reduce, GRID], [Read, Read, Read, Read, Write, Write], ScanParams, [];
     MAMBA = "mamba", [Lib::Reduce, GRID, SOFTPLUS], [Read, Read, Read, Read, Read, Read, Write, Write], MambaParams, [];
+    PREVIOUS = "previous", [], [Read, Read, Write, Write], PreviousParams, [];
+    TOKEN_SHIFT = "token_shift", [], [Read, Read, Read, Read, Write], ShiftParams, [];
+    WKV4 = "wkv4", [], [Read, Read, Read, Read, Read, Read, Write, Write], Wkv4Params, [];
+    WKV_PREPARE = "wkv_prepare", [Lib::Reduce, GRID], [Read, Read, Read, Read, Read, Write], WkvPrepareParams, [];
+    WKV = "wkv", [Lib::Reduce, GRID], [Read, Read, Read, Read, Write, Write], WkvParams, [];
+    WKV_FINISH = "wkv_finish", [Lib::Reduce, GRID, ACTIVATION], [Write, Read, Read, Read, Read, Read, Read, Read], WkvFinishParams, [];
     ROUTE = "route", [Lib::Reduce, GRID], [Read, Read, Write, Write], RouteParams, [];
     COMBINE = "combine", [], [Read, Read, Write], CombineExpertsParams, [];
     EXPERT_BIAS = "expert_bias", [], [Write, Read, Read], ExpertBiasParams, [];

@@ -9,6 +9,8 @@
 // which 32 elements of keys or values are in shared memory; an invocation has four pairs' scores with two of
 // the positions, then their sums of two of the elements. Positions that no pair attends to are skipped.
 
+// 1: t attends to no positions after its own. 0: to those of all rows.
+override CAUSAL: u32 = 1u;
 // Whether each head has a score that has no value, in `sinks`.
 override SINKS: u32 = 0u;
 // Runs of 32 elements of a head, at most 8.
@@ -95,7 +97,8 @@ fn main(
     let first_pair = unit * 32u;
     let origin = position[params.position];
     let earliest = origin + first_pair / share;
-    let latest = origin + (min(first_pair + 32u, n_pairs) - 1u) / share;
+    let last_row = origin + params.n_rows - 1u;
+    let latest = select(last_row, origin + (min(first_pair + 32u, n_pairs) - 1u) / share, CAUSAL == 1u);
     let begin = earliest + 1u - min(params.window, earliest + 1u);
     // There is nothing beyond the capacity.
     let end = min(latest + 1u, params.capacity);
@@ -108,7 +111,8 @@ fn main(
         vec4<u32>(first_pair + 4u * quad) + vec4<u32>(0u, 1u, 2u, 3u),
         vec4<u32>(n_pairs - 1u),
     );
-    let last = origin + pairs / share;
+    let here = origin + pairs / share;
+    let last = select(vec4<u32>(last_row), here, CAUSAL == 1u);
 
     var top = vec4<f32>(LOWEST);
     var weight = vec4<f32>();
@@ -155,7 +159,7 @@ fn main(
         var sees = array<vec4<bool>, 2>();
         for (var i = 0u; i < 2u; i++) {
             let j = vec4<u32>(j0 + column + 16u * i);
-            sees[i] = (j < vec4<u32>(end)) & (j <= last) & (last - j < vec4<u32>(params.window));
+            sees[i] = (j < vec4<u32>(end)) & (j <= last) & (here - min(j, here) < vec4<u32>(params.window));
             score[i] = select(vec4<f32>(LOWEST), bounded(score[i]), sees[i]);
             weights[(column + 16u * i) * 8u + quad] = score[i];
         }

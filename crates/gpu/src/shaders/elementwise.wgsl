@@ -1,10 +1,11 @@
 // x[t, i] ← f(x[t, i], y[i or t, i])
 //
-// Agrees with `sterna_kernels::vector` and, for OP 4 and 5, `sterna_kernels::activation::gate`.
+// Agrees with `sterna_kernels::vector` and, for OP 4 to 8, `sterna_kernels::activation`.
 // Shapes: x [n_rows, width]; y [n_rows, width], or [width] where its stride is 0.
 // One element per invocation; workgroups of 256.
 
 // 0: x + y. 1: x · factor. 2: factor · tanh(x / factor). 3: y. 4: activation(x) · y. 5: x · activation(y).
+// 6: tanh(x). 7: sigmoid(x). 8: activation(x), of a gate for 1. 9: x · y.
 override OP: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;
@@ -51,8 +52,21 @@ fn main(
         case 4u: {
             x[i] = gated(x[i], y[other]);
         }
-        default: {
+        case 5u: {
             x[i] = gated(y[other], x[i]);
+        }
+        case 6u: {
+            x[i] = tanh_of(x[i]);
+        }
+        case 7u: {
+            // Bounded, as it would overflow.
+            x[i] = 1.0 / (1.0 + exp(min(-x[i], 80.0)));
+        }
+        case 8u: {
+            x[i] = gated(x[i], 1.0);
+        }
+        default: {
+            x[i] *= y[other];
         }
     }
 }

@@ -1,11 +1,13 @@
-// x[t, i] ← x[t, i] + sigmoid(gates[t]) · y[t, i], or x[t, h, e] ← x[t, h, e] · sigmoid(gates[t, h, 1, e])
+// x[t, i] ← x[t, i] + sigmoid(gates[t]) · y[t, i], or x[t, h, e] ← x[t, h, e] · sigmoid(gates[t, h, 1, e]), or
+// x[t, i] ← x[t, i] + sigmoid(gates[t, i]) · (y[t, i] − x[t, i])
 //
-// Agrees with `sterna_kernels::vector::add_gated` and `sterna_kernels::vector::gate`.
-// Shapes: x and y [n_rows, width]; gates [n_rows, 1], or [n_rows, n_heads, 2, head_dim].
+// Agrees with `sterna_kernels::vector::add_gated`, `sterna_kernels::vector::gate` and `sterna_kernels::vector::blend`.
+// Shapes: x and y [n_rows, width]; gates [n_rows, 1], or [n_rows, n_heads, 2, head_dim], or [n_rows, width].
 // One element per invocation; workgroups of 256.
 
-// 1: x is multiplied by gates of its elements. 0: y is added with the gate of its row.
-override HEADS: u32 = 0u;
+// 0: y is added with the gate of its row. 1: x is multiplied by gates of its elements. 2: by gates of its elements it
+// becomes y.
+override KIND: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;
 @group(0) @binding(1) var<storage, read> y: array<f32>;
@@ -42,10 +44,13 @@ fn main(
     let column = at % params.width;
     let i = params.x_offset + row * params.x_stride + column;
     let gate = params.gates_offset + row * params.gates_stride;
-    if HEADS == 1u {
+    let other = params.y_offset + row * params.y_stride + column;
+    if KIND == 1u {
         let head = column / params.head_dim;
         x[i] *= sigmoid(gates[gate + column + (head + 1u) * params.head_dim]);
+    } else if KIND == 2u {
+        x[i] += sigmoid(gates[gate + column]) * (y[other] - x[i]);
     } else {
-        x[i] += sigmoid(gates[gate]) * y[params.y_offset + row * params.y_stride + column];
+        x[i] += sigmoid(gates[gate]) * y[other];
     }
 }

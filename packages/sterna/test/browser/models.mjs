@@ -62,7 +62,7 @@ const families = readdirSync(path.join(testdata, 'reference-logits'), { withFile
 const ON_GPU = ['bitnet-packed', 'gemma2', 'qwen3', ...(all ? ['gemma3', 'llama', 'mistral-sliding', 'phi3', 'qwen2', 'smollm3'] : [])]
 
 /** Of every kind of state, with gates, shared experts and sigmoids; browsers' compilers refuse what native ones take. */
-const STATES_ON_GPU = ['falcon-h1', 'jamba', 'lfm2-moe', 'qwen3.5-moe']
+const STATES_ON_GPU = ['falcon-h1', 'jamba', 'lfm2-moe', 'qwen3.5-moe', 'rwkv4', 'rwkv6', 'rwkv7']
 
 const PROMPT = 'Once upon a time', N_TOKENS = 16
 

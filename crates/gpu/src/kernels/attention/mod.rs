@@ -102,12 +102,18 @@ pub struct Scores<'a> {
     pub shape: &'a AttentionShape,
     /// Of each query head, the score of a position whose value is zero, `[n_heads]`.
     pub sinks: Option<&'a Buffer>,
+    /// Whether queries attend to no positions after their own; else they attend to those of the queries after them too.
+    pub is_causal: bool,
 }
 
 impl<'a> From<&'a AttentionShape> for Scores<'a> {
-    /// Without sinks.
+    /// Without sinks, causal.
     fn from(shape: &'a AttentionShape) -> Scores<'a> {
-        Scores { shape, sinks: None }
+        Scores {
+            shape,
+            sinks: None,
+            is_causal: true,
+        }
     }
 }
 
@@ -130,11 +136,12 @@ impl Scores<'_> {
 }
 
 /// `out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that query `t`
-/// attends to: up to its own, and no further back than the window. Keys and values are already cached.
+/// attends to: up to its own, or to the last query's if attention isn't causal, and no further back than the window. Keys and values are already cached.
 ///
 /// Shapes: `q` and `out` are rows of `[n_heads, head_dim]` in different buffers; or `q` of `[n_heads, 2, head_dim]`, of
 /// which the second are something else.
-/// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small.
+/// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small; [`GpuError::Unsupported`] if attention
+/// isn't causal and positions are divided.
 /// Exactness: against `sterna_kernels::attention`, see `docs/gpu.md`.
 pub fn attention<'a>(
     recorder: &mut Recorder,
@@ -199,6 +206,7 @@ pub fn attention<'a>(
         ("KEPT", kept as f64),
         ("SOFTCAP", f64::from(u8::from(shape.softcap.is_some()))),
         scores.constant(),
+        ("CAUSAL", f64::from(u8::from(scores.is_causal))),
     ];
     let bindings = [
         q.buffer.into(),

@@ -183,7 +183,8 @@ params! {
 /// of the new position store key and value in the cache. The queries in `heads.qkv` are left unchanged.
 ///
 /// Shapes: `heads.qkv` and `out` are one row each, in different buffers.
-/// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small.
+/// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small; [`GpuError::Unsupported`] if attention
+/// isn't causal.
 /// Exactness: as those two, with sums in a different order.
 pub fn decode<'a>(
     recorder: &mut Recorder,
@@ -246,6 +247,12 @@ fn record(
         position,
         prepare,
     } = source;
+    if !scores.is_causal {
+        return Err(GpuError::Unsupported {
+            what: "split-KV attention to positions of later queries".into(),
+            reason: "its kernels are for causal attention".into(),
+        });
+    }
     let shape = scores.shape;
     let (d, n_heads, n_kv_heads) = (cache.head_dim, shape.n_heads, cache.n_kv_heads);
     let q_step = match prepare {

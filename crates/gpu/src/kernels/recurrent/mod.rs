@@ -1,7 +1,8 @@
-//! Layers that remember a state of fixed size instead of keys and values: short convolutions, and scans of
-//! matrices that heads remember.
+//! Layers that remember a state of fixed size instead of keys and values: short convolutions, scans of
+//! matrices that heads remember, and time mixing.
 
 mod conv;
+mod rwkv;
 mod scan;
 
 use super::attention::Position;
@@ -10,9 +11,16 @@ use crate::memory::Buffer;
 use crate::{Device, GpuError, ReadRange};
 
 pub use conv::{Convolution, MAX_TAPS, convolve};
+pub use rwkv::{
+    Shift, Wkv, Wkv4, WkvFinish, WkvInputs, WkvShape, previous, token_shift, wkv, wkv_finish,
+    wkv_prepare, wkv4,
+};
 pub use scan::{MAX_ROWS, Mamba, Recurrence, Scan, ScanShape, mamba, scan};
 
 pub(crate) use conv::ConvParams;
+pub(crate) use rwkv::{
+    PreviousParams, ShiftParams, Wkv4Params, WkvFinishParams, WkvParams, WkvPrepareParams,
+};
 pub(crate) use scan::{MambaParams, PrepareParams, ScanParams};
 
 /// The states that a layer's memory holds: those of as many consecutive positions, each in the slot of its position

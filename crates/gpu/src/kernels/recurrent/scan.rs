@@ -10,9 +10,9 @@ use crate::{GpuError, Recorder};
 /// The most rows of a head's matrix, or elements of a channel's vector.
 pub const MAX_ROWS: usize = 256;
 /// Invocations that share a column of a matrix.
-const LANES: usize = 8;
+pub(super) const LANES: usize = 8;
 /// Invocations of a workgroup.
-const WORKGROUP: usize = 64;
+pub(super) const WORKGROUP: usize = 64;
 
 params! {
     PrepareParams {
@@ -360,7 +360,7 @@ pub fn mamba(
     recorder.dispatch(&MAMBA, &constants, &bindings, &params, grid)
 }
 
-fn too_large(what: String, most: usize) -> GpuError {
+pub(super) fn too_large(what: String, most: usize) -> GpuError {
     GpuError::Unsupported {
         what,
         reason: format!("kernels take at most {most}"),

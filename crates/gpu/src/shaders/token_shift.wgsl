@@ -1,0 +1,54 @@
+// out[t] ← (1 − f) · x[t] + f · x[t − 1], or the other way round, with f = factors + added[t]
+//
+// Agrees with `sterna_kernels::rwkv::token_shift`.
+// Shapes: x, added and out [n_rows, width]; factors and previous, the row before the first, [width].
+// One element per invocation; workgroups of 64.
+
+// 1: factors are the share of the position itself. 0: of the one before.
+override ITSELF: u32 = 0u;
+override ADDED: u32 = 0u;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> previous: array<f32>;
+@group(0) @binding(2) var<storage, read> factors: array<f32>;
+@group(0) @binding(3) var<storage, read> added: array<f32>;
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+
+struct Params {
+    width: u32,
+    len: u32,
+    x_offset: u32,
+    x_stride: u32,
+    added_offset: u32,
+    added_stride: u32,
+    out_offset: u32,
+    out_stride: u32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+@compute @workgroup_size(64)
+fn main(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+) {
+    let at = (group.y * groups.x + group.x) * 64u + thread;
+    if at >= params.len {
+        return;
+    }
+    let t = at / params.width;
+    let i = at % params.width;
+    let here = params.x_offset + t * params.x_stride + i;
+    let own = x[here];
+    var before = previous[i];
+    if t > 0u {
+        before = x[here - params.x_stride];
+    }
+    var factor = factors[i];
+    if ADDED == 1u {
+        factor += added[params.added_offset + t * params.added_stride + i];
+    }
+    let first = select(own, before, ITSELF == 1u);
+    let second = select(before, own, ITSELF == 1u);
+    out[params.out_offset + t * params.out_stride + i] = first + (second - first) * factor;
+}
