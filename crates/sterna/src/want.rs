@@ -211,10 +211,6 @@ impl Files {
             if joined.is_empty() && at >= range.end {
                 return bytes;
             }
-            if joined.is_empty() {
-                // The file has so many. Growing would take up to twice as much, and WebAssembly gives nothing back.
-                joined.reserve((range.end - range.start) as usize);
-            }
             joined.extend_from_slice(&bytes);
             if at >= range.end {
                 return joined.freeze();
