@@ -1,7 +1,7 @@
 //! The beginning of a sequence, computed while the model's weights arrive.
 
 use super::{EngineError, SessionOptions, check, expect_decoder};
-use crate::backend::{Backend, CacheShape, KvCache, Sequence};
+use crate::backend::{Backend, BackendError, CacheShape, KvCache, Sequence};
 use crate::config::ModelConfig;
 use crate::forward::{Batch, ForwardPass, Scratch};
 use crate::rope::{Angles, Rope};
@@ -110,7 +110,7 @@ impl<B: Backend> EarlyPrefill<B> {
             ForwardPass<'_, B>,
             &mut Scratch<B>,
             &mut Batch<'_, B>,
-        ) -> Result<(), crate::backend::BackendError>,
+        ) -> Result<(), BackendError>,
     ) -> Result<(), EngineError> {
         let Start { cache, scratch, .. } = &mut self.start;
         let mut sequences = [Sequence {

@@ -55,7 +55,6 @@ struct Sizes {
 }
 
 /// What to compute while weights arrive.
-#[derive(Clone)]
 pub(super) struct Early {
     pub(super) prefill: Prefill,
     pub(super) ctx_len: Option<usize>,
