@@ -21,12 +21,12 @@ const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/ja
 /**
  * Serves `mounts`: from a prefix of paths to a folder, or from a path to bytes.
  *
- * `state.silent(path)` leaves a request unanswered, `state.bytesPerSecond(path)` slows it, `state.before(path)` is
- * a script to run before that of the path; `state.sent` has the bytes of bodies by path, `state.requests` what was
- * asked for.
+ * `state.silent(path)` leaves a request unanswered, `state.bytesPerSecond(path)` slows it, `state.holdAt(path)` is
+ * after how many bytes the answer to a request goes no further, `state.before(path)` is a script to run before that
+ * of the path; `state.sent` has the bytes of bodies by path, `state.requests` what was asked for.
  */
 export async function serve(mounts, { isolate = false } = {}) {
-  const state = { reset: () => Object.assign(state, { requests: [], sent: {}, silent: () => false, bytesPerSecond: () => Infinity, before: () => '' }) }
+  const state = { reset: () => Object.assign(state, { requests: [], sent: {}, silent: () => false, bytesPerSecond: () => Infinity, holdAt: () => Infinity, before: () => '' }) }
   state.reset()
   const server = http.createServer(async (request, response) => {
     const name = decodeURIComponent(new URL(request.url, 'http://x').pathname)
@@ -50,7 +50,10 @@ export async function serve(mounts, { isolate = false } = {}) {
     })
     const piece = 16384
     const closed = once(response, 'close')
-    for (let at = from; at < to && !response.destroyed; at += piece) {
+    const hold = from + state.holdAt(name)
+    for (let at = from; at < to; at += piece) {
+      if (at >= hold) await closed
+      if (response.destroyed) break
       const bytes = body.subarray(at, Math.min(to, at + piece))
       state.sent[name] = (state.sent[name] ?? 0) + bytes.length
       if (!response.write(bytes)) await Promise.race([once(response, 'drain'), closed])

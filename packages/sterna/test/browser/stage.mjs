@@ -94,7 +94,6 @@ export async function open(url = site.url) {
   return page
 }
 export const sentOf = name => Object.entries(site.state.sent).reduce((sum, [path, n]) => sum + (path.startsWith(name) ? n : 0), 0)
-export const until = async done => { while (!done()) await new Promise(next => setTimeout(next, 10)) }
 
 /** Leaves nothing behind for the next test. */
 export async function clear() {
