@@ -60,6 +60,24 @@ pub trait Backend: Sized {
 
     /// Loads a weight matrix.
     fn load_linear(&self, source: LinearSource) -> Result<Self::Linear, BackendError>;
+    /// Whether large matrices of blocks may be loaded by rows, with [`Backend::begin_linear`], so that they needn't be
+    /// in memory as a whole.
+    fn loads_rows(&self) -> bool {
+        false
+    }
+    /// A matrix whose rows follow, by [`Backend::load_rows`].
+    fn begin_linear(&self, _shape: BlockMatrix) -> Result<Self::Linear, BackendError> {
+        Err(BackendError::Unsupported(ROWS))
+    }
+    /// Loads the rows `rows`, whose start is a multiple of [`ROW_GRAIN`], of a matrix that was begun.
+    fn load_rows(
+        &self,
+        _linear: &mut Self::Linear,
+        _rows: Range<usize>,
+        _weights: &WeightData,
+    ) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported(ROWS))
+    }
     /// Loads a vector of weights.
     fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, BackendError>;
     /// Makes a screen of `linear`, whose weights are blocks: a copy of it as blocks of `dtype`, with bounds.
@@ -68,6 +86,11 @@ pub trait Backend: Sized {
         linear: &Self::Linear,
         dtype: DType,
     ) -> Result<Self::Screen, BackendError>;
+    /// Whether the weights of a group are loaded together by [`Backend::load_group`]; if not, each is loaded as soon as
+    /// it has arrived.
+    fn loads_by_group(&self) -> bool {
+        false
+    }
     /// Loads the weights of `group`, which are used together: `load` loads them all with the backend it is
     /// called with, from the beginning each time.
     ///
@@ -505,7 +528,12 @@ pub trait Backend: Sized {
     }
 }
 
-/// What [`BackendError::Unsupported`] calls saving a sequence.
+/// Rows that are loaded one after the other begin at multiples of this many.
+pub const ROW_GRAIN: usize = 8;
+
+/// What [`BackendError::Unsupported`] calls matrices that are loaded by rows.
+const ROWS: &str = "matrices by rows";
+/// What it calls saving a sequence.
 const SNAPSHOTS: &str = "saved sequences";
 /// What it calls matrices that are stored rotated.
 pub(crate) const ROTATIONS: &str = "rotated matrices";
@@ -915,6 +943,19 @@ pub struct LinearSource {
     pub weights: WeightData,
     /// What rows of the matrix were rotated by: inputs of products have to be too, and rows that are looked up
     /// rotated back.
+    pub rotation: Option<Arc<hadamard::Rotation>>,
+}
+
+/// A weight matrix `[n, k]` of blocks whose rows follow.
+#[derive(Debug, Clone)]
+pub struct BlockMatrix {
+    /// Output features.
+    pub n: usize,
+    /// Input features.
+    pub k: usize,
+    /// Type of the blocks.
+    pub dtype: DType,
+    /// As in [`LinearSource`].
     pub rotation: Option<Arc<hadamard::Rotation>>,
 }
 

@@ -111,7 +111,7 @@ impl<B: Backend> Swap<B> {
         )?;
         Ok(Swap {
             model: Arc::clone(model),
-            feed: WeightFeed::of_groups(plan, &groups),
+            feed: WeightFeed::of_groups(plan, &model.backend, &groups),
             groups,
         })
     }

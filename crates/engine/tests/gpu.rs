@@ -7,6 +7,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_HELD, MAX_ERROR_INT8, Source, check_logits, error, logits,
 };
@@ -15,11 +16,14 @@ use serde_json::Value;
 use sterna_engine::lora::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
 };
-use sterna_engine::plan::{HeadOptions, HeadScreen};
+use sterna_engine::plan::{HeadOptions, HeadScreen, PlanOptions, TensorRequest};
+use sterna_engine::swap::{Group, Swap};
 use sterna_engine::{
-    Activations, Backend, CacheType, Gpu, Logits, Model, ModelConfig, Session, SessionOptions, Step,
+    Activations, Backend, CacheType, Gpu, Loader, Logits, Model, ModelConfig, ModelPlan, Session,
+    SessionOptions, Step,
 };
-use sterna_format::DType;
+use sterna_format::safetensors::{self, SafeTensors};
+use sterna_format::{DType, hf};
 use sterna_kernels::Isa;
 
 /// Each test has a device of its own: a software one computes in one thread.
@@ -101,6 +105,99 @@ fn reference_models() {
 #[test]
 fn variants_of_reference_models() {
     check_kind("reference-variants");
+}
+
+/// A safetensors file with the tensors `names` of `file` repeated `times` times.
+fn with_repeated(file: &[u8], names: &[&str], times: usize) -> Bytes {
+    let (len, rest) = file.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let mut header: Value = serde_json::from_slice(header).unwrap();
+    let mut repeated = Vec::new();
+    for (name, tensor) in header.as_object_mut().unwrap() {
+        let Some(offsets) = tensor.get("data_offsets") else {
+            continue;
+        };
+        let [start, end] = [0, 1].map(|i| offsets[i].as_u64().unwrap() as usize);
+        let times = if names.contains(&&name[..]) { times } else { 1 };
+        let rows = tensor["shape"][0].as_u64().unwrap() as usize;
+        tensor["shape"][0] = (rows * times).into();
+        let first = repeated.len();
+        repeated.extend(data[start..end].repeat(times));
+        tensor["data_offsets"] = serde_json::json!([first, repeated.len()]);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let len = header.len() as u64;
+    [&len.to_le_bytes()[..], &header, &repeated].concat().into()
+}
+
+/// Tables of 10 MB: what a device doesn't need to have in memory as a whole. A swap loads them so, too.
+#[test]
+fn large_tables_are_loaded_by_rows() {
+    let Some(gpu) = gpu() else { return };
+    let dir = testdata().join("reference-logits/llama");
+    let on_cpu = Source::Hf(dir.clone()).load(cpu());
+    let n_vocab = on_cpu.config().n_vocab;
+    let times = 40_000 / n_vocab;
+    let names = ["model.embed_tokens.weight", "lm_head.weight"];
+    let file = with_repeated(&read(&dir.join("model.safetensors")), &names, times);
+    let mut config = json(&dir.join("config.json"));
+    config["vocab_size"] = (n_vocab * times).into();
+    let plan = || {
+        let header = SafeTensors::parse(&file, file.len() as u64).unwrap();
+        let catalog = safetensors::merge(vec![("model.safetensors", header)], None).unwrap();
+        let config = hf::Config::from_value(&config).unwrap();
+        ModelPlan::from_hf(&config, &catalog, &PlanOptions::default()).unwrap()
+    };
+    let mut loader = Loader::new(plan(), gpu);
+    let mut of_tables = Vec::new();
+    while let Some(want) = loader.wanted() {
+        if names.contains(&want.name_in_file()) {
+            of_tables.push(want.len);
+        }
+        loader.feed(slice(&file, want)).unwrap();
+    }
+    let whole = (n_vocab * times * 128 * 2) as u64;
+    assert_eq!(of_tables, [8 << 20, whole - (8 << 20)].repeat(2));
+    let on_gpu = loader.finish().unwrap();
+
+    let ids = reference_ids(&dir);
+    let others: Vec<u32> = (ids.iter().zip(0..))
+        .map(|(id, i)| id + (i % times * n_vocab) as u32)
+        .collect();
+    let options = SessionOptions::new(ids.len());
+    let want = logits(&on_cpu, &ids, options);
+    let check = || {
+        let got = logits(&on_gpu, &others, options);
+        for got in got.chunks(n_vocab * times) {
+            assert!(got.chunks(n_vocab).all(|part| part == &got[..n_vocab]));
+        }
+        let first = |row: &[f32]| row[..n_vocab].to_vec();
+        let got: Vec<f32> = got.chunks(n_vocab * times).flat_map(first).collect();
+        check_logits("llama", &got, &want, n_vocab, MAX_ERROR_FLOAT);
+    };
+    check();
+
+    let mut swap = Swap::new(&on_gpu, plan(), &[Group::Embedding]).unwrap();
+    while let Some(want) = swap.wanted() {
+        swap.feed(slice(&file, want)).unwrap();
+    }
+    swap.finish().unwrap();
+    check();
+
+    let mut swap = Swap::new(&on_gpu, plan(), &[Group::Embedding]).unwrap();
+    swap.feed(slice(&file, swap.wanted().unwrap())).unwrap();
+    let mut second = slice(&file, swap.wanted().unwrap()).to_vec();
+    second[14..16].copy_from_slice(&[0xc0, 0x7f]);
+    let error = swap.feed(second.into()).unwrap_err().to_string();
+    let at = (8 << 20) / 2 + 7;
+    assert!(
+        error.ends_with(&format!("found NaN at index {at}")),
+        "{error}"
+    );
+}
+
+fn slice(file: &Bytes, want: &TensorRequest) -> Bytes {
+    file.slice(want.offset as usize..(want.offset + want.len) as usize)
 }
 
 #[test]

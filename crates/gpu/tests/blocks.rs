@@ -8,7 +8,9 @@ use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
-use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
+use sterna_gpu::kernels::linear::{
+    Epilogue, Form, Input, Linear, ROW_GRAIN, WeightKind, embed, multiply,
+};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, quantize};
 use sterna_gpu::memory::Upload;
 use sterna_gpu::{Device, DeviceOptions, GpuError};
@@ -44,7 +46,25 @@ fn upload(device: &Device, dtype: DType, n: usize, k: usize, bytes: &[u8]) -> Li
         out.copy_from_slice(&bytes[rows.start * row_bytes..rows.end * row_bytes]);
         Ok::<(), GpuError>(())
     };
-    Linear::upload(device, &mut upload, kind, (n, k), &[], rows).unwrap()
+    // In two parts, as of a matrix that arrives.
+    let linear = Linear::new(device, kind, (n, k), &[]).unwrap();
+    let half = n / 2 / ROW_GRAIN * ROW_GRAIN;
+    for part in [0..half, half..n] {
+        linear.write(&mut upload, part, rows).unwrap();
+    }
+    linear
+}
+
+#[test]
+fn rows_are_written_where_words_begin() {
+    let Some(device) = device() else { return };
+    let linear = Linear::new(&device, WeightKind::Blocks(DType::F16), (32, 32), &[]).unwrap();
+    let mut upload = Upload::new(&device, 1 << 12, 3).unwrap();
+    let rows = |_: Range<usize>, _: &mut [u8]| Ok::<(), GpuError>(());
+    for range in [4..12, 24..40, 40..48] {
+        let error = linear.write(&mut upload, range, rows).unwrap_err();
+        assert!(matches!(error, GpuError::Shape { .. }), "{error}");
+    }
 }
 
 fn check(device: &Device, dtype: DType, (n, k, m): (usize, usize, usize), epilogue: Epilogue) {

@@ -252,12 +252,71 @@ impl Files {
     }
 }
 
+/// Parts of files, joined in order; a single one isn't copied.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    n_bytes: u64,
+    first: Bytes,
+    all: Vec<u8>,
+}
+
+impl Joined {
+    /// Of the `parts`, by file and range.
+    pub(crate) fn new(parts: &[(usize, Range<u64>)]) -> Joined {
+        Joined {
+            n_bytes: parts.iter().map(|(_, range)| range.end - range.start).sum(),
+            first: Bytes::new(),
+            all: Vec::new(),
+        }
+    }
+
+    /// Appends the next part.
+    ///
+    /// Errors: there is no memory for all of them.
+    pub(crate) fn push(&mut self, part: Bytes) -> Result<()> {
+        if self.all.is_empty() && self.first.is_empty() {
+            self.first = part;
+            return Ok(());
+        }
+        if self.all.is_empty() {
+            let n_bytes = usize::try_from(self.n_bytes).unwrap_or(usize::MAX);
+            self.all.try_reserve_exact(n_bytes)?;
+            self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.all.extend_from_slice(&part);
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> Bytes {
+        match self.all.is_empty() {
+            true => self.first,
+            false => self.all.into(),
+        }
+    }
+}
+
 /// How much of a file is requested at first: all of most headers.
 const FIRST_PIECE: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_joined_in_order() {
+        let parts = [(0, 5..7), (1, 0..1), (2, 0..2)];
+        let mut joined = Joined::new(&parts);
+        for part in ["ab", "c", "de"] {
+            joined.push(Bytes::from_static(part.as_bytes())).unwrap();
+        }
+        assert_eq!(&joined.finish()[..], b"abcde");
+        let (mut one, only) = (Joined::new(&parts[..1]), Bytes::from_static(b"ab"));
+        one.push(only.clone()).unwrap();
+        assert_eq!(one.finish().as_ptr(), only.as_ptr());
+        let mut huge = Joined::new(&[(0, 0..u64::MAX / 2), (1, 0..1)]);
+        huge.push(only.clone()).unwrap();
+        assert!(huge.push(only).is_err());
+    }
 
     async fn first_and_last(files: Files) -> Result<(Bytes, Bytes)> {
         let Some(len) = files.len("a").await else {

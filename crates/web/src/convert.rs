@@ -163,22 +163,30 @@ impl Conversion {
 
     /// The bytes of a tensor.
     async fn read(&self, want: &TensorRequest, told: &mut Told<'_>) -> Result<Bytes> {
-        let mut parts = Vec::new();
-        for (file, range) in self.model.parts(want)? {
-            let name = &self.model.files()[file].name;
-            parts.push(self.range(name, range, told).await?);
-        }
-        self.model.join(want, parts)
-    }
-
-    async fn range(&self, name: &str, range: Range<u64>, told: &mut Told<'_>) -> Result<Bytes> {
-        let len = range.end - range.start;
-        let mut bytes = Vec::new();
+        let parts = self.model.parts(want)?;
+        let len: u64 = parts.iter().map(|(_, range)| range.end - range.start).sum();
+        let mut stored = Vec::new();
         // The largest tensor may be more than a tab's memory has left.
-        let reserved = usize::try_from(len).is_ok_and(|len| bytes.try_reserve_exact(len).is_ok());
+        let reserved = usize::try_from(len).is_ok_and(|len| stored.try_reserve_exact(len).is_ok());
         if !reserved {
+            let name = want.name_in_file();
             bail!(OutOfMemory, "{name}: no memory for a tensor of {len} bytes");
         }
+        for (file, range) in parts {
+            let name = &self.model.files()[file].name;
+            self.append(name, range, &mut stored, told).await?;
+        }
+        self.model.make(want, stored.into())
+    }
+
+    /// Appends the bytes `range` of the file called `name` to `bytes`.
+    async fn append(
+        &self,
+        name: &str,
+        range: Range<u64>,
+        bytes: &mut Vec<u8>,
+        told: &mut Told<'_>,
+    ) -> Result<()> {
         let mut start = range.start;
         while start < range.end {
             refuse_if(&self.is_cancelled)?;
@@ -196,7 +204,7 @@ impl Conversion {
             told.done += piece.len() as u64;
             told.tell(false);
         }
-        Ok(bytes.into())
+        Ok(())
     }
 }
 

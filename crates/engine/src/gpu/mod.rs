@@ -41,10 +41,10 @@ use sterna_kernels::experts::{Gating, Routing};
 use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
-    DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct, KvCache,
-    LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, SHARED_KEYS,
-    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
+    Attention, Backend, BackendError, BlockMatrix, CacheShape, CausalConvolution, Continued,
+    Decoding, DeltaNet, DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct,
+    KvCache, LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, SHARED_KEYS,
+    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift, WeightData,
 };
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
@@ -214,6 +214,44 @@ impl Backend for Gpu {
             rotation: self.rotations.get(device, source.rotation)?,
             stack: None,
         })
+    }
+
+    fn loads_rows(&self) -> bool {
+        true
+    }
+
+    fn begin_linear(&self, shape: BlockMatrix) -> Result<GpuLinear, BackendError> {
+        let BlockMatrix {
+            n,
+            k,
+            dtype,
+            rotation,
+        } = shape;
+        let linear = weights::begin(&self.device, (n, k), dtype, self.activations)?;
+        Ok(GpuLinear {
+            matrix: Matrix::new(linear),
+            rotation: self.rotations.get(&self.device, rotation)?,
+            stack: None,
+        })
+    }
+
+    fn load_rows(
+        &self,
+        linear: &mut GpuLinear,
+        rows: Range<usize>,
+        weights: &WeightData,
+    ) -> Result<(), BackendError> {
+        let mut upload = self.upload.lock().unwrap_or_else(PoisonError::into_inner);
+        let (device, host, linear) = (&self.device, &*self.host, linear.matrix.linear());
+        weights::load_rows(
+            device,
+            host,
+            &mut upload,
+            &linear,
+            rows,
+            weights,
+            self.activations,
+        )
     }
 
     fn join(&self, matrices: &mut [&mut GpuLinear]) -> Result<(), BackendError> {

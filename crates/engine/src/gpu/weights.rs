@@ -4,13 +4,13 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use sterna_format::DType;
-use sterna_gpu::kernels::linear::{Linear, WeightKind};
+use sterna_gpu::kernels::linear::{self, Linear, WeightKind};
 use sterna_gpu::memory::Upload;
 use sterna_gpu::{Device, GpuError};
 use sterna_kernels::quant::ternary::{Layout, common_block_scale, row_bytes};
 use sterna_kernels::{Exec, repack, requantize};
 
-use crate::backend::{BackendError, LinearSource, Rounding, TernaryPacking, WeightData};
+use crate::backend::{BackendError, LinearSource, ROW_GRAIN, Rounding, TernaryPacking, WeightData};
 use crate::cpu::Activations;
 
 /// Bytes of a staging buffer, and their number: enough to copy one while the next is filled.
@@ -40,6 +40,14 @@ fn held_as(dtype: DType) -> DType {
     }
 }
 
+/// The type that blocks of `dtype` are stored as on the device with such `activations`.
+fn held_with(dtype: DType, activations: Activations) -> DType {
+    match activations {
+        Activations::F32 => DType::F32,
+        Activations::Int8 => held_as(dtype),
+    }
+}
+
 /// Uploads a matrix.
 pub(super) fn load(
     device: &Device,
@@ -55,25 +63,63 @@ pub(super) fn load(
         rotation: _,
     } = source;
     let held = held(host, *n, *k, weights, activations)?;
-    let stride = held.kind.row_bytes(*k);
-    let upload = match upload {
-        Some(upload) => upload,
-        None => upload.insert(Upload::new(device, SLOT_BYTES, N_SLOTS)?),
-    };
-    let expected = stride.saturating_mul(*n);
-    if held.bytes.len() != expected {
+    let linear = Linear::new(device, held.kind, (*n, *k), &held.scales)?;
+    write(device, upload, &linear, 0..*n, &held)?;
+    Ok(linear)
+}
+
+/// Memory for the matrix `[n, k]` of blocks of `dtype`, whose rows follow.
+pub(super) fn begin(
+    device: &Device,
+    (n, k): (usize, usize),
+    dtype: DType,
+    activations: Activations,
+) -> Result<Linear, BackendError> {
+    let kind = WeightKind::Blocks(held_with(dtype, activations));
+    Ok(Linear::new(device, kind, (n, k), &[])?)
+}
+
+/// Uploads the rows `rows` of a matrix that was [begun](begin).
+pub(super) fn load_rows(
+    device: &Device,
+    host: &Exec,
+    upload: &mut Option<Upload>,
+    linear: &Linear,
+    rows: Range<usize>,
+    weights: &WeightData,
+    activations: Activations,
+) -> Result<(), BackendError> {
+    let held = held(host, rows.len(), linear.k(), weights, activations)?;
+    write(device, upload, linear, rows, &held)
+}
+
+/// Uploads `held` to the rows `range` of `linear`.
+fn write(
+    device: &Device,
+    upload: &mut Option<Upload>,
+    linear: &Linear,
+    range: Range<usize>,
+    held: &Held<'_>,
+) -> Result<(), BackendError> {
+    let stride = held.kind.row_bytes(linear.k());
+    let expected = stride.saturating_mul(range.len());
+    if held.kind != linear.kind() || held.bytes.len() != expected {
         return Err(BackendError::from(GpuError::Shape {
             what: "bytes of a matrix",
             expected: expected as u64,
             found: held.bytes.len() as u64,
         }));
     }
-    let rows = |rows: Range<usize>, out: &mut [u8]| {
-        out.copy_from_slice(&held.bytes[rows.start * stride..rows.end * stride]);
-        Ok::<(), GpuError>(())
+    let upload = match upload {
+        Some(upload) => upload,
+        None => upload.insert(Upload::new(device, SLOT_BYTES, N_SLOTS)?),
     };
-    let linear = Linear::upload(device, upload, held.kind, (*n, *k), &held.scales, rows)?;
-    Ok(linear)
+    let first = range.start;
+    linear.write(upload, range, |rows: Range<usize>, out: &mut [u8]| {
+        let bytes = (rows.start - first) * stride..(rows.end - first) * stride;
+        out.copy_from_slice(&held.bytes[bytes]);
+        Ok::<(), BackendError>(())
+    })
 }
 
 fn held<'a>(
@@ -118,10 +164,7 @@ fn held<'a>(
                 let codes = repack::repack(host, Layout::Blocks(*dtype), n, k, bytes, 0..n)?;
                 return Ok(ternary(Cow::Owned(codes), scales));
             }
-            let to = match activations {
-                Activations::F32 => DType::F32,
-                Activations::Int8 => held_as(*dtype),
-            };
+            let to = held_with(*dtype, activations);
             let bytes = if to == *dtype {
                 Cow::Borrowed(&bytes[..])
             } else {
@@ -149,3 +192,4 @@ fn scales_of_rows(dtype: DType, k: usize, bytes: &[u8]) -> Result<Option<Vec<f32
 }
 
 const _: () = assert!(row_bytes(128) == 32);
+const _: () = assert!(ROW_GRAIN.is_multiple_of(linear::ROW_GRAIN));

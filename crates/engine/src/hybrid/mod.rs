@@ -258,6 +258,11 @@ impl Backend for Hybrid {
         }
     }
 
+    /// Where the device is out of memory, a group is loaded again, to the CPU.
+    fn loads_by_group(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     fn load_group<T>(
         &self,
         group: Group,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sterna_kernels::quant::QuantError;
 
-use super::LoadError;
-use super::{expect_wanted, recipe};
+use super::rows::ByRows;
+use super::{LoadError, expect_wanted, recipe};
 use crate::backend::{Backend, BackendError, ExpertMatrices, LinearSource, WeightData};
 use crate::config::ModelConfig;
 use crate::plan::{
@@ -26,10 +26,13 @@ pub(crate) struct WeightFeed<B: Backend> {
     n_made: usize,
     /// Parts of the next weight that have arrived.
     parts: Vec<Bytes>,
+    /// The next weight, if it is loaded by rows.
+    by_rows: Option<ByRows<B::Linear>>,
     /// The group of each of the plan's weights; `None` for those that the engine itself keeps.
     group_of: Vec<Option<Group>>,
-    /// Weights of the current group, to be loaded together.
+    /// Weights of the current group: to be loaded together, or loaded.
     sources: Vec<Source>,
+    placed: Vec<Placed<B>>,
     /// Of all weights of the plan, those that have been built and not put in their places.
     loaded: Vec<Option<Loaded<B>>>,
     /// Those in their places: the embedding table, and the layers that are complete.
@@ -57,6 +60,17 @@ struct Placed<B: Backend> {
     loaded: Loaded<B>,
     made_head: Option<B::Linear>,
     screen: Option<Result<B::Screen, BackendError>>,
+}
+
+impl<B: Backend> Placed<B> {
+    fn new(id: usize, loaded: Loaded<B>) -> Placed<B> {
+        Placed {
+            id,
+            loaded,
+            made_head: None,
+            screen: None,
+        }
+    }
 }
 
 /// Tells `backend` that the matrices `ids` of `placed` read the same input.
@@ -105,11 +119,11 @@ enum Loaded<B: Backend> {
 }
 
 impl<B: Backend> WeightFeed<B> {
-    fn new(plan: ModelPlan, order: Vec<usize>, thorough: bool) -> WeightFeed<B> {
+    fn new(plan: ModelPlan, backend: &B, order: Vec<usize>, thorough: bool) -> WeightFeed<B> {
         let mut loaded = Vec::new();
         loaded.resize_with(plan.specs.len(), || None);
-        let mut placed = Vec::new();
-        placed.resize_with(plan.weights.layers.len(), || None);
+        let mut complete = Vec::new();
+        complete.resize_with(plan.weights.layers.len(), || None);
         let mut group_of = vec![None; plan.specs.len()];
         let layers = (0..plan.weights.layers.len()).map(Group::Layer);
         for group in layers.chain([Group::Embedding, Group::Head]) {
@@ -117,31 +131,35 @@ impl<B: Backend> WeightFeed<B> {
                 group_of[id] = Some(group);
             }
         }
-        WeightFeed {
+        let mut feed = WeightFeed {
             plan,
             group_of,
             sources: Vec::new(),
+            placed: Vec::new(),
             order,
             n_made: 0,
             parts: Vec::new(),
+            by_rows: None,
             loaded,
             embedding: None,
-            layers: placed,
+            layers: complete,
             made_head: None,
             screen: None,
             thorough,
             warnings: Vec::new(),
-        }
+        };
+        feed.begin_next(backend);
+        feed
     }
 
     /// All weights.
-    pub(crate) fn of_all(plan: ModelPlan) -> WeightFeed<B> {
+    pub(crate) fn of_all(plan: ModelPlan, backend: &B) -> WeightFeed<B> {
         let all = (0..plan.specs.len()).collect();
-        WeightFeed::new(plan, all, false)
+        WeightFeed::new(plan, backend, all, false)
     }
 
     /// The weights of `groups`, which the plan has, and what the configuration depends on.
-    pub(crate) fn of_groups(plan: ModelPlan, groups: &[Group]) -> WeightFeed<B> {
+    pub(crate) fn of_groups(plan: ModelPlan, backend: &B, groups: &[Group]) -> WeightFeed<B> {
         let mut ids = Ids::default();
         match plan.rope_factors {
             Some(RopeFactors::One(factors)) => ids.0.push(factors.0),
@@ -153,33 +171,75 @@ impl<B: Backend> WeightFeed<B> {
         }
         let Ids(mut order) = ids;
         order.sort_unstable();
-        WeightFeed::new(plan, order, true)
+        WeightFeed::new(plan, backend, order, true)
     }
 
     /// The range to feed next; `None` once everything has been fed.
     pub(crate) fn wanted(&self) -> Option<&TensorRequest> {
+        if let Some(by_rows) = &self.by_rows {
+            return Some(by_rows.wanted());
+        }
         let spec = &self.plan.specs[*self.order.get(self.n_made)?];
         Some(&spec.parts[self.parts.len()])
+    }
+
+    /// Decides whether the next weight is loaded by rows.
+    fn begin_next(&mut self, backend: &B) {
+        let next = self.order.get(self.n_made).copied();
+        let is_plain = |id: &usize| {
+            *id != self.plan.head_id().0
+                || (self.plan.head.dtype.is_none() && self.plan.head.screen.is_none())
+        };
+        self.by_rows = next
+            .filter(|_| backend.loads_rows() && !backend.loads_by_group())
+            .filter(is_plain)
+            .and_then(|id| ByRows::of(&self.plan, &self.plan.specs[id]));
     }
 
     /// Feeds the bytes of the range named by [`WeightFeed::wanted`].
     pub(crate) fn feed(&mut self, backend: &B, bytes: Bytes) -> Result<(), LoadError> {
         expect_wanted(self.wanted(), &bytes)?;
-        let id = self.order[self.n_made];
-        self.parts.push(bytes);
-        let spec = &self.plan.specs[id];
-        if self.parts.len() < spec.parts.len() {
-            return Ok(());
+        if !backend.has_all_operations()
+            && let Some(obstacle) = self.plan.gpu_obstacle()
+        {
+            return Err(obstacle.into());
         }
+        let id = self.order[self.n_made];
+        match &mut self.by_rows {
+            Some(by_rows) => match by_rows.feed(backend, bytes, self.thorough)? {
+                Some(linear) => self.placed.push(Placed::new(id, Loaded::Linear(linear))),
+                None => return Ok(()),
+            },
+            None => {
+                self.parts.push(bytes);
+                if self.parts.len() < self.plan.specs[id].parts.len() {
+                    return Ok(());
+                }
+                self.make(backend, id)?;
+            }
+        }
+        self.n_made += 1;
+        self.begin_next(backend);
+        let next = (self.order.get(self.n_made)).and_then(|id| self.group_of[*id]);
+        match self.group_of[id] {
+            Some(group) if next != Some(group) => self.load_group(backend, group),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes weight `id` of its parts, which have all arrived.
+    fn make(&mut self, backend: &B, id: usize) -> Result<(), LoadError> {
         let parts = std::mem::take(&mut self.parts);
-        match &spec.recipe {
+        let spec = &self.plan.specs[id];
+        let source = match &spec.recipe {
             Recipe::Vector(recipe) => {
                 let values = recipe::vector(recipe, &spec.parts[0], &parts[0])?;
-                self.sources.push(Source::Vector(id, values));
+                Source::Vector(id, values)
             }
             Recipe::HostVector(recipe) => {
                 let values = recipe::vector(recipe, &spec.parts[0], &parts[0])?;
                 self.loaded[id] = Some(Loaded::Host(values));
+                return Ok(());
             }
             Recipe::Linear(recipe) => {
                 let weights = recipe::linear(backend.host(), recipe, &spec.parts, parts)?;
@@ -189,24 +249,20 @@ impl<B: Backend> WeightFeed<B> {
                 }
                 (self.warnings).extend(recipe::odd_scale(recipe, &spec.parts, &weights));
                 let recipe = *recipe;
-                let source = if self.plan.head_id().0 == id {
+                if self.plan.head_id().0 == id {
                     self.head_source(backend, &recipe, weights)?
                 } else {
-                    {
-                        let weights = recipe::unpacked(backend.host(), &recipe, weights)
-                            .map_err(|source| weights_error(name, source))?;
-                        Source::Linear(id, linear_source(&self.plan, &recipe, weights))
-                    }
-                };
-                self.sources.push(source);
+                    let weights = recipe::unpacked(backend.host(), &recipe, weights)
+                        .map_err(|source| weights_error(name, source))?;
+                    Source::Linear(id, linear_source(&self.plan, &recipe, weights))
+                }
             }
+        };
+        match backend.loads_by_group() {
+            true => self.sources.push(source),
+            false => self.placed.push(source.load(backend, self.plan.head)?),
         }
-        self.n_made += 1;
-        let next = (self.order.get(self.n_made)).and_then(|id| self.group_of[*id]);
-        match self.group_of[id] {
-            Some(group) if next != Some(group) => self.load_group(backend, group),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// The matrix that computes logits, and what [`ModelPlan::with_head`] decided to make of it.
@@ -242,28 +298,27 @@ impl<B: Backend> WeightFeed<B> {
             .to_owned()
     }
 
-    /// Loads the weights that have arrived, which are all of `group`.
+    /// Loads the weights that have arrived, which are all of `group`, and puts them in their places.
     fn load_group(&mut self, backend: &B, group: Group) -> Result<(), LoadError> {
-        if !backend.has_all_operations()
-            && let Some(obstacle) = self.plan.gpu_obstacle()
-        {
-            return Err(obstacle.into());
-        }
-        let (sources, head) = (std::mem::take(&mut self.sources), self.plan.head);
         let (siblings, experts) = (self.siblings(group), self.experts(group));
-        let placed = backend.load_group(group, |backend| {
-            let sources = sources.iter();
-            let mut placed = sources
-                .map(|source| source.load(backend, head))
-                .collect::<Result<Vec<_>, _>>()?;
+        let joined = |backend: &B, mut placed: Vec<Placed<B>>| {
             for ids in &siblings {
                 join(backend, &mut placed, ids)?;
             }
             if let Some(ids) = &experts {
                 join_experts(backend, &mut placed, ids)?;
             }
-            Ok(placed)
-        })?;
+            Ok::<_, BackendError>(placed)
+        };
+        let placed = if backend.loads_by_group() {
+            let (sources, head) = (std::mem::take(&mut self.sources), self.plan.head);
+            backend.load_group(group, |backend| {
+                let placed = sources.iter().map(|source| source.load(backend, head));
+                joined(backend, placed.collect::<Result<_, _>>()?)
+            })?
+        } else {
+            joined(backend, std::mem::take(&mut self.placed))?
+        };
         for Placed {
             id,
             loaded,
@@ -505,20 +560,14 @@ impl<B: Backend> Convert<LinearId, VectorId> for Take<'_, B> {
 impl Source {
     /// Passes the weight to `backend`, and makes the screen of the output head if `head` asks for one.
     fn load<B: Backend>(&self, backend: &B, head: plan::Head) -> Result<Placed<B>, BackendError> {
-        let placed = |id, loaded| Placed {
-            id,
-            loaded,
-            made_head: None,
-            screen: None,
-        };
         match self {
             Source::Linear(id, source) => {
                 let linear = backend.load_linear(source.clone())?;
-                Ok(placed(*id, Loaded::Linear(linear)))
+                Ok(Placed::new(*id, Loaded::Linear(linear)))
             }
             Source::Vector(id, values) => {
                 let vector = backend.load_vector(values.clone())?;
-                Ok(placed(*id, Loaded::Vector(vector)))
+                Ok(Placed::new(*id, Loaded::Vector(vector)))
             }
             Source::Head(id, source, made) => {
                 let linear = backend.load_linear(source.clone())?;
@@ -532,14 +581,14 @@ impl Source {
                 Ok(Placed {
                     made_head,
                     screen,
-                    ..placed(*id, Loaded::Linear(linear))
+                    ..Placed::new(*id, Loaded::Linear(linear))
                 })
             }
         }
     }
 }
 
-fn weights_error(name: &str, source: QuantError) -> LoadError {
+pub(super) fn weights_error(name: &str, source: QuantError) -> LoadError {
     LoadError::Weights {
         name: name.to_owned(),
         source,

@@ -2,6 +2,7 @@
 
 mod feed;
 mod recipe;
+mod rows;
 
 use std::sync::Arc;
 
@@ -133,8 +134,8 @@ impl<B: Backend> Loader<B> {
     /// Begins to load `plan` onto `backend`.
     pub fn new(plan: ModelPlan, backend: B) -> Loader<B> {
         Loader {
+            feed: WeightFeed::of_all(plan, &backend),
             backend,
-            feed: WeightFeed::of_all(plan),
             prompt: None,
         }
     }

@@ -47,7 +47,7 @@ impl Matrix {
     }
 
     /// As kernel arguments.
-    pub(super) fn linear(&self) -> Linear {
+    pub fn linear(&self) -> Linear {
         let rows = self.whole.rows(self.first..self.first + self.n);
         // Only matrices in one piece were joined, and all others are whole.
         rows.unwrap_or_else(|| Linear::clone(&self.whole))

@@ -187,13 +187,14 @@ impl Assembled {
         Ok(parts)
     }
 
-    /// `len` bytes from `offset` on, assembled from the `parts` returned by [`parts`](Self::parts).
-    pub(super) fn make(&self, parts: &[Bytes], offset: u64, len: u64) -> Result<Bytes> {
+    /// Total bytes, if any of them needs all that is stored.
+    pub(super) fn converted_bytes(&self) -> Option<u64> {
+        self.made_rows().map(Matrix::n_bytes)
+    }
+
+    /// `len` bytes from `offset` on, made of `stored`, the bytes of [`parts`](Self::parts).
+    pub(super) fn make(&self, stored: Bytes, offset: u64, len: u64) -> Result<Bytes> {
         let end = self.end(offset, len)?;
-        let stored = match parts {
-            [one] => one.clone(),
-            several => joined(several)?,
-        };
         let Some(matrix) = self.made_rows() else {
             return Ok(stored);
         };
@@ -221,14 +222,6 @@ impl Assembled {
             format!("tensor `{name}`: wanted {len} bytes at offset {offset}, but it has {total}")
         })
     }
-}
-
-/// `parts` concatenated.
-fn joined(parts: &[Bytes]) -> Result<Bytes> {
-    let mut joined = Vec::new();
-    joined.try_reserve_exact(parts.iter().map(Bytes::len).sum())?;
-    parts.iter().for_each(|part| joined.extend_from_slice(part));
-    Ok(joined.into())
 }
 
 impl Matrix {
@@ -350,10 +343,11 @@ mod tests {
 
     /// `len` bytes from `offset` on that `made` assembles from `shards`.
     fn slice(made: &Assembled, shards: &[&[u8]], offset: u64, len: u64) -> Result<Bytes> {
-        let parts = made.parts(offset, len)?.into_iter().map(|(shard, range)| {
-            Bytes::copy_from_slice(&shards[shard][range.start as usize..range.end as usize])
-        });
-        made.make(&parts.collect::<Vec<_>>(), offset, len)
+        let parts = made.parts(offset, len)?.into_iter();
+        let stored =
+            parts.map(|(shard, Range { start, end })| &shards[shard][start as usize..end as usize]);
+        let stored = stored.collect::<Vec<_>>().concat();
+        made.make(stored.into(), offset, len)
     }
 
     /// The tensor that `entry` describes, and its bytes as the engine sees them.

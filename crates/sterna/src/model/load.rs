@@ -11,7 +11,7 @@ use sterna_engine::{Backend, Loader, Model, ModelPlan, SessionOptions};
 use super::ModelFiles;
 use crate::error::{Context, Result};
 use crate::sequence::Sequence;
-use crate::want::{Files, Machine};
+use crate::want::{Files, Joined, Machine};
 use crate::warning::Warning;
 
 /// How to load a model.
@@ -118,6 +118,8 @@ pub(crate) struct Shards<'a> {
     checks: Vec<Option<Expected>>,
     /// Files that were verified, whole.
     verified: HashMap<usize, Bytes>,
+    /// The tensor that was converted last, by the index of its file.
+    converted: Option<(usize, Bytes)>,
     pub(super) warnings: Vec<Warning>,
 }
 
@@ -131,17 +133,44 @@ impl<'a> Shards<'a> {
             of,
             files,
             verified: HashMap::new(),
+            converted: None,
             warnings: Vec::new(),
         }
     }
 
     /// The bytes of `want`, from verified files.
     pub(crate) async fn tensor(&mut self, want: &TensorRequest) -> Result<Bytes> {
-        let mut parts = Vec::new();
-        for (file, range) in self.of.parts(want)? {
-            parts.push(self.bytes(file, range).await?);
+        let Some(all) = self.of.converted(want)? else {
+            self.converted = None;
+            return self.made(want).await;
+        };
+        let whole = match self.converted.take() {
+            Some((file, whole)) if file == want.file => whole,
+            _ => self.made(&all).await?,
+        };
+        self.converted = Some((want.file, whole.clone()));
+        let len = whole.len() as u64;
+        let end = want.offset.checked_add(want.len);
+        let end = end.filter(|end| *end <= len).with_context(|| {
+            let TensorRequest {
+                name,
+                offset,
+                len: wanted,
+                ..
+            } = want;
+            format!("tensor `{name}`: wanted {wanted} bytes at offset {offset}, but it has {len}")
+        })?;
+        Ok(whole.slice(want.offset as usize..end as usize))
+    }
+
+    /// The same; parts are joined as they arrive.
+    async fn made(&mut self, want: &TensorRequest) -> Result<Bytes> {
+        let parts = self.of.parts(want)?;
+        let mut stored = Joined::new(&parts);
+        for (file, range) in parts {
+            stored.push(self.bytes(file, range).await?)?;
         }
-        self.of.join(want, parts)
+        self.of.make(want, stored.finish())
     }
 
     /// Oddities of the files so far.

@@ -429,19 +429,28 @@ impl ModelFiles {
         }
     }
 
-    /// The bytes of `want`, of which `parts` are what [`ModelFiles::parts`] asks for.
+    /// The bytes of `want`, made of `stored`: the [parts](ModelFiles::parts), joined.
     ///
     /// Errors: what is stored can't be decoded.
-    pub fn join(&self, want: &TensorRequest, parts: Vec<Bytes>) -> Result<Bytes> {
+    pub fn make(&self, want: &TensorRequest, stored: Bytes) -> Result<Bytes> {
         match self.assembled(want)? {
             Some(made) => made
-                .make(&parts, want.offset, want.len)
+                .make(stored, want.offset, want.len)
                 .with_context(|| self.name()),
-            None => parts
-                .into_iter()
-                .next()
-                .with_context(|| format!("tensor `{}`: expected its bytes, found none", want.name)),
+            None => Ok(stored),
         }
+    }
+
+    /// All of the tensor that `want` is of, if any part of it is made of all that is stored.
+    fn converted(&self, want: &TensorRequest) -> Result<Option<TensorRequest>> {
+        let made = self.assembled(want)?;
+        Ok(made
+            .and_then(Assembled::converted_bytes)
+            .map(|len| TensorRequest {
+                offset: 0,
+                len,
+                ..want.clone()
+            }))
     }
 
     /// What makes the bytes that are asked for; `None` if they lie in a file.

@@ -22,7 +22,7 @@ use crate::model::{
     Signatures, Verification,
 };
 use crate::swap::Group;
-use crate::want::{Machine, Want};
+use crate::want::{Joined, Machine, Want};
 use crate::warning::Warning;
 
 /// A model whose files are on this machine, or on their way to it: what they say ([`ModelFiles`]), and the
@@ -106,10 +106,12 @@ impl LocalModel {
     ///
     /// Errors: it can't be read.
     pub fn bytes_of(&self, want: &TensorRequest) -> Result<Bytes> {
-        let parts = self.model.parts(want)?.into_iter();
-        let parts = parts
-            .map(|(file, range)| self.sources[file].slice(range.start, range.end - range.start));
-        self.model.join(want, parts.collect::<Result<_>>()?)
+        let parts = self.model.parts(want)?;
+        let mut stored = Joined::new(&parts);
+        for (file, range) in parts {
+            stored.push(self.sources[file].slice(range.start, range.end - range.start)?)?;
+        }
+        self.model.make(want, stored.finish())
     }
 
     /// Checks the bytes of a package that nobody has checked yet, where they are mapped, on `n_threads`

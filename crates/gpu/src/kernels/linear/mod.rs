@@ -49,7 +49,7 @@ struct Piece {
 }
 
 /// Pieces begin at multiples of this many rows: pairs of rows stay together, and so do words.
-const ROW_GRAIN: usize = 8;
+pub const ROW_GRAIN: usize = 8;
 
 impl WeightKind {
     /// Whether there are kernels for such weights.
@@ -144,23 +144,34 @@ impl Linear {
     ///
     /// `scales` are the scales of each row of trits, `[n]`; empty for other kinds.
     ///
-    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] for kinds without kernels;
-    /// [`GpuError::Shape`] if `scales` doesn't fit, `k` isn't whole blocks, or eight rows exceed the device's
-    /// binding size; errors of `rows`.
+    /// Errors: those of [`Linear::new`] and of `rows`.
     pub fn upload<E: From<GpuError>>(
         device: &Device,
         upload: &mut Upload,
         kind: WeightKind,
         (n, k): (usize, usize),
         scales: &[f32],
-        mut rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
+        rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
     ) -> Result<Linear, E> {
-        let Some(planes) = planes::Planes::of(kind) else {
-            return Err(E::from(GpuError::Unsupported {
-                what: format!("{kind:?} weights"),
-                reason: "there are no kernels for them".into(),
-            }));
-        };
+        let linear = Linear::new(device, kind, (n, k), scales)?;
+        linear.write(upload, 0..n, rows)?;
+        Ok(linear)
+    }
+
+    /// Memory for `n` rows of `k` elements, which [`Linear::write`] fills.
+    ///
+    /// `scales` are the scales of each row of trits, `[n]`; empty for other kinds.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] for kinds without kernels;
+    /// [`GpuError::Shape`] if `scales` doesn't fit, `k` isn't whole blocks, or eight rows exceed the device's
+    /// binding size.
+    pub fn new(
+        device: &Device,
+        kind: WeightKind,
+        (n, k): (usize, usize),
+        scales: &[f32],
+    ) -> Result<Linear, GpuError> {
+        let planes = planes_of(kind)?;
         match kind {
             WeightKind::Ternary => {
                 expect("ternary matrix: scales", n, scales.len())?;
@@ -182,25 +193,52 @@ impl Linear {
         let mut pieces = Vec::new();
         for first in (0..n).step_by(piece_rows) {
             let n = piece_rows.min(n - first);
-            let codes = device.buffer("weights", (n * row_bytes) as u64)?;
-            let scales = match kind {
-                WeightKind::Ternary => device.upload(&scales[first..first + n])?,
-                WeightKind::Blocks(_) => {
-                    device.buffer("scales of weights", planes.scale_bytes(n, k) as u64)?
-                }
-            };
-            planes.upload(upload, k, n, [&codes, &scales], |range, out| {
-                rows(first + range.start..first + range.end, out)
-            })?;
             pieces.push(Piece {
                 first,
                 n,
                 begin: 0,
-                codes,
-                scales,
+                codes: device.buffer("weights", (n * row_bytes) as u64)?,
+                scales: match kind {
+                    WeightKind::Ternary => device.upload(&scales[first..first + n])?,
+                    WeightKind::Blocks(_) => {
+                        device.buffer("scales of weights", planes.scale_bytes(n, k) as u64)?
+                    }
+                },
             });
         }
         Ok(Linear { n, k, kind, pieces })
+    }
+
+    /// Writes the rows `range`, which begins at a multiple of [`ROW_GRAIN`]. `rows` is called for runs of them in
+    /// order, and fills the memory it is given with them, [`WeightKind::row_bytes`] each.
+    ///
+    /// Errors: [`GpuError::Shape`] for rows that it doesn't have, or that begin elsewhere; [`GpuError::Lost`]; errors
+    /// of `rows`.
+    pub fn write<E: From<GpuError>>(
+        &self,
+        upload: &mut Upload,
+        range: Range<usize>,
+        mut rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let planes = planes_of(self.kind)?;
+        expect_most("rows of a matrix", self.n, range.end)?;
+        let grain = range.start.next_multiple_of(ROW_GRAIN);
+        expect("first row that is written", grain, range.start)?;
+        for piece in &self.pieces {
+            let start = range.start.max(piece.first);
+            let end = range.end.min(piece.first + piece.n);
+            if start < end {
+                let own = start - piece.first..end - piece.first;
+                planes.upload(
+                    upload,
+                    self.k,
+                    own,
+                    [&piece.codes, &piece.scales],
+                    |run, out| rows(piece.first + run.start..piece.first + run.end, out),
+                )?;
+            }
+        }
+        Ok(())
     }
 
     /// Concatenates the matrices `parts` into one, so that products that read the same input become one.
@@ -303,6 +341,13 @@ impl Linear {
         let pieces = self.pieces.iter();
         pieces.map(|p| p.codes.bytes() + p.scales.bytes()).sum()
     }
+}
+
+fn planes_of(kind: WeightKind) -> Result<planes::Planes, GpuError> {
+    planes::Planes::of(kind).ok_or_else(|| GpuError::Unsupported {
+        what: format!("{kind:?} weights"),
+        reason: "there are no kernels for them".into(),
+    })
 }
 
 /// Maximum bytes of a piece, which a kernel binds as a whole.

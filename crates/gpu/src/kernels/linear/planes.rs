@@ -99,12 +99,13 @@ impl Planes {
         }
     }
 
-    /// Uploads `n` rows to the planes of codes and, where scales are in the rows, of scales.
+    /// Uploads the rows `range`, from a multiple of [`ROW_GRAIN`] on, to the planes of codes and, where scales are in
+    /// the rows, of scales.
     pub(super) fn upload<E: From<GpuError>>(
         &self,
         upload: &mut Upload,
         k: usize,
-        n: usize,
+        range: Range<usize>,
         [codes, scales]: [&Buffer; 2],
         mut rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -116,17 +117,18 @@ impl Planes {
             Scales::Within | Scales::OfRows => None,
         };
         if stored == row_bytes && scale.is_none() && fits {
-            return upload.write_with(codes, 0, n * row_bytes, row_bytes, |start, out| {
-                let first = start / row_bytes;
+            let (at, len) = (range.start * row_bytes, range.len() * row_bytes);
+            return upload.write_with(codes, at as u64, len, row_bytes, |start, out| {
+                let first = range.start + start / row_bytes;
                 rows(first..first + out.len() / row_bytes, out)
             });
         }
         let at_once = (upload.slot_bytes() / row_bytes.max(1) / ROW_GRAIN).max(1) * ROW_GRAIN;
         let (mut raw, mut of_codes, mut of_scales) = (Vec::new(), Vec::new(), Vec::new());
-        for first in (0..n).step_by(at_once) {
-            let range = first..n.min(first + at_once);
-            raw.resize(range.len() * stored, 0);
-            rows(range.clone(), &mut raw)?;
+        for first in range.clone().step_by(at_once) {
+            let run = first..range.end.min(first + at_once);
+            raw.resize(run.len() * stored, 0);
+            rows(run, &mut raw)?;
             of_codes.clear();
             of_scales.clear();
             for row in raw.chunks_exact(stored.max(1)) {
