@@ -121,6 +121,12 @@ pub trait Backend: Sized {
     /// longer in the bytes that they were loaded from, as on GPUs.
     fn bound_experts(&self, _memory: &Arc<dyn ExpertMemory>) {}
 
+    /// Tells the backend that `matrices` are those of the heads of latent attention, one for each, before the first
+    /// product with them, as for experts.
+    fn join_heads(&self, _matrices: &mut [&mut Self::Linear]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// An empty buffer.
     fn buffer(&self) -> Self::Buffer;
     /// No routes.
@@ -241,7 +247,7 @@ pub trait Backend: Sized {
 
     /// Queries, keys and values of latent attention: `q` becomes `[n_tokens, n_heads, rope_dim + kv_rank]`, of every head
     /// the rotated part and, of the other, the product with the head's matrix; `k` and `v` become `[n_tokens, rope_dim +
-    /// kv_rank]`, the rotated part (zeros in `v`) and the latent vector.
+    /// kv_rank]`, the rotated part, before it is, and the latent vector. What attention gives for that part is not read.
     fn latent_queries(
         &self,
         _stage: Stage,

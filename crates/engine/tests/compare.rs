@@ -595,7 +595,7 @@ mod gpu {
     #[test]
     fn gpu_and_cpu_do_not_part_over_experts() {
         let Some(gpu) = gpu() else { return };
-        for name in ["mixtral", "qwen3-moe", "olmoe"] {
+        for name in ["mixtral", "qwen3-moe", "olmoe", "deepseek-v3"] {
             let (plan, files) = plan_hf(&testdata().join("reference-mixtures/hf").join(name));
             let model = load_on(plan, &files, Compare::new(cpu(), gpu.clone())).unwrap();
             for comparison in [

@@ -203,7 +203,14 @@ fn slice(file: &Bytes, want: &TensorRequest) -> Bytes {
 #[test]
 fn mixtures_of_experts() {
     let Some(gpu) = gpu() else { return };
-    for name in ["mixtral", "qwen3-moe", "olmoe", "gpt-oss"] {
+    for name in [
+        "mixtral",
+        "qwen3-moe",
+        "olmoe",
+        "gpt-oss",
+        "deepseek-v2",
+        "deepseek-v3",
+    ] {
         let dirs = testdata().join("reference-mixtures");
         let hf = dirs.join("hf").join(name);
         let gguf = dirs.join("gguf").join(name).join("model.gguf");

@@ -166,7 +166,14 @@ fn greedy_tokens_of_trained_models_are_the_hosts() {
 #[test]
 fn greedy_tokens_of_mixtures_are_the_hosts() {
     let Some(gpu) = gpu() else { return };
-    for name in ["mixtral", "qwen3-moe", "olmoe", "gpt-oss"] {
+    for name in [
+        "mixtral",
+        "qwen3-moe",
+        "olmoe",
+        "gpt-oss",
+        "deepseek-v2",
+        "deepseek-v3",
+    ] {
         let model = load(
             &testdata().join("reference-mixtures/hf").join(name),
             gpu.clone(),

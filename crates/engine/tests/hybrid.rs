@@ -113,6 +113,8 @@ fn layers_of_experts_are_split_anywhere() {
     check_splits(vec![
         (hf("reference-mixtures/hf/mixtral"), MAX_ERROR_FLOAT),
         (hf("reference-mixtures/hf/olmoe"), MAX_ERROR_FLOAT),
+        (hf("reference-mixtures/hf/deepseek-v2"), MAX_ERROR_FLOAT),
+        (hf("reference-mixtures/hf/deepseek-v3"), MAX_ERROR_FLOAT),
     ]);
 }
 

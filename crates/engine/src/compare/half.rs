@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use super::{Both, Buffer, Compare};
+use super::{Both, Buffer, Compare, Linear};
 use crate::backend::{Backend, BackendError};
 use crate::halves::Half;
 
@@ -15,6 +15,10 @@ macro_rules! half {
             type On = $backend;
             fn backend(compare: &Compare<R, T>) -> Result<&$backend, BackendError> {
                 Ok(&compare.$field)
+            }
+
+            fn linear(linear: &Linear<R, T>) -> Result<&$backend::Linear, BackendError> {
+                Ok(&linear.both.$field)
             }
 
             fn vector(

@@ -19,9 +19,10 @@ use sterna_kernels::quant::QuantError;
 
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, DeltaNet, ExpertInput,
-    ExpertMatrices, ExpertProduct, KvCache, LinearSource, LowRank, OutputLayout, Product,
-    ScreenedRows, SelectiveScan, Sequence, Ssm, TimeMix, TokenShift,
+    ExpertMatrices, ExpertProduct, KvCache, LatentInputs, LinearSource, LowRank, OutputLayout,
+    Product, ScreenedRows, SelectiveScan, Sequence, Ssm, TimeMix, TokenShift,
 };
+use crate::config::LatentConfig;
 use crate::halves;
 use crate::stage::{Operation, Stage};
 use half::{Reference, Tested};
@@ -251,6 +252,15 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         (self.reference).join_experts(&mut ExpertMatrices { gate, up, down })?;
         let [gate, up, down] = sets.map(|(_, own)| own);
         (self.tested).join_experts(&mut ExpertMatrices { gate, up, down })
+    }
+
+    fn join_heads(&self, matrices: &mut [&mut Linear<R, T>]) -> Result<(), BackendError> {
+        let both = matrices.iter_mut().map(|matrix| &mut matrix.both);
+        let (mut reference, mut tested) = both
+            .map(|both| (&mut both.reference, &mut both.tested))
+            .unzip::<_, _, Vec<_>, Vec<_>>();
+        self.reference.join_heads(&mut reference)?;
+        self.tested.join_heads(&mut tested)
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, BackendError> {
@@ -525,6 +535,40 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         out.fill(stage, width);
         let work = self.state().attention;
         self.compare(work, stage, out)
+    }
+
+    fn latent_queries(
+        &self,
+        stage: Stage,
+        inputs: LatentInputs<'_, Self>,
+        q: &mut Buffer<R, T>,
+        k: &mut Buffer<R, T>,
+        v: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        halves::latent_queries::<_, Reference>(self, stage, &inputs, [&mut *q, &mut *k, &mut *v])?;
+        halves::latent_queries::<_, Tested>(self, stage, &inputs, [&mut *q, &mut *k, &mut *v])?;
+        let head_dim = inputs.shape.head_dim();
+        q.fill(stage, inputs.w.len() * head_dim);
+        self.compare(most_work(inputs.w), stage, q)?;
+        for copied in [k, v] {
+            copied.fill(stage, head_dim);
+            self.compare(Work::Elements, stage, copied)?;
+        }
+        Ok(())
+    }
+
+    fn latent_values(
+        &self,
+        stage: Stage,
+        shape: &LatentConfig,
+        x: &Buffer<R, T>,
+        w: &[&Linear<R, T>],
+        out: &mut Buffer<R, T>,
+    ) -> Result<(), BackendError> {
+        halves::latent_values::<_, Reference>(self, stage, shape, (x, w), out)?;
+        halves::latent_values::<_, Tested>(self, stage, shape, (x, w), out)?;
+        out.fill(stage, w.len() * shape.value_dim);
+        self.compare(most_work(w), stage, out)
     }
 
     fn gate(
@@ -854,6 +898,11 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         (x.width, x.by_route) = (width, false);
         Ok(())
     }
+}
+
+/// Of products with `w`, the work whose bound is the largest.
+fn most_work<R, T>(w: &[&ComparedLinear<R, T>]) -> Work {
+    (w.iter()).fold(Work::Elements, |work, w| work.max(w.work))
 }
 
 impl<R, T> ComparedBuffer<R, T> {

@@ -627,15 +627,12 @@ impl Backend for Cpu {
                     .copy_from_slice(&products[i % n_heads][i / n_heads * kv_rank..][..kv_rank]);
             }
         })?;
-        for (out, is_key) in [(k, true), (v, false)] {
+        for out in [k, v] {
             let out = out.shape(m, rope_dim + kv_rank);
             let rows = (inputs.k_rope.values.chunks_exact(rope_dim))
                 .zip(inputs.latent.values.chunks_exact(kv_rank));
             for (out, (rope, latent)) in out.chunks_exact_mut(rope_dim + kv_rank).zip(rows) {
-                match is_key {
-                    true => out[..rope_dim].copy_from_slice(rope),
-                    false => out[..rope_dim].fill(0.0),
-                }
+                out[..rope_dim].copy_from_slice(rope);
                 out[rope_dim..].copy_from_slice(latent);
             }
         }

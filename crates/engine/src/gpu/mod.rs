@@ -7,6 +7,7 @@
 mod buffer;
 mod cache;
 mod decode;
+mod latent;
 #[cfg(not(target_arch = "wasm32"))]
 mod part;
 mod recurrent;
@@ -43,9 +44,11 @@ use sterna_kernels::{Exec, Isa};
 use crate::backend::{
     Attention, Backend, BackendError, BlockMatrix, CacheShape, CausalConvolution, Continued,
     Decoding, DeltaNet, DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct,
-    KvCache, LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS, SHARED_KEYS,
-    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift, WeightData,
+    KvCache, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS,
+    SHARED_KEYS, ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
+    WeightData,
 };
+use crate::config::LatentConfig;
 use crate::cpu::Activations;
 use crate::sampling::Sampling;
 use crate::stage::Stage;
@@ -274,6 +277,15 @@ impl Backend for Gpu {
                     first.stack = Some(stack);
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn join_heads(&self, matrices: &mut [&mut GpuLinear]) -> Result<(), BackendError> {
+        let own = matrices.iter_mut().map(|linear| &mut linear.matrix);
+        let stacks = stack(&self.device, &mut [own.collect()])?;
+        if let Some(first) = matrices.first_mut() {
+            first.stack = stacks.into_iter().next();
         }
         Ok(())
     }
@@ -577,6 +589,28 @@ impl Backend for Gpu {
             });
         }
         Ok(())
+    }
+
+    fn latent_queries(
+        &self,
+        _: Stage,
+        inputs: LatentInputs<'_, Gpu>,
+        q: &mut GpuBuffer,
+        k: &mut GpuBuffer,
+        v: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        self.queries_of_latent(inputs, q, k, v)
+    }
+
+    fn latent_values(
+        &self,
+        _: Stage,
+        shape: &LatentConfig,
+        x: &GpuBuffer,
+        w: &[&GpuLinear],
+        out: &mut GpuBuffer,
+    ) -> Result<(), BackendError> {
+        self.values_of_latent(shape, x, w, out)
     }
 
     fn gate(

@@ -1,5 +1,6 @@
 //! Operations that a backend of two others leaves to one of them, written once for either.
 
+mod latent;
 mod recurrent;
 
 use std::ops::Deref;
@@ -7,6 +8,7 @@ use std::ops::Deref;
 use crate::backend::{Backend, BackendError, KvCache, Sequence};
 use crate::stage::Stage;
 
+pub(crate) use latent::{latent_queries, latent_values};
 pub(crate) use recurrent::{
     causal_convolution, convolution, delta_net, selective_scan, ssm, time_mix, token_shift,
 };
@@ -20,6 +22,8 @@ pub(crate) trait Half<P: Backend> {
     type On: Backend;
 
     fn backend(parent: &P) -> Result<&Self::On, BackendError>;
+
+    fn linear(linear: &P::Linear) -> Result<&<Self::On as Backend>::Linear, BackendError>;
 
     fn vector(vector: &P::Vector) -> Result<&<Self::On as Backend>::Vector, BackendError>;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use super::{Hybrid, HybridBuffer, HybridCache, OfVector};
+use super::{Hybrid, HybridBuffer, HybridCache, OfLinear, OfVector};
 use crate::backend::{Backend, BackendError};
 use crate::cpu::{Cpu, CpuBuffer, CpuCache};
 use crate::gpu::{Gpu, GpuBuffer, GpuCache};
@@ -16,6 +16,10 @@ impl Half<Hybrid> for OnCpu {
 
     fn backend(hybrid: &Hybrid) -> Result<&Cpu, BackendError> {
         Ok(&hybrid.cpu)
+    }
+
+    fn linear(linear: &OfLinear) -> Result<&<Cpu as Backend>::Linear, BackendError> {
+        linear.cpu().ok_or(BackendError::WrongDevice)
     }
 
     fn vector(vector: &OfVector) -> Result<&<Cpu as Backend>::Vector, BackendError> {
@@ -50,6 +54,10 @@ impl Half<Hybrid> for OnGpu {
 
     fn backend(hybrid: &Hybrid) -> Result<&Gpu, BackendError> {
         hybrid.gpu()
+    }
+
+    fn linear(linear: &OfLinear) -> Result<&<Gpu as Backend>::Linear, BackendError> {
+        linear.gpu().ok_or(BackendError::WrongDevice)
     }
 
     fn vector(vector: &OfVector) -> Result<&<Gpu as Backend>::Vector, BackendError> {

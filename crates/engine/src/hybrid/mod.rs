@@ -214,16 +214,6 @@ type OfVector = Either<<Cpu as Backend>::Vector, <Gpu as Backend>::Vector>;
 /// GPUs have none.
 type OfScreen = <Cpu as Backend>::Screen;
 
-/// The matrices on the CPU.
-fn matrices_on_host<'a>(
-    matrices: &[&'a OfLinear],
-) -> Result<Vec<&'a <Cpu as Backend>::Linear>, BackendError> {
-    let own = matrices
-        .iter()
-        .map(|matrix| matrix.cpu().ok_or(BackendError::WrongDevice));
-    own.collect()
-}
-
 impl Backend for Hybrid {
     type Routes = HybridRoutes;
     type Linear = OfLinear;
@@ -315,6 +305,14 @@ impl Backend for Hybrid {
             }
             // A group is loaded to one side.
             _ => Ok(()),
+        }
+    }
+
+    fn join_heads(&self, matrices: &mut [&mut OfLinear]) -> Result<(), BackendError> {
+        match all_on_gpu(matrices) {
+            Some(mut matrices) => self.gpu()?.join_heads(&mut matrices),
+            // On the CPU there is nothing to gain.
+            None => Ok(()),
         }
     }
 
@@ -629,15 +627,12 @@ impl Backend for Hybrid {
         k: &mut HybridBuffer,
         v: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let inputs = LatentInputs {
-            shape: inputs.shape,
-            q: &*self.on_cpu(inputs.q)?,
-            k_rope: &*self.on_cpu(inputs.k_rope)?,
-            latent: &*self.on_cpu(inputs.latent)?,
-            w: &matrices_on_host(inputs.w)?,
-        };
-        let (q, k, v) = (q.fill_on_cpu(), k.fill_on_cpu(), v.fill_on_cpu());
-        self.cpu.latent_queries(stage, inputs, q, k, v)
+        match inputs.w.first() {
+            Some(Either::Gpu(_)) => {
+                halves::latent_queries::<_, OnGpu>(self, stage, &inputs, [q, k, v])
+            }
+            _ => halves::latent_queries::<_, OnCpu>(self, stage, &inputs, [q, k, v]),
+        }
     }
 
     fn latent_values(
@@ -648,9 +643,12 @@ impl Backend for Hybrid {
         w: &[&OfLinear],
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        let (x, w) = (&*self.on_cpu(x)?, matrices_on_host(w)?);
-        self.cpu
-            .latent_values(stage, shape, x, &w, out.fill_on_cpu())
+        match w.first() {
+            Some(Either::Gpu(_)) => {
+                halves::latent_values::<_, OnGpu>(self, stage, shape, (x, w), out)
+            }
+            _ => halves::latent_values::<_, OnCpu>(self, stage, shape, (x, w), out),
+        }
     }
 
     fn gate(

@@ -15,7 +15,7 @@ use crate::plan::{
 };
 use crate::screening::Screening;
 use crate::weight_set::{Embedding, Head, NewGroup, Output, WeightSet};
-use crate::weights::{Attention, Convert, Dense, FeedForward, Group, Layer, Projection};
+use crate::weights::{Attention, Convert, Dense, FeedForward, Group, Layer, Mixer, Projection};
 
 /// Builds weights from their bytes, some or all of a plan.
 pub(crate) struct WeightFeed<B: Backend> {
@@ -97,6 +97,15 @@ fn join_experts<B: Backend>(
         up: up_and_on,
         down,
     })
+}
+
+/// Tells `backend` that the matrices `ids` of `placed` are those of heads.
+fn join_heads<B: Backend>(
+    backend: &B,
+    placed: &mut [Placed<B>],
+    ids: &[usize],
+) -> Result<(), BackendError> {
+    backend.join_heads(&mut matrices(placed, ids))
 }
 
 /// The matrices `ids` of `placed`, in this order.
@@ -301,12 +310,16 @@ impl<B: Backend> WeightFeed<B> {
     /// Loads the weights that have arrived, which are all of `group`, and puts them in their places.
     fn load_group(&mut self, backend: &B, group: Group) -> Result<(), LoadError> {
         let (siblings, experts) = (self.siblings(group), self.experts(group));
+        let heads = self.heads(group);
         let joined = |backend: &B, mut placed: Vec<Placed<B>>| {
             for ids in &siblings {
                 join(backend, &mut placed, ids)?;
             }
             if let Some(ids) = &experts {
                 join_experts(backend, &mut placed, ids)?;
+            }
+            for ids in &heads {
+                join_heads(backend, &mut placed, ids)?;
             }
             Ok::<_, BackendError>(placed)
         };
@@ -432,6 +445,18 @@ impl<B: Backend> WeightFeed<B> {
         let experts = self.plan.weights.layers[i].experts()?;
         let of = |ids: &[LinearId]| ids.iter().map(|id| id.0).collect();
         Some([of(&experts.gate), of(&experts.up), of(&experts.down)])
+    }
+
+    /// The matrices of the heads of latent attention in `group`: those that are multiplied together.
+    fn heads(&self, group: Group) -> Vec<Vec<usize>> {
+        let Group::Layer(i) = group else {
+            return Vec::new();
+        };
+        let Mixer::Latent(latent) = &self.plan.weights.layers[i].mixer else {
+            return Vec::new();
+        };
+        let of = |ids: &[LinearId]| ids.iter().map(|id| id.0).collect();
+        vec![of(&latent.k_up), of(&latent.v_up)]
     }
 
     fn embedding(&mut self) -> Embedding<B> {

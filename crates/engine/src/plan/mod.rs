@@ -15,9 +15,7 @@ use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use sterna_kernels::rwkv::Generation;
 
-use crate::backend::{
-    BackendError, CacheType, LATENT_ATTENTION, LAYER_INPUTS, SHARED_KEYS, VALUE_NORMS,
-};
+use crate::backend::{BackendError, CacheType, LAYER_INPUTS, SHARED_KEYS, VALUE_NORMS};
 use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
 use crate::family::SsmFamily;
@@ -413,7 +411,6 @@ impl ModelPlan {
             (c.layer_input_dim.is_some(), LAYER_INPUTS),
             (c.n_sharing > 0, SHARED_KEYS),
             (c.family.parts.value_norms, VALUE_NORMS),
-            (c.latent.is_some(), LATENT_ATTENTION),
         ];
         let found = obstacles.into_iter().find(|(is_there, _)| *is_there);
         found.map(|(_, what)| BackendError::Unsupported(what))

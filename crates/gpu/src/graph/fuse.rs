@@ -6,6 +6,7 @@
 //! heads. No other operation may come in between, and nothing may read what is no longer stored.
 
 use super::op::{ExpertOutput, Op, Output, View};
+use crate::kernels::attention::decodes;
 use crate::kernels::linear::{Epilogue, Form};
 
 /// The same step in fewer operations.
@@ -235,7 +236,8 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
     else {
         return None;
     };
-    let fits = *q == heads.qkv.columns(0, q.width)
+    let fits = decodes(shape.head_dim)
+        && *q == heads.qkv.columns(0, q.width)
         && (q.n_rows, position, same) == (1, &heads.position, cache);
     fits.then(|| Op::Decode {
         heads: heads.clone(),

@@ -8,14 +8,21 @@
 // Workgroups of 128 per 32 pairs of a query and one of the heads that share keys. 32 positions at a time, of
 // which 32 elements of keys or values are in shared memory; an invocation has four pairs' scores with two of
 // the positions, then their sums of two of the elements. Positions that no pair attends to are skipped.
+// A workgroup sums PIECE of the runs of values: wider heads take several, which compute the same scores. With
+// SPLIT 1 there is one for each split of positions, too; `out` are partial results then, as those of
+// attention_split_kv.wgsl: [rows, n_heads, n_splits, head_dim + 2].
 
 // 1: t attends to no positions after its own. 0: to those of all rows.
 override CAUSAL: u32 = 1u;
 // Whether each head has a score that has no value, in `sinks`.
 override SINKS: u32 = 0u;
-// Runs of 32 elements of a head, at most 8.
+// Runs of 32 elements of a head.
 override CHUNKS: u32 = 4u;
-// Of these, how many of the queries are kept in shared memory: all, or one at a time.
+// Of these, how many a workgroup sums, at most 8.
+override PIECE: u32 = 4u;
+// 1 if positions are divided among workgroups.
+override SPLIT: u32 = 0u;
+// How many of those of queries are kept in shared memory: all, or one at a time.
 override KEPT: u32 = 1u;
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
@@ -43,6 +50,8 @@ struct Params {
     scales: u32,
     // How many positions a query attends to; 0xffffffff for all.
     window: u32,
+    n_splits: u32,
+    split_len: u32,
     scale: f32,
     softcap: f32,
 }
@@ -99,9 +108,18 @@ fn main(
     let earliest = origin + first_pair / share;
     let last_row = origin + params.n_rows - 1u;
     let latest = select(last_row, origin + (min(first_pair + 32u, n_pairs) - 1u) / share, CAUSAL == 1u);
-    let begin = earliest + 1u - min(params.window, earliest + 1u);
+    var begin = earliest + 1u - min(params.window, earliest + 1u);
     // There is nothing beyond the capacity.
-    let end = min(latest + 1u, params.capacity);
+    var end = min(latest + 1u, params.capacity);
+    let n_pieces = (CHUNKS + PIECE - 1u) / PIECE;
+    let split = group.y / n_pieces;
+    if SPLIT == 1u {
+        begin = max(begin, split * params.split_len);
+        end = min(end, (split + 1u) * params.split_len);
+    }
+    // The chunks of values that this workgroup sums.
+    let from_chunk = group.y % n_pieces * PIECE;
+    let to_chunk = min(from_chunk + PIECE, CHUNKS);
     let row0 = kv * params.capacity;
     let last_run = (d + 7u) / 8u - 1u;
     // Four pairs from 4 · quad on; positions, and pairs of elements, by column.
@@ -116,7 +134,7 @@ fn main(
 
     var top = vec4<f32>(LOWEST);
     var weight = vec4<f32>();
-    // Of the four pairs: two elements of each chunk.
+    // Of the four pairs: two elements of each chunk that is summed.
     var sums: array<vec4<f32>, 16>;
     if KEPT > 1u || CHUNKS == 1u {
         for (var c = 0u; c < CHUNKS; c++) {
@@ -142,7 +160,7 @@ fn main(
             if c + 1u < CHUNKS {
                 next = key_words(row, min((c + 1u) * 4u + thread % 4u, last_run));
             } else {
-                next = value_words(row, min(thread % 4u, last_run));
+                next = value_words(row, min(from_chunk * 4u + thread % 4u, last_run));
             }
             for (var i = 0u; i < 8u; i++) {
                 let query = slot * TILE + quad * 36u + i;
@@ -171,7 +189,7 @@ fn main(
         let shrink = exp(top - now);
         top = now;
         weight *= shrink;
-        for (var c = 0u; c < 2u * CHUNKS; c++) {
+        for (var c = 0u; c < 2u * PIECE; c++) {
             sums[c] *= shrink;
         }
         workgroupBarrier();
@@ -179,27 +197,28 @@ fn main(
             let own = select(vec4<f32>(), exp(score[i] - now), sees[i]);
             weights[(column + 16u * i) * 8u + quad] = own;
         }
-        for (var c = 0u; c < CHUNKS; c++) {
+        for (var c = from_chunk; c < to_chunk; c++) {
             stage(thread, next);
             workgroupBarrier();
-            if c + 1u < CHUNKS {
+            if c + 1u < to_chunk {
                 next = value_words(row, min((c + 1u) * 4u + thread % 4u, last_run));
             }
-            var first = sums[2u * c];
-            var second = sums[2u * c + 1u];
+            let own = 2u * (c - from_chunk);
+            var first = sums[own];
+            var second = sums[own + 1u];
             for (var i = 0u; i < 32u; i++) {
                 let w = weights[i * 8u + quad];
                 let four = tile[i * 9u + column / 2u];
                 let v = select(four.xy, four.zw, column % 2u == 1u);
                 first += w * v.x;
                 second += w * v.y;
-                if c == 0u {
+                if c == from_chunk {
                     weight += w;
                 }
             }
-            sums[2u * c] = first;
-            sums[2u * c + 1u] = second;
-            if c + 1u < CHUNKS {
+            sums[own] = first;
+            sums[own + 1u] = second;
+            if c + 1u < to_chunk {
                 workgroupBarrier();
             }
         }
@@ -207,17 +226,27 @@ fn main(
     for (var r = 0u; r < 4u; r++) {
         let pair = first_pair + 4u * quad + r;
         if pair < n_pairs {
+            let head = kv * share + pair % share;
             var total = weight[r];
             var shrink = 1.0;
-            if SINKS == 1u {
-                let sink = sinks[kv * share + pair % share];
+            if SINKS == 1u && SPLIT == 0u {
+                let sink = sinks[head];
                 let both = max(top[r], sink);
                 shrink = exp(top[r] - both);
                 total = total * shrink + exp(sink - both);
             }
-            let to = params.out_offset + pair / share * params.out_stride + (kv * share + pair % share) * d;
-            for (var c = 0u; c < 2u * CHUNKS; c++) {
-                let e = c / 2u * 32u + 2u * column + c % 2u;
+            var to = params.out_offset + pair / share * params.out_stride + head * d;
+            if SPLIT == 1u {
+                to = ((pair / share * params.n_heads + head) * params.n_splits + split) * (d + 2u);
+                if from_chunk == 0u && column == 0u {
+                    out[to + d] = total;
+                    out[to + d + 1u] = top[r];
+                }
+                // Splits are weighted when they are combined.
+                total = 1.0;
+            }
+            for (var c = 0u; c < 2u * (to_chunk - from_chunk); c++) {
+                let e = (from_chunk + c / 2u) * 32u + 2u * column + c % 2u;
                 if e < d {
                     out[to + e] = sums[c][r] * shrink / total;
                 }

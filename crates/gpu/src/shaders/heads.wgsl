@@ -13,6 +13,8 @@ override Q_NORM: u32 = 0u;
 override K_NORM: u32 = 0u;
 // 1 if pairs are adjacent, 0 if they are half the rotated elements apart.
 override PAIRS: u32 = 0u;
+// Room for the elements of a head.
+override HEAD_LEN: u32 = 256u;
 
 @group(0) @binding(0) var<storage, read_write> qkv: array<f32>;
 @group(0) @binding(1) var<storage, read> angles: array<vec2<f32>>;
@@ -47,9 +49,9 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-var<workgroup> head: array<f32, 256>;
+var<workgroup> head: array<f32, HEAD_LEN>;
 // After the rotation.
-var<workgroup> turned: array<f32, 256>;
+var<workgroup> turned: array<f32, HEAD_LEN>;
 
 fn turn(thread: u32, row: u32) {
     for (var e = thread; e < params.head_dim; e += WG) {
@@ -69,7 +71,7 @@ fn turn(thread: u32, row: u32) {
 
 // Element e of the head, zero beyond its end; there is one slot.
 fn element(slot: u32, e: u32) -> f32 {
-    return select(0.0, turned[min(e, 255u)], e < params.head_dim);
+    return select(0.0, turned[min(e, HEAD_LEN - 1u)], e < params.head_dim);
 }
 
 // The scale of the block that word i of a cached head is in.

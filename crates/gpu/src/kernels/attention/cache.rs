@@ -9,7 +9,7 @@ use crate::memory::Buffer;
 use crate::{Device, GpuError, ReadRange};
 
 /// The largest head dimension that kernels support.
-pub const MAX_HEAD_DIM: usize = 256;
+pub const MAX_HEAD_DIM: usize = 1024;
 
 /// Elements that share a scale in [`CacheType::Q8_0`].
 const BLOCK: usize = CacheType::BLOCK_LEN;

@@ -166,7 +166,15 @@ pub fn prepare_heads(
     };
     let [q_norm, k_norm, pairs] = heads.constants();
     let cached = ("CACHE", f64::from(cache.dtype as u8));
-    let constants = [("WG", 64.0), cached, q_norm, k_norm, pairs];
+    let room = d.next_power_of_two().max(256);
+    let constants = [
+        ("WG", 64.0),
+        ("HEAD_LEN", room as f64),
+        cached,
+        q_norm,
+        k_norm,
+        pairs,
+    ];
     let bindings = [
         qkv.buffer.into(),
         angles.table.into(),

@@ -7,7 +7,7 @@ mod split_kv;
 pub use cache::{CacheLayer, MAX_HEAD_DIM};
 pub(crate) use heads::HeadsParams;
 pub use heads::{Angles, HeadNorms, Heads, Position, prepare_heads};
-pub(crate) use split_kv::{CombineParams, SplitKvParams};
+pub(crate) use split_kv::{CombineParams, SplitKvParams, decodes};
 pub use split_kv::{SplitKv, SplitKvStates, decode};
 pub use sterna_format::model::{AttentionShape, CacheType, RopeLayout};
 
@@ -63,6 +63,9 @@ fn query_step(width: usize, n_heads: usize, head_dim: usize) -> Result<usize, Gp
 /// Query-head pairs, positions, and elements of a head that `attention.wgsl` takes at a time.
 const TILE: usize = 32;
 
+/// Tiles of a head's values that one of its workgroups sums.
+const MAX_CHUNKS: usize = 8;
+
 params! {
     AttentionParams {
         n_rows: u32,
@@ -80,6 +83,8 @@ params! {
         row_scales: u32,
         scales: u32,
         window: u32,
+        n_splits: u32,
+        split_len: u32,
         scale: f32,
         softcap: f32,
     }
@@ -161,10 +166,21 @@ pub fn attention<'a>(
     let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
     let q_step = query_step(q.width, shape.n_heads, d)?;
     expect("attention: rows of the output", q.n_rows, out.n_rows)?;
-    if let Split::Kv(split_kv) = split {
+    if let Split::Kv(split_kv) = split
+        && split_kv::decodes(d)
+    {
         return split_kv::attention(recorder, scores, q, position, cache, split_kv, out);
     }
     let (row_len, row_scales) = row_shape(cache.dtype, d);
+    let (mut states, mut split_len, mut n_splits) = (None, 0, 1);
+    if let Split::Kv(SplitKv {
+        states: room,
+        most_len,
+    }) = split
+    {
+        (split_len, n_splits) = split_kv::splits(most_len.min(cache.capacity()));
+        states = Some(room.of(q.n_rows * shape.n_heads * n_splits, d)?);
+    }
     let params = AttentionParams {
         n_rows: q.n_rows as u32,
         n_heads: shape.n_heads as u32,
@@ -181,6 +197,8 @@ pub fn attention<'a>(
         row_scales: row_scales as u32,
         scales: cache.scales_at() as u32,
         window: window(shape),
+        n_splits: n_splits as u32,
+        split_len: split_len as u32,
         scale: shape.scale,
         softcap: shape.softcap.unwrap_or(0.0),
     };
@@ -201,8 +219,11 @@ pub fn attention<'a>(
     } else {
         1
     };
+    let n_pieces = chunks.div_ceil(MAX_CHUNKS);
     let constants = [
         ("CHUNKS", chunks as f64),
+        ("PIECE", chunks.div_ceil(n_pieces) as f64),
+        ("SPLIT", f64::from(u8::from(states.is_some()))),
         ("KEPT", kept as f64),
         ("SOFTCAP", f64::from(u8::from(shape.softcap.is_some()))),
         scores.constant(),
@@ -214,8 +235,30 @@ pub fn attention<'a>(
         (&cache.values).into(),
         position.buffer.into(),
         scores.sinks.unwrap_or(position.buffer).into(),
-        out.buffer.into(),
+        states.unwrap_or(out.buffer).into(),
     ];
-    let grid = [units as u32, u32::from(q.n_rows > 0)];
-    recorder.dispatch(kernel, &constants, &bindings, &params, grid)
+    let n_groups = if q.n_rows == 0 {
+        0
+    } else {
+        n_pieces * n_splits
+    };
+    let grid = [units as u32, n_groups as u32];
+    recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
+    let Some(states) = states else {
+        return Ok(());
+    };
+    let params = CombineParams {
+        n_rows: params.n_rows,
+        n_heads: params.n_heads,
+        head_dim: params.head_dim,
+        out_offset: params.out_offset,
+        out_stride: params.out_stride,
+        position: params.position,
+        window: params.window,
+        n_splits: params.n_splits,
+        n_new: 0,
+        split_len: params.split_len,
+        capacity: params.capacity,
+    };
+    split_kv::combine(recorder, scores, states, position, &params, out)
 }

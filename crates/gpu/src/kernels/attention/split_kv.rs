@@ -19,6 +19,15 @@ const AT_ONCE: usize = 4;
 /// Segments that share the positions of a split.
 const SEGMENTS: usize = 8;
 
+/// Elements of the largest heads: their invocations have registers for four runs each.
+const MAX_HEAD_DIM: usize = 256;
+
+/// Whether there are kernels of split-KV attention for heads of `head_dim` elements, and [`decode`]. Wider ones are split
+/// by the kernel for many rows.
+pub(crate) fn decodes(head_dim: usize) -> bool {
+    head_dim <= MAX_HEAD_DIM
+}
+
 /// Maximum workgroup size, so that each invocation has registers enough.
 const MAX_WORKGROUP: usize = 256;
 
@@ -47,6 +56,14 @@ impl SplitKvStates {
         Ok(SplitKvStates {
             buffer: device.buffer("split-KV attention", bytes)?,
         })
+    }
+
+    /// The memory, if it has room for `n_states` partial results of heads of `head_dim` elements.
+    pub(super) fn of(&self, n_states: usize, head_dim: usize) -> Result<&Buffer, GpuError> {
+        let room = (self.buffer.bytes() / 4) as usize;
+        let need = n_states.saturating_mul(head_dim + 2);
+        expect_most("attention: split-KV states", room, need)?;
+        Ok(&self.buffer)
     }
 }
 
@@ -91,17 +108,14 @@ impl Plan {
         let room = (limits.workgroup_bytes as usize).saturating_sub(2 * 4 + 16 * 4);
         let most = invocations.min(room / bytes);
         let n_groups = n_pairs.div_ceil(most.max(1)).max(1);
-        let mut split_len = AT_ONCE * SEGMENTS;
-        while most_len.div_ceil(split_len) > MAX_SPLITS {
-            split_len *= 2;
-        }
+        let (split_len, n_splits) = splits(most_len);
         Plan {
             lanes,
             units,
             heads: n_pairs.div_ceil(n_groups).max(1),
             n_groups,
             split_len,
-            n_splits: most_len.div_ceil(split_len).max(1),
+            n_splits,
         }
     }
 
@@ -128,6 +142,15 @@ impl Plan {
             ("SOFTCAP", f64::from(u8::from(softcap))),
         ]
     }
+}
+
+/// The length and number of the splits of a context of up to `most_len` positions.
+pub(super) fn splits(most_len: usize) -> (usize, usize) {
+    let mut split_len = AT_ONCE * SEGMENTS;
+    while most_len.div_ceil(split_len) > MAX_SPLITS {
+        split_len *= 2;
+    }
+    (split_len, most_len.div_ceil(split_len).max(1))
 }
 
 /// Vectors of a head in shared memory.
@@ -198,6 +221,11 @@ pub fn decode<'a>(
     let shape = scores.shape;
     scores.check()?;
     share(shape, cache, &out)?;
+    expect_most(
+        "attention of one position: elements of a head",
+        MAX_HEAD_DIM,
+        cache.head_dim,
+    )?;
     expect("attention: rows of one position", 1, heads.qkv.n_rows)?;
     expect("attention: rows of the output", 1, out.n_rows)?;
     let rows = Source {
@@ -264,14 +292,11 @@ fn record(
     let most_len = split_kv.most_len.min(cache.capacity());
     let plan = Plan::of(limits, d, n_pairs, most_len);
     let n_new = usize::from(prepare.is_some());
-    let need = (rows.n_rows * n_heads * (plan.n_splits + n_new)).saturating_mul(d + 2);
-    let room = (split_kv.states.buffer.bytes() / 4) as usize;
-    expect_most("attention: split-KV states", room, need)?;
+    let n_states = plan.n_splits + n_new;
+    let states = (split_kv.states).of(rows.n_rows * n_heads * n_states, d)?;
     let groups = n_kv_heads * plan.n_groups;
     let most = limits.grid as usize;
     expect_most("attention: heads of queries in a batch", most, groups)?;
-    let pieces = n_heads * d.div_ceil(32);
-    expect_most("attention: pieces of heads", most, pieces)?;
     let (row_len, row_scales) = row_shape(cache.dtype, d);
     let params = SplitKvParams {
         n_rows: rows.n_rows as u32,
@@ -321,7 +346,7 @@ fn record(
         k_norm.into(),
         (&cache.keys).into(),
         (&cache.values).into(),
-        (&split_kv.states.buffer).into(),
+        states.into(),
     ];
     let grid = [
         if rows.n_rows == 0 { 0 } else { groups as u32 },
@@ -341,19 +366,34 @@ fn record(
         split_len: params.split_len,
         capacity: params.capacity,
     };
+    combine(recorder, scores, states, position, &params, out)
+}
+
+/// Combines the partial results of splits.
+pub(super) fn combine(
+    recorder: &mut Recorder,
+    scores: Scores<'_>,
+    states: &Buffer,
+    position: Position<'_>,
+    params: &CombineParams,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    let pieces = scores.shape.n_heads * scores.shape.head_dim.div_ceil(32);
+    let most = recorder.device().limits().grid as usize;
+    expect_most("attention: pieces of heads", most, pieces)?;
     let bindings = [
-        (&split_kv.states.buffer).into(),
+        states.into(),
         position.buffer.into(),
         scores.sinks.unwrap_or(position.buffer).into(),
         out.buffer.into(),
     ];
-    let grid = [pieces as u32, rows.n_rows as u32];
+    let grid = [pieces as u32, out.n_rows as u32];
     let constants = [scores.constant()];
     recorder.dispatch(
         &shader::ATTENTION_COMBINE,
         &constants,
         &bindings,
-        &params,
+        params,
         grid,
     )
 }
