@@ -4,6 +4,7 @@
 //! and is of made-up weights and activations: it finds a kernel that is wrong, not one that is a little less
 //! exact.
 
+mod latent;
 mod rwkv;
 mod states;
 
@@ -107,6 +108,8 @@ pub struct KernelFamilies {
     pub has_gates: bool,
     /// Whether it reads whole texts.
     pub is_encoder: bool,
+    /// Whether keys and values follow from a latent vector.
+    pub is_latent: bool,
 }
 
 /// Runs every family of kernels in `kernels` on `tested`, once with one row and once with several, and attention with a
@@ -126,6 +129,7 @@ pub async fn self_test<T: Backend>(
         is_rotated,
         has_gates,
         is_encoder,
+        is_latent,
     } = kernels;
     let reference = Cpu::new(1, Isa::detect());
     let want = elements(&reference).await;
@@ -169,6 +173,17 @@ pub async fn self_test<T: Backend>(
         let kernel = format!("{form} embedding");
         let want = embedding(&reference, source.clone()).await;
         check(&kernel, want, embedding(tested, source).await)?;
+    }
+    if *is_latent {
+        for form in forms.iter().copied().chain([latent::FORM]) {
+            let Some(sources) = latent::sources(form) else {
+                continue;
+            };
+            let kernel = format!("latent attention with {form} matrices");
+            let want = latent::attention(&reference, &sources, cache, &[40, 1]).await;
+            let got = latent::attention(tested, &sources, cache, &[40, 1]).await;
+            check(&kernel, want, got)?;
+        }
     }
     let attending = Attending {
         dtype: cache,
@@ -514,17 +529,7 @@ async fn attention<B: Backend>(
     let mut results = Vec::new();
     for &rows in steps {
         let at = cache.len();
-        let turns = (0..rows * head_dim / 2).map(|i| {
-            let (row, pair) = (i / (head_dim / 2), i % (head_dim / 2));
-            (at + row) as f32 / (1.0 + pair as f32)
-        });
-        let turns: Vec<f32> = turns.collect();
-        let angles = Angles {
-            cos: turns.iter().map(|&turn| libm::cosf(turn)).collect(),
-            sin: turns.iter().map(|&turn| libm::sinf(turn)).collect(),
-            dim: head_dim,
-            layout: RopeLayout::Halves,
-        };
+        let angles = angles(at, rows, head_dim);
         let (mut q, mut k, mut v) = (b.buffer(), b.buffer(), b.buffer());
         let mut out = b.buffer();
         b.begin_step()?;
@@ -576,6 +581,21 @@ async fn attention<B: Backend>(
     Ok(results)
 }
 
+/// By which `dim` elements of the rows from position `at` on are rotated.
+fn angles(at: usize, rows: usize, dim: usize) -> Angles {
+    let turns = (0..rows * dim / 2).map(|i| {
+        let (row, pair) = (i / (dim / 2), i % (dim / 2));
+        (at + row) as f32 / (1.0 + pair as f32)
+    });
+    let turns: Vec<f32> = turns.collect();
+    Angles {
+        cos: turns.iter().map(|&turn| libm::cosf(turn)).collect(),
+        sin: turns.iter().map(|&turn| libm::sinf(turn)).collect(),
+        dim,
+        layout: RopeLayout::Halves,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use Generation::{V4, V5, V6, V7};
@@ -623,6 +643,7 @@ mod tests {
                     is_rotated: !is_plain,
                     has_gates: !is_plain,
                     is_encoder: rwkv == Some(V5),
+                    is_latent: is_plain,
                 };
                 let tested = cpu.wait(self_test(&cpu, &kernels, CacheType::F16));
                 tested.unwrap().unwrap();

@@ -53,6 +53,7 @@ fn check(device: Device, caches: &[CacheType]) {
             is_rotated: has_all,
             has_gates: has_all,
             is_encoder: false,
+            is_latent: true,
         };
         let tested = self_test(&gpu, &kernels, cache);
         gpu.device().block_on(tested).unwrap().unwrap();

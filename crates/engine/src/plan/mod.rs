@@ -474,6 +474,7 @@ impl ModelPlan {
             is_rotated: c.hadamard.is_some(),
             has_gates: c.family.parts.output_gates,
             is_encoder: c.family.encoder,
+            is_latent: c.latent.is_some(),
         }
     }
 
