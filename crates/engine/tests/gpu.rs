@@ -325,8 +325,19 @@ fn stories() -> Source {
     Source::Hf(testdata().join("stories260K/hf"))
 }
 
+/// Models whose caches differ in kind: keys and values of heads, and latent vectors.
+fn with_any_cache() -> [Source; 2] {
+    let latent = testdata().join("reference-mixtures/hf/deepseek-v3");
+    [stories(), Source::Hf(latent)]
+}
+
 fn story_ids(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| 1 + i * 37 % 500).collect()
+}
+
+fn ids_for(model: &Model<Gpu>, n: usize) -> Vec<u32> {
+    let n_vocab = model.config().n_vocab as u32;
+    story_ids(n).into_iter().map(|id| id % n_vocab).collect()
 }
 
 #[test]
@@ -381,16 +392,21 @@ fn a_prompt_computed_while_weights_arrive_changes_nothing() {
 #[test]
 fn sequences_fork_and_go_back() {
     let Some(gpu) = gpu() else { return };
-    let model = stories().load(gpu);
+    for source in with_any_cache() {
+        forks(&source.load(gpu.clone()));
+    }
+}
+
+fn forks(model: &Arc<Model<Gpu>>) {
     let options = SessionOptions::new(512);
-    let ids = story_ids(40);
+    let ids = ids_for(model, 40);
     let other: Vec<u32> = ids.iter().rev().copied().collect();
     let last =
         |session: &mut Session<Gpu>, ids: &[u32]| session.forward(ids, Logits::Last).unwrap();
-    let fresh = |ids: &[u32]| last(&mut Session::new(Arc::clone(&model), options).unwrap(), ids);
+    let fresh = |ids: &[u32]| last(&mut Session::new(Arc::clone(model), options).unwrap(), ids);
     let same = |got: &[f32], want: &[f32]| assert!(error(got, want) < 1e-9);
 
-    let mut first = Session::new(Arc::clone(&model), options).unwrap();
+    let mut first = Session::new(Arc::clone(model), options).unwrap();
     // What is not read is computed all the same.
     first.forward(&ids[..20], Logits::None).unwrap();
     let mut second = first.fork(10);
@@ -420,15 +436,20 @@ fn sequences_fork_and_go_back() {
 #[test]
 fn sequences_run_together() {
     let Some(gpu) = gpu() else { return };
-    let model = stories().load(gpu);
+    for source in with_any_cache() {
+        together(&source.load(gpu.clone()));
+    }
+}
+
+fn together(model: &Arc<Model<Gpu>>) {
     let options = SessionOptions::new(128);
-    let ids = story_ids(60);
+    let ids = ids_for(model, 60);
     let starts = [&ids[..1], &ids[..30], &ids[10..17]];
     let steps: [&[u32]; 3] = [&ids[20..25], &ids[3..4], &ids[40..60]];
     let mut sessions: Vec<Session<Gpu>> = Vec::new();
     let mut want = Vec::new();
     for (start, step) in starts.iter().zip(&steps) {
-        let mut session = Session::new(Arc::clone(&model), options).unwrap();
+        let mut session = Session::new(Arc::clone(model), options).unwrap();
         session.forward(start, Logits::None).unwrap();
         let mut alone = session.fork(session.len());
         want.push(alone.forward(step, Logits::Last).unwrap());
@@ -575,14 +596,19 @@ fn a_screen_of_the_head_is_refused() {
 #[test]
 fn a_restored_sequence_goes_on_as_the_saved_one() {
     let Some(gpu) = gpu() else { return };
-    let model = stories().load(gpu);
+    for source in with_any_cache() {
+        saved(&source.load(gpu.clone()));
+    }
+}
+
+fn saved(model: &Arc<Model<Gpu>>) {
     for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
         let options = SessionOptions {
             cache,
             ..SessionOptions::new(512)
         };
-        let new = || Session::new(Arc::clone(&model), options).unwrap();
-        let ids = story_ids(300);
+        let new = || Session::new(Arc::clone(model), options).unwrap();
+        let ids = ids_for(model, 300);
         let mut first = new();
         first.forward(&ids[..290], Logits::None).unwrap();
         let mut file = Vec::new();
