@@ -40,10 +40,10 @@ use crate::weights::Group;
 /// Errors: shapes were checked when the model was planned, so operations fail only if the device itself does
 /// (device lost, out of memory).
 pub trait Backend: Sized {
-    /// A weight matrix.
-    type Linear;
+    /// A weight matrix. Clones share its memory.
+    type Linear: Clone;
     /// A vector of weights: a norm or a bias.
-    type Vector;
+    type Vector: Clone;
     /// A screen that rules out rows of a weight matrix that can't give one of the largest results.
     type Screen;
     /// Activations, `[n_tokens, width]`. The operation that fills one sets its shape.

@@ -47,15 +47,20 @@ impl<B: Backend> Model<B> {
     }
 
     /// Publishes a generation derived from the current one, for later steps; returns its number.
-    pub(crate) fn publish(&self, replace: impl FnOnce(WeightSet<B>) -> WeightSet<B>) -> u64 {
+    ///
+    /// Errors: those of `replace`; nothing has changed then.
+    pub(crate) fn publish<E>(
+        &self,
+        replace: impl FnOnce(WeightSet<B>) -> Result<WeightSet<B>, E>,
+    ) -> Result<u64, E> {
         let mut current = self.lock();
-        let next = replace(current.next());
+        let next = replace(current.next())?;
         let number = next.number();
         let old = std::mem::replace(&mut *current, Arc::new(next));
         // Freeing weights takes time, during which steps may begin.
         drop(current);
         drop(old);
-        number
+        Ok(number)
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<WeightSet<B>>> {

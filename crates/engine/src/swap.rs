@@ -11,6 +11,7 @@ use crate::model::Model;
 use crate::plan::{ModelPlan, TensorRequest};
 pub use crate::weight_set::WeightVersions;
 pub use crate::weights::Group;
+use crate::weights::Layer;
 
 /// Loads groups of weights from another revision of a model, and replaces the old ones.
 ///
@@ -61,6 +62,16 @@ pub enum SwapError {
         /// The requested layer.
         found: usize,
     },
+    /// An expert that the layer doesn't have.
+    #[error("expert {found} of layer {layer}: expected one below {n_experts}")]
+    UnknownExpert {
+        /// The layer.
+        layer: usize,
+        /// Its experts.
+        n_experts: usize,
+        /// The requested expert.
+        found: usize,
+    },
     /// A revision of another shape.
     #[error("{what} of the revision: expected {expected} as in the running model, found {found}")]
     Config {
@@ -92,11 +103,28 @@ impl<B: Backend> Swap<B> {
         if groups.is_empty() {
             return Err(SwapError::NoGroup);
         }
+        let whole = groups.clone();
+        groups.retain(|group| !whole.iter().any(|w| w != group && w.includes(*group)));
         let n_layers = model.config.n_layers;
         for group in &groups {
             match *group {
-                Group::Layer(found) if found >= n_layers => {
+                Group::Layer(found) | Group::Expert { layer: found, .. } if found >= n_layers => {
                     return Err(SwapError::UnknownLayer { n_layers, found });
+                }
+                Group::Expert {
+                    layer,
+                    expert: found,
+                } => {
+                    // That both have as many is compared below.
+                    let experts = plan.weights.layers.get(layer).and_then(Layer::experts);
+                    let n_experts = experts.map_or(0, |experts| experts.gate.len());
+                    if found >= n_experts {
+                        return Err(SwapError::UnknownExpert {
+                            layer,
+                            n_experts,
+                            found,
+                        });
+                    }
                 }
                 _ => {}
             }
@@ -145,11 +173,11 @@ impl<B: Backend> Swap<B> {
         let groups: Vec<_> = (self.groups.iter())
             .map(|group| self.feed.group(*group))
             .collect();
-        Ok(self.model.publish(|next| {
-            groups
-                .into_iter()
-                .fold(next, |next, group| next.with(group))
-        }))
+        let backend = &self.model.backend;
+        let published = self.model.publish(|next| {
+            (groups.into_iter()).try_fold(next, |next, group| next.with(group, backend))
+        });
+        Ok(published.map_err(LoadError::from)?)
     }
 }
 

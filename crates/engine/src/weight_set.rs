@@ -1,8 +1,9 @@
 //! A snapshot of a model's weights, in groups that are replaced one by one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError, ExpertMatrices};
 use crate::screening::Screening;
 use crate::weights::{Group, Layer, LayerInputs, Norm, Positions, Projection};
 
@@ -12,6 +13,8 @@ pub(crate) struct WeightSet<B: Backend> {
     embedding: Versioned<Embedding<B>>,
     layers: Vec<Versioned<Layer<B::Linear, B::Vector>>>,
     head: Versioned<Head<B>>,
+    /// Experts that were replaced after their layer, and the generation that did so last.
+    experts: BTreeMap<Group, u64>,
 }
 
 /// Which weights a model computes with.
@@ -19,7 +22,8 @@ pub(crate) struct WeightSet<B: Backend> {
 pub struct WeightVersions {
     /// How often weights have been replaced: 0 for a model as it was loaded.
     pub generation: u64,
-    /// For each group, the generation that replaced it last.
+    /// For each group, the generation that replaced it last; of experts only those that were replaced without their
+    /// layer.
     pub groups: Vec<(Group, u64)>,
 }
 
@@ -76,6 +80,8 @@ pub(crate) struct Output<B: Backend> {
 pub(crate) enum NewGroup<B: Backend> {
     Embedding(Embedding<B>),
     Layer(usize, Layer<B::Linear, B::Vector>),
+    /// Of an expert of a layer, gate, up and down.
+    Expert(usize, usize, [B::Linear; 3]),
     Head(Head<B>),
 }
 
@@ -91,6 +97,7 @@ impl<B: Backend> WeightSet<B> {
             embedding: Versioned::new(0, embedding),
             layers: layers.into_iter().map(|l| Versioned::new(0, l)).collect(),
             head: Versioned::new(0, head),
+            experts: BTreeMap::new(),
         }
     }
 
@@ -101,19 +108,36 @@ impl<B: Backend> WeightSet<B> {
             embedding: self.embedding.clone(),
             layers: self.layers.clone(),
             head: self.head.clone(),
+            experts: self.experts.clone(),
         }
     }
 
-    /// This generation with other weights in one group. The layer exists, and the group has an output if it
-    /// had one.
-    pub(crate) fn with(mut self, group: NewGroup<B>) -> WeightSet<B> {
+    /// This generation with other weights in one group. The layer exists, as does the expert, and the group has an
+    /// output if it had one.
+    ///
+    /// Errors: the backend can't have the expert beside the others: there is no memory, or it has another type.
+    pub(crate) fn with(
+        mut self,
+        group: NewGroup<B>,
+        backend: &B,
+    ) -> Result<WeightSet<B>, BackendError> {
         let since = self.number;
         match group {
             NewGroup::Embedding(weights) => self.embedding = Versioned::new(since, weights),
-            NewGroup::Layer(i, weights) => self.layers[i] = Versioned::new(since, weights),
+            NewGroup::Layer(i, weights) => {
+                self.experts
+                    .retain(|expert, _| !Group::Layer(i).includes(*expert));
+                self.layers[i] = Versioned::new(since, weights);
+            }
+            NewGroup::Expert(layer, expert, matrices) => {
+                let weights = self.layers[layer].weights.as_ref();
+                let weights = with_expert(weights, expert, matrices, backend)?;
+                self.layers[layer].weights = Arc::new(weights);
+                self.experts.insert(Group::Expert { layer, expert }, since);
+            }
             NewGroup::Head(weights) => self.head = Versioned::new(since, weights),
         }
-        self
+        Ok(self)
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -124,6 +148,7 @@ impl<B: Backend> WeightSet<B> {
         let mut groups = vec![(Group::Embedding, self.embedding.since)];
         let layers = self.layers.iter().enumerate();
         groups.extend(layers.map(|(i, layer)| (Group::Layer(i), layer.since)));
+        groups.extend(self.experts.iter().map(|(expert, since)| (*expert, *since)));
         groups.push((Group::Head, self.head.since));
         WeightVersions {
             generation: self.number,
@@ -161,4 +186,26 @@ impl<B: Backend> WeightSet<B> {
         own.or(self.embedding.weights.output.as_ref())
             .expect("a model has logits, from one group or the other")
     }
+}
+
+/// `layer`, a mixture, with other matrices of one of its experts.
+fn with_expert<B: Backend>(
+    layer: &Layer<B::Linear, B::Vector>,
+    expert: usize,
+    [gate, up, down]: [B::Linear; 3],
+    backend: &B,
+) -> Result<Layer<B::Linear, B::Vector>, BackendError> {
+    let mut layer = layer.clone();
+    let Some(experts) = layer.experts_mut() else {
+        return Ok(layer);
+    };
+    experts.gate[expert] = gate;
+    experts.up[expert] = up;
+    experts.down[expert] = down;
+    backend.join_experts(&mut ExpertMatrices {
+        gate: experts.gate.iter_mut().collect(),
+        up: experts.up.iter_mut().collect(),
+        down: experts.down.iter_mut().collect(),
+    })?;
+    Ok(layer)
 }

@@ -8,8 +8,30 @@ pub enum Group {
     Embedding,
     /// A transformer block, from 0.
     Layer(usize),
+    /// One expert of a block that is a mixture: its matrices, not its row of the router.
+    Expert {
+        /// The block.
+        layer: usize,
+        /// The expert, from 0.
+        expert: usize,
+    },
     /// The norm before the output head; with it the head, where that is a separate matrix.
     Head,
+}
+
+impl Group {
+    /// Whether all weights of `other` are of this group.
+    pub fn includes(self, other: Group) -> bool {
+        self == other || self == other.whole()
+    }
+
+    /// This group, or of an expert the block.
+    pub(crate) fn whole(self) -> Group {
+        match self {
+            Group::Expert { layer, .. } => Group::Layer(layer),
+            group => group,
+        }
+    }
 }
 
 /// All weights. `L` represents a matrix, `V` a vector.
@@ -498,6 +520,14 @@ impl<L, V> Layer<L, V> {
     /// The mixture of experts, if the block has one.
     pub(crate) fn experts(&self) -> Option<&Experts<L, V>> {
         match self.network()? {
+            FeedForward::Dense(_) | FeedForward::Plain(_) | FeedForward::Channel(_) => None,
+            FeedForward::Experts(experts) => Some(experts),
+        }
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn experts_mut(&mut self) -> Option<&mut Experts<L, V>> {
+        match &mut self.ffn.as_mut()?.network {
             FeedForward::Dense(_) | FeedForward::Plain(_) | FeedForward::Channel(_) => None,
             FeedForward::Experts(experts) => Some(experts),
         }

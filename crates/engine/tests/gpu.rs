@@ -11,7 +11,7 @@ use bytes::Bytes;
 use common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_HELD, MAX_ERROR_INT8, Source, check_logits, error, logits,
 };
-use common::{Reference, cpu, load_on, load_with_prompt, plan_hf, read, testdata};
+use common::{Reference, cpu, load_on, load_with_prompt, plan_gguf, plan_hf, read, testdata};
 use serde_json::Value;
 use sterna_engine::lora::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
@@ -194,6 +194,42 @@ fn large_tables_are_loaded_by_rows() {
         error.ends_with(&format!("found NaN at index {at}")),
         "{error}"
     );
+}
+
+/// A device has the experts of a layer next to each other: one is replaced in a copy of all.
+#[test]
+fn an_expert_is_replaced_alone() {
+    let Some(gpu) = gpu() else { return };
+    for name in ["hf/mixtral", "gguf/olmoe"] {
+        let at = testdata().join("reference-mixtures").join(name);
+        let (plan, files) = match name.starts_with("hf") {
+            true => plan_hf(&at),
+            false => plan_gguf(&[at.join("model.gguf")]),
+        };
+        let model = load_on(plan.clone(), &files, gpu.clone()).unwrap();
+        let ids: Vec<u32> = (3..30).collect();
+        let options = SessionOptions::new(64);
+        let before = logits(&model, &ids, options);
+        let mut revision: Vec<Vec<u8>> = files.iter().map(|file| file.to_vec()).collect();
+        let expert = Group::Expert {
+            layer: 1,
+            expert: 2,
+        };
+        let mut swap = Swap::new(&model, plan.clone(), &[expert]).unwrap();
+        while let Some(want) = swap.wanted() {
+            let range = want.offset as usize..(want.offset + want.len) as usize;
+            let bytes = &mut revision[want.file][range];
+            bytes.rotate_right(bytes.len() / 8);
+            let bytes = bytes.to_vec();
+            swap.feed(bytes.into()).unwrap();
+        }
+        swap.finish().unwrap();
+        let revision: Vec<Bytes> = revision.into_iter().map(Bytes::from).collect();
+        let fresh = load_on(plan, &revision, gpu.clone()).unwrap();
+        let (got, want) = (logits(&model, &ids, options), logits(&fresh, &ids, options));
+        assert!(error(&got, &want) < 1e-12, "{name}");
+        assert!(error(&before, &want) > 1e-6, "{name}");
+    }
 }
 
 fn slice(file: &Bytes, want: &TensorRequest) -> Bytes {

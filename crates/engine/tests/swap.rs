@@ -148,6 +148,64 @@ fn logits(model: &Arc<Model<Cpu>>) -> Vec<f32> {
     session.forward(&ids(24), Logits::All).unwrap()
 }
 
+/// Another revision, in which the rows of the matrices of an expert come some places later.
+fn with_other_expert(first: &Revision, group: Group) -> Revision {
+    let mut swap = Swap::new(&first.load(), first.plan(), &[group]).unwrap();
+    let mut revision = first.clone();
+    while let Some(want) = swap.wanted() {
+        let range = want.offset as usize..(want.offset + want.len) as usize;
+        let file = &mut revision.files[want.file];
+        let (bytes, mut changed) = (file.slice(range.clone()), file.to_vec());
+        // Whole rows: there are multiples of eight of them.
+        changed[range.clone()].rotate_right(range.len() / 8);
+        *file = changed.into();
+        swap.feed(bytes).unwrap();
+    }
+    revision
+}
+
+#[test]
+fn experts_are_replaced_one_by_one() {
+    for first in [
+        Revision::hf("reference-mixtures/hf/mixtral"),
+        Revision::hf("reference-mixtures/hf/deepseek-v3"),
+        Revision::gguf("reference-mixtures/gguf/olmoe"),
+        Revision::gguf("reference-mixtures/gguf/gpt-oss"),
+    ] {
+        let plain = logits(&first.load());
+        let model = first.load();
+        let [a, b] = [1, 3].map(|expert| Group::Expert { layer: 1, expert });
+        let (of_a, of_b) = (with_other_expert(&first, a), with_other_expert(&first, b));
+        assert_eq!(of_a.swap(&model, &[a]).unwrap(), 1);
+        let fresh = logits(&of_a.load());
+        assert!(fresh != plain);
+        assert!(logits(&model) == fresh);
+        assert_eq!(model.versions().groups.last(), Some(&(Group::Head, 0)));
+        assert!(model.versions().groups.contains(&(a, 1)));
+        // The other one leaves the first alone.
+        of_b.swap(&model, &[b]).unwrap();
+        let both = logits(&with_other_expert(&of_a, b).load());
+        assert!(logits(&model) == both);
+        // A layer has its experts with it.
+        assert_eq!(first.swap(&model, &[a, Group::Layer(1)]).unwrap(), 3);
+        assert!(logits(&model) == plain);
+        let groups = model.versions().groups;
+        assert!(groups.iter().all(|(group, _)| *group != a && *group != b));
+        assert!(groups.contains(&(Group::Layer(1), 3)));
+
+        let none = Group::Expert {
+            layer: 1,
+            expert: 64,
+        };
+        let error = Swap::new(&model, first.plan(), &[none]).err().unwrap();
+        assert!(
+            error
+                .to_string()
+                .starts_with("expert 64 of layer 1: expected one below")
+        );
+    }
+}
+
 /// Each group in turn, then all that changed back at once.
 fn check_each_group(name: &str, first: &Revision) {
     let old = first.load();

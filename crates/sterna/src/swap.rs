@@ -19,7 +19,8 @@ use crate::warning::Warning;
 pub struct GroupRevision {
     /// What packages call it: `embed`, `layer.3`, `layer.3.expert.0`, `head`.
     pub id: String,
-    /// What it is replaced with; groups of a package that share it are replaced together.
+    /// What it is replaced with; groups of a package that share it, or of which one includes the other, are replaced
+    /// together.
     pub group: Group,
     /// Its semantic version, in packages.
     pub version: Option<String>,
@@ -138,7 +139,8 @@ impl Revisions {
     /// Records that `groups` were replaced by those of `revision`; what changed to what.
     pub fn replace(&mut self, revision: &Revisions, groups: &[Group]) -> Vec<SwappedGroup> {
         let mut swapped = Vec::new();
-        for to in revision.iter().filter(|to| groups.contains(&to.group)) {
+        let is_replaced = |to: &&GroupRevision| groups.iter().any(|group| group.includes(to.group));
+        for to in revision.iter().filter(is_replaced) {
             let own = self.0.iter_mut().find(|own| own.id == to.id);
             let from = match own {
                 Some(own) => Some(std::mem::replace(own, to.clone())),
@@ -159,6 +161,10 @@ impl Revisions {
 /// What a package's group `id` is replaced with.
 fn group_called(id: &str) -> Option<Group> {
     let id: GroupId = id.parse().ok()?;
+    if let (Some(layer), Some(expert)) = (id.layer_index(), id.expert_index()) {
+        let [layer, expert] = [layer, expert].map(|index| index as usize);
+        return Some(Group::Expert { layer, expert });
+    }
     match (id, id.layer_index()) {
         (GroupId::Embed, _) => Some(Group::Embedding),
         (GroupId::Head, _) => Some(Group::Head),
@@ -202,5 +208,48 @@ impl ModelFiles {
             let generation = swap.finish().with_context(|| self.name())?;
             Ok((generation, warnings))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_format::digest::Algorithm;
+
+    use super::*;
+
+    /// Groups with the letter of their hash.
+    fn revisions(groups: &[(&str, char)]) -> Revisions {
+        let group = |(id, letter): &(&str, char)| GroupRevision {
+            id: (*id).to_owned(),
+            group: group_called(id).unwrap(),
+            version: None,
+            hash: Digest::from_hex(Algorithm::Sha256, &letter.to_string().repeat(64)).ok(),
+        };
+        Revisions(groups.iter().map(group).collect())
+    }
+
+    #[test]
+    fn an_expert_differs_and_is_replaced_without_its_layer() {
+        let ids = ["embed", "layer.1", "layer.1.expert.0", "layer.1.expert.3"];
+        let with = |letters: &str| {
+            let groups: Vec<_> = ids.into_iter().zip(letters.chars()).collect();
+            revisions(&groups)
+        };
+        let mut own = with("abcd");
+        let expert = Group::Expert {
+            layer: 1,
+            expert: 3,
+        };
+        assert_eq!(own.choose(&with("abce"), &[]).unwrap(), [expert]);
+        let swapped = own.replace(&with("abce"), &[expert]);
+        assert_eq!(swapped.len(), 1);
+        assert_eq!(swapped[0].to.id, "layer.1.expert.3");
+        assert!(own.choose(&with("abce"), &[]).is_err());
+        // A layer comes with its experts.
+        let layer = Group::Layer(1);
+        assert_eq!(own.choose(&with("afce"), &[]).unwrap(), [layer]);
+        let swapped = own.replace(&with("afff"), &[layer]);
+        let swapped: Vec<_> = swapped.iter().map(|group| &group.to.id[..]).collect();
+        assert_eq!(swapped, ids[1..]);
     }
 }

@@ -64,14 +64,14 @@ struct State {
 }
 
 /// State shared by both backends.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Both<R, T> {
     reference: R,
     tested: T,
 }
 
 /// A weight matrix on both.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ComparedLinear<R, T> {
     both: Both<R, T>,
     n: usize,

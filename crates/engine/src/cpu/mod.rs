@@ -219,7 +219,7 @@ impl Cpu {
 }
 
 /// A weight matrix in memory, usually a piece of a mapped file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct CpuLinear {
     source: LinearSource,
     activations: Activations,

@@ -139,7 +139,7 @@ impl Gpu {
 }
 
 /// A weight matrix on the device.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct GpuLinear {
     matrix: Matrix,
     /// What inputs of products are rotated by first.
@@ -149,7 +149,7 @@ pub struct GpuLinear {
 }
 
 /// A vector of weights on the device.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct GpuVector {
     buffer: Buffer,
     /// Elements.

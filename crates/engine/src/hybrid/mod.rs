@@ -66,7 +66,7 @@ impl Offload {
 }
 
 /// A value of one of the sides of a [`Hybrid`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Either<C, G> {
     /// The CPU's value.
     Cpu(C),
@@ -261,6 +261,11 @@ impl Backend for Hybrid {
         let Some(part) = &self.gpu else {
             return load(self);
         };
+        // An expert stays where the others are.
+        if group.whole() != group {
+            let side = part.placement().side(group.whole());
+            return load(&self.loading_to(side.unwrap_or(Side::Cpu)));
+        }
         let known = part.placement().side(group).is_some();
         let side = part.placement().decide(&part.gpu, group);
         match load(&self.loading_to(side)) {

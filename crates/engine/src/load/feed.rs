@@ -128,16 +128,21 @@ enum Loaded<B: Backend> {
 }
 
 impl<B: Backend> WeightFeed<B> {
-    fn new(plan: ModelPlan, backend: &B, order: Vec<usize>, thorough: bool) -> WeightFeed<B> {
+    fn new(
+        plan: ModelPlan,
+        backend: &B,
+        groups: &[Group],
+        order: Vec<usize>,
+        thorough: bool,
+    ) -> WeightFeed<B> {
         let mut loaded = Vec::new();
         loaded.resize_with(plan.specs.len(), || None);
         let mut complete = Vec::new();
         complete.resize_with(plan.weights.layers.len(), || None);
         let mut group_of = vec![None; plan.specs.len()];
-        let layers = (0..plan.weights.layers.len()).map(Group::Layer);
-        for group in layers.chain([Group::Embedding, Group::Head]) {
-            for id in Ids::of(&plan, group).0 {
-                group_of[id] = Some(group);
+        for group in groups {
+            for id in Ids::of(&plan, *group).0 {
+                group_of[id] = Some(*group);
             }
         }
         let mut feed = WeightFeed {
@@ -164,7 +169,9 @@ impl<B: Backend> WeightFeed<B> {
     /// All weights.
     pub(crate) fn of_all(plan: ModelPlan, backend: &B) -> WeightFeed<B> {
         let all = (0..plan.specs.len()).collect();
-        WeightFeed::new(plan, backend, all, false)
+        let layers = (0..plan.weights.layers.len()).map(Group::Layer);
+        let groups: Vec<Group> = layers.chain([Group::Embedding, Group::Head]).collect();
+        WeightFeed::new(plan, backend, &groups, all, false)
     }
 
     /// The weights of `groups`, which the plan has, and what the configuration depends on.
@@ -180,7 +187,7 @@ impl<B: Backend> WeightFeed<B> {
         }
         let Ids(mut order) = ids;
         order.sort_unstable();
-        WeightFeed::new(plan, backend, order, true)
+        WeightFeed::new(plan, backend, groups, order, true)
     }
 
     /// The range to feed next; `None` once everything has been fed.
@@ -355,7 +362,7 @@ impl<B: Backend> WeightFeed<B> {
         match group {
             Group::Embedding => self.embedding = Some(self.embedding()),
             Group::Layer(i) => self.layers[i] = Some(self.layer(i)),
-            Group::Head => {}
+            Group::Expert { .. } | Group::Head => {}
         }
         Ok(())
     }
@@ -410,6 +417,15 @@ impl<B: Backend> WeightFeed<B> {
         match group {
             Group::Embedding => NewGroup::Embedding(self.embedding()),
             Group::Layer(i) => NewGroup::Layer(i, self.layer(i)),
+            Group::Expert { layer, expert } => {
+                let ids = expert_ids(&self.plan, layer, expert);
+                let ids = ids.expect("checked before any group was requested");
+                NewGroup::Expert(
+                    layer,
+                    expert,
+                    ids.map(|id| Take(&mut self.loaded).linear(id)),
+                )
+            }
             Group::Head => NewGroup::Head(self.head()),
         }
     }
@@ -534,6 +550,11 @@ impl Ids {
             Group::Layer(i) => {
                 weights.layers[i].clone().convert(&mut ids);
             }
+            Group::Expert { layer, expert } => {
+                for id in expert_ids(plan, layer, expert).into_iter().flatten() {
+                    ids.linear(id);
+                }
+            }
             Group::Head => {
                 if let Some(norm) = weights.output_norm.clone() {
                     norm.convert(&mut ids);
@@ -545,6 +566,13 @@ impl Ids {
         }
         ids
     }
+}
+
+/// The matrices of an expert: gate, up and down.
+fn expert_ids(plan: &ModelPlan, layer: usize, expert: usize) -> Option<[LinearId; 3]> {
+    let experts = plan.weights.layers.get(layer)?.experts()?;
+    let [gate, up, down] = [&experts.gate, &experts.up, &experts.down];
+    Some([*gate.get(expert)?, *up.get(expert)?, *down.get(expert)?])
 }
 
 impl Convert<LinearId, VectorId> for Ids {

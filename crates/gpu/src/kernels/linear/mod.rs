@@ -254,11 +254,11 @@ impl Linear {
         };
         let n: usize = parts.iter().map(|part| part.n).sum();
         let bytes = |n| [n * planes.row_bytes(k), planes.scale_bytes(n, k)];
-        // Whole pieces are copied in words.
+        // Pieces are copied in words.
+        let in_words = |n| bytes(n).iter().all(|bytes| bytes % 4 == 0);
         let fits = |part: &&Linear| {
-            let is_whole = part.pieces.len() == 1 && part.pieces[0].begin == 0;
-            let in_words = bytes(part.n).iter().all(|bytes| bytes % 4 == 0);
-            part.k == k && part.kind == kind && is_whole && in_words
+            let is_one = part.pieces.len() == 1 && in_words(part.pieces[0].begin);
+            part.k == k && part.kind == kind && is_one && in_words(part.n)
         };
         if !parts.iter().all(fits) || bytes(n)[0] > most_bytes(device) {
             return Ok(None);
@@ -269,8 +269,8 @@ impl Linear {
         for part in parts {
             let piece = &part.pieces[0];
             for (from, to, i) in [(&piece.codes, &codes, 0), (&piece.scales, &scales, 1)] {
-                let at = bytes(first)[i] as u64;
-                device.copy((from, 0), (to, at), bytes(part.n)[i] as u64)?;
+                let [start, at] = [piece.begin, first].map(|rows| bytes(rows)[i] as u64);
+                device.copy((from, start), (to, at), bytes(part.n)[i] as u64)?;
             }
             first += part.n;
         }
