@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::ops::Range;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -532,6 +532,18 @@ pub trait Backend: Sized {
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
         Ok(None)
     }
+
+    /// Submits all operations so far, and reads what `wanted` says of the rows of `logits`, in their order: tokens that
+    /// are sampled as in [`Backend::decode`], or logits.
+    ///
+    /// Tokens are wanted only of sequences of which [`Backend::max_lookahead`] wasn't 0 before the step.
+    fn read_rows(
+        &self,
+        _logits: &mut Self::Buffer,
+        _wanted: Vec<RowsWanted<'_, Self::Cache>>,
+    ) -> Result<PendingRows, BackendError> {
+        Err(BackendError::Unsupported(SAMPLING))
+    }
 }
 
 /// Rows that are loaded one after the other begin at multiples of this many.
@@ -539,6 +551,8 @@ pub const ROW_GRAIN: usize = 8;
 
 /// What [`BackendError::Unsupported`] calls matrices that are loaded by rows.
 const ROWS: &str = "matrices by rows";
+/// What it calls sampling.
+const SAMPLING: &str = "sampling";
 /// What it calls saving a sequence.
 const SNAPSHOTS: &str = "saved sequences";
 /// What it calls matrices that are stored rotated.
@@ -600,6 +614,40 @@ pub struct Continued<'a, C> {
     /// The maximum number of steps, this one included: at most what [`Backend::max_lookahead`] returned.
     pub n_steps: usize,
 }
+
+/// What is read of the next rows of logits ([`Backend::read_rows`]).
+#[derive(Debug)]
+pub enum RowsWanted<'a, C> {
+    /// So many rows of logits.
+    Logits(usize),
+    /// A token sampled from one row.
+    Token {
+        /// The sequence. The cache's length doesn't include the token of the step yet.
+        cache: &'a mut C,
+        /// The last token of the step.
+        last: u32,
+        /// How to sample.
+        sampling: Sampling<'a>,
+    },
+}
+
+/// What was read of rows of logits.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RowsRead {
+    /// The logits, `[n_rows, n_vocab]`.
+    Logits(Vec<f32>),
+    /// The token.
+    Token(u32),
+    /// The device can't decide which token comes next, or the logits are not finite.
+    Undecided,
+}
+
+/// A pending read-back of [`Backend::read_rows`]: what was wanted, in order. It may be dropped.
+pub type PendingRows = Pin<Box<dyn ReadingRows>>;
+
+/// What is in a [`PendingRows`].
+pub trait ReadingRows: Future<Output = Result<Vec<RowsRead>, BackendError>> + MaybeSend {}
+impl<T> ReadingRows for T where T: Future<Output = Result<Vec<RowsRead>, BackendError>> + MaybeSend {}
 
 /// A product of [`Backend::linear`].
 pub struct Product<'a, B: Backend> {

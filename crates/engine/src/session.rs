@@ -6,14 +6,17 @@ mod snapshot;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{Backend, BackendError, CacheType, Continued, KvCache, Sampled, Sequence};
+use crate::backend::{
+    Backend, BackendError, CacheType, Continued, KvCache, PendingRows, RowsRead, RowsWanted,
+    Sampled, Sequence,
+};
 use crate::config::ModelConfig;
 use crate::forward::{Batch, Scratch};
 use crate::lookahead::Lookahead;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, Sampling};
 use crate::screening::HeadUse;
 use crate::weight_set::WeightSet;
 
@@ -384,12 +387,7 @@ impl<B: Backend> Session<B> {
     pub async fn forward_together_async(
         steps: &mut [Step<'_, B>],
     ) -> Result<Vec<Vec<f32>>, EngineError> {
-        for (index, step) in steps.iter().enumerate() {
-            step.session.check_continues(step.ids)?;
-            if !Arc::ptr_eq(&step.session.model, &steps[0].session.model) {
-                return Err(EngineError::OtherModel { index });
-            }
-        }
+        check_together(steps)?;
         let Some(first) = steps.first() else {
             return Ok(Vec::new());
         };
@@ -405,6 +403,74 @@ impl<B: Backend> Session<B> {
         }
         out.reverse();
         Ok(out)
+    }
+
+    /// Blocking form of [`Session::decode_together_async`].
+    pub fn decode_together(
+        steps: &mut [Step<'_, B>],
+        samplers: &[Option<&Sampler>],
+    ) -> Result<Vec<Decoded>, EngineError> {
+        let Some(first) = steps.first() else {
+            return Ok(Vec::new());
+        };
+        let model = Arc::clone(&first.session.model);
+        model
+            .backend
+            .wait(Session::decode_together_async(steps, samplers))?
+    }
+
+    /// [`Session::forward_together_async`], and where a step has a sampler, the token that follows it, sampled as by
+    /// [`Session::decode_async`]; the logits that the step asks for, where it has none, or where the backend leaves that
+    /// to the host. A step with a sampler asks for the logits of its last token.
+    ///
+    /// Errors: those of [`Session::forward_together_async`], after which all sequences are unchanged.
+    pub async fn decode_together_async(
+        steps: &mut [Step<'_, B>],
+        samplers: &[Option<&Sampler>],
+    ) -> Result<Vec<Decoded>, EngineError> {
+        let mut samples = Vec::with_capacity(steps.len());
+        for (step, sampler) in steps.iter_mut().zip(samplers) {
+            step.session.check_continues(step.ids)?;
+            let is_one = step.n_wanted() == 1;
+            let Session { model, cache, .. } = &mut *step.session;
+            samples.push(match sampler {
+                Some(sampler) if is_one => {
+                    let sampling = sampler.sampling();
+                    let can = model.backend.max_lookahead(cache, &sampling)? > 0;
+                    can.then_some(sampling)
+                }
+                _ => None,
+            });
+        }
+        if samples.iter().all(Option::is_none) {
+            let logits = Session::forward_together_async(steps).await?;
+            return Ok(logits.into_iter().map(Decoded::Logits).collect());
+        }
+        check_together(steps)?;
+        let weights = steps[0].session.model.current();
+        steps
+            .iter_mut()
+            .for_each(|step| step.session.discard_lookahead());
+        compute(&weights, steps, 1, false)?;
+        let read = read_rows(steps, samples)?.await?;
+        let mut decoded = Vec::with_capacity(steps.len());
+        for (step, read) in steps.chunks_mut(1).zip(read) {
+            decoded.push(match read {
+                RowsRead::Token(id) => Decoded::Token(id),
+                RowsRead::Logits(logits) => Decoded::Logits(logits),
+                RowsRead::Undecided => {
+                    // Penalties have changed the logits on the device: they are computed again.
+                    compute(&weights, step, 1, false)?;
+                    let Session { model, scratch, .. } = &mut *step[0].session;
+                    let logits = model.backend.submit(scratch.logits())?;
+                    Decoded::Logits(logits.await?)
+                }
+            });
+        }
+        for Step { session, ids, .. } in steps.iter_mut() {
+            session.cache.advance(ids.len());
+        }
+        Ok(decoded)
     }
 
     /// Blocking form of [`Session::decode_async`].
@@ -546,6 +612,47 @@ impl<B: Backend> Session<B> {
             host_steps: 0,
         }
     }
+}
+
+/// Whether `steps` can share a batch.
+fn check_together<B: Backend>(steps: &[Step<'_, B>]) -> Result<(), EngineError> {
+    for (index, step) in steps.iter().enumerate() {
+        step.session.check_continues(step.ids)?;
+        if !Arc::ptr_eq(&step.session.model, &steps[0].session.model) {
+            return Err(EngineError::OtherModel { index });
+        }
+    }
+    Ok(())
+}
+
+/// Submits `steps`, which were [computed](compute): the tokens that `samples` says how to sample, or logits.
+fn read_rows<B: Backend>(
+    steps: &mut [Step<'_, B>],
+    samples: Vec<Option<Sampling<'_>>>,
+) -> Result<PendingRows, EngineError> {
+    let mut logits = None;
+    let mut wanted = Vec::with_capacity(steps.len());
+    for (step, sampling) in steps.iter_mut().zip(samples) {
+        let n_wanted = step.n_wanted();
+        let last = step.ids.last().copied();
+        let Session {
+            model,
+            cache,
+            scratch,
+            ..
+        } = &mut *step.session;
+        logits.get_or_insert((model, scratch.logits()));
+        wanted.push(match (sampling, last) {
+            (Some(sampling), Some(last)) => RowsWanted::Token {
+                cache,
+                last,
+                sampling,
+            },
+            _ => RowsWanted::Logits(n_wanted),
+        });
+    }
+    let (model, logits) = logits.expect("there is a first step");
+    Ok(model.backend.read_rows(logits, wanted)?)
 }
 
 /// Refuses encoders, which read whole texts.

@@ -13,7 +13,7 @@ use sterna_engine::lora::{
 };
 use sterna_engine::{
     Backend, CacheType, Decoded, EngineError, Gpu, Logits, Model, Sampler, SamplerConfig, Session,
-    SessionOptions,
+    SessionOptions, Step,
 };
 use sterna_format::DType;
 use sterna_gpu::GpuError;
@@ -487,6 +487,103 @@ fn what_was_computed_in_advance_is_taken_back() {
         &session.forward(&[3], Logits::Last).unwrap(),
         &after(&[ids[19], first, 3]),
     );
+}
+
+/// In one batch with others, with a part of a prompt, and with logits that the host samples from.
+#[test]
+fn sequences_choose_together_what_each_would_alone() {
+    let Some(gpu) = gpu() else { return };
+    let states = testdata().join("reference-states/hf/qwen3.5");
+    for model in [load(&stories(), gpu.clone()), load(&states, gpu)] {
+        let n_vocab = model.config().n_vocab;
+        let greedy = SamplerConfig::default();
+        let configs = [
+            greedy.clone(),
+            SamplerConfig {
+                repeat_penalty: 1.2,
+                frequency_penalty: 0.1,
+                repeat_last_n: 16,
+                logit_bias: vec![(7, 2.0)],
+                ..greedy.clone()
+            },
+            SamplerConfig {
+                temperature: 0.9,
+                top_k: 40,
+                top_p: 0.9,
+                seed: 5,
+                ..greedy.clone()
+            },
+            SamplerConfig {
+                temperature: 1.0,
+                seed: 6,
+                ..greedy.clone()
+            },
+        ];
+        let options = SessionOptions::new(96);
+        let prompts: Vec<Vec<u32>> = (0..configs.len() as u32)
+            .map(|i| {
+                (0..3 + 7 * i)
+                    .map(|j| 1 + (i * 31 + j * 17) % 250)
+                    .collect()
+            })
+            .collect();
+        const N: usize = 24;
+        let alone: Vec<Vec<u32>> = (prompts.iter().zip(&configs))
+            .map(|(prompt, config)| {
+                let (mut session, mut sampler) = start(&model, prompt, config, options);
+                by_device(&mut session, *prompt.last().unwrap(), &mut sampler, N).0
+            })
+            .collect();
+
+        let mut started: Vec<_> = (prompts.iter().zip(&configs))
+            .map(|(prompt, config)| start(&model, prompt, config, options))
+            .collect();
+        let mut last: Vec<u32> = prompts.iter().map(|ids| *ids.last().unwrap()).collect();
+        let mut together = vec![Vec::new(); configs.len()];
+        let mut long = Session::new(Arc::clone(&model), options).unwrap();
+        let mut by_host = Session::new(Arc::clone(&model), options).unwrap();
+        for i in 0..N as u32 {
+            let (mut steps, mut samplers) = (Vec::new(), Vec::new());
+            let piece = [1 + i, 2 + i];
+            steps.push(Step {
+                session: &mut long,
+                ids: &piece,
+                logits: Logits::None,
+            });
+            samplers.push(None);
+            for ((session, sampler), id) in started.iter_mut().zip(&last) {
+                steps.push(Step {
+                    session,
+                    ids: std::slice::from_ref(id),
+                    logits: Logits::Last,
+                });
+                samplers.push(Some(&*sampler));
+            }
+            steps.push(Step {
+                session: &mut by_host,
+                ids: &piece[..1],
+                logits: Logits::Last,
+            });
+            samplers.push(None);
+            let decoded = Session::decode_together(&mut steps, &samplers).unwrap();
+            assert_eq!(decoded[0], Decoded::Logits(Vec::new()));
+            assert!(matches!(&decoded[5], Decoded::Logits(logits) if logits.len() == n_vocab));
+            for (j, (_, sampler)) in started.iter_mut().enumerate() {
+                let id = match &decoded[1 + j] {
+                    Decoded::Token(id) => *id,
+                    Decoded::Logits(logits) => sampler.sample(logits),
+                };
+                sampler.accept(id);
+                together[j].push(id);
+                last[j] = id;
+            }
+        }
+        assert_eq!(together, alone);
+        assert_eq!((long.len(), by_host.len()), (2 * N, N));
+        for (prompt, (session, _)) in prompts.iter().zip(&started) {
+            assert_eq!(session.len(), prompt.len() - 1 + N);
+        }
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sterna_engine::screening::HeadUse;
-use sterna_engine::{Backend, Decoded, EngineError, Logits, Session, Step};
+use sterna_engine::{Backend, Decoded, EngineError, Logits, Sampler, Session, Step};
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::generate::{Draw, Event, Generator, Given, Request};
@@ -24,8 +24,8 @@ pub struct SchedulerOptions {
     pub chunk: usize,
     /// Maximum tokens per step, of all sequences.
     pub max_rows: usize,
-    /// Devices may also sample at random, where a sequence is alone in a step. They have random numbers of
-    /// their own, so an answer then depends on whether it is. Greedy sampling is left to them in any case.
+    /// Devices may also sample at random. They have random numbers of their own, so an answer then depends on whether
+    /// it was computed on one. Greedy sampling is left to them in any case.
     pub draw_on_device: bool,
     /// The time since some fixed moment, for statistics.
     pub clock: Option<fn() -> Duration>,
@@ -361,14 +361,18 @@ impl<B: Backend> Scheduler<B> {
             [] => Vec::new(),
             [work] => vec![work.alone(draw_on_device).await?],
             works => {
-                let steps = works.iter_mut().map(|work| Step {
-                    session: work.sequence.session_mut(),
-                    ids: work.ids,
-                    logits: work.logits,
+                let steps = works.iter_mut().map(|work| {
+                    let sampler = work.sampler(draw_on_device);
+                    let step = Step {
+                        session: work.sequence.session_mut(),
+                        ids: work.ids,
+                        logits: work.logits,
+                    };
+                    (step, sampler)
                 });
-                let mut steps: Vec<Step<'_, B>> = steps.collect();
-                let logits = Session::forward_together_async(&mut steps).await?;
-                logits.into_iter().map(Given::Logits).collect()
+                let (mut steps, samplers): (Vec<Step<'_, B>>, Vec<_>) = steps.unzip();
+                let decoded = Session::decode_together_async(&mut steps, &samplers).await?;
+                decoded.into_iter().map(given).collect()
             }
         };
         for work in works {
@@ -550,20 +554,31 @@ impl<B: Backend> Slot<B> {
     }
 }
 
-impl<B: Backend> Work<'_, B> {
+impl<'a, B: Backend> Work<'a, B> {
+    /// How a device may sample; at random only if `draws`.
+    fn sampler(&self, draws: bool) -> Option<&'a Sampler> {
+        let draw = self.draw.as_ref()?;
+        (draws || draw.sampler.config().temperature == 0.0).then_some(draw.sampler)
+    }
+
     /// Computes it in a step of its own; the device may sample at random if `draws`.
     async fn alone(&mut self, draws: bool) -> Result<Given, EngineError> {
+        let sampler = self.sampler(draws);
         let session = self.sequence.session_mut();
-        match (&self.draw, self.ids) {
-            (Some(draw), &[id]) if draws || draw.sampler.config().temperature == 0.0 => Ok(
-                match session.decode_async(id, draw.sampler, draw.n_left).await? {
-                    Decoded::Token(id) => Given::Token(id),
-                    Decoded::Logits(logits) => Given::Logits(logits),
-                },
-            ),
+        match (sampler, &self.draw, self.ids) {
+            (Some(sampler), Some(draw), &[id]) => {
+                Ok(given(session.decode_async(id, sampler, draw.n_left).await?))
+            }
             _ => Ok(Given::Logits(
                 session.forward_async(self.ids, self.logits).await?,
             )),
         }
+    }
+}
+
+fn given(decoded: Decoded) -> Given {
+    match decoded {
+        Decoded::Token(id) => Given::Token(id),
+        Decoded::Logits(logits) => Given::Logits(logits),
     }
 }

@@ -44,9 +44,9 @@ use sterna_kernels::{Exec, Isa};
 use crate::backend::{
     Attention, Backend, BackendError, BlockMatrix, CacheShape, CausalConvolution, Continued,
     Decoding, DeltaNet, DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct,
-    KvCache, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout, Product, ROTATIONS,
-    SHARED_KEYS, ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
-    WeightData,
+    KvCache, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout, PendingRows,
+    Product, ROTATIONS, RowsRead, RowsWanted, SHARED_KEYS, ScreenedRows, SelectiveScan, Sequence,
+    SnapshotError, Ssm, TimeMix, TokenShift, WeightData,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Activations;
@@ -186,6 +186,15 @@ impl From<GpuError> for BackendError {
         };
         BackendError::Device(DeviceError::new(kind, error))
     }
+}
+
+/// What one of the parts of a [`PendingRows`] becomes.
+enum RowsKind {
+    Nothing,
+    Logits,
+    /// Of a step at this position.
+    Token(u32),
+    Undecided,
 }
 
 /// There are no screens on GPUs: the whole output head is read.
@@ -1052,5 +1061,74 @@ impl Backend for Gpu {
         let steps =
             commands.map(|commands| Steps::new(&self.graph, commands, state, positions, is_forked));
         Ok(steps.map(|steps| Box::new(steps) as Box<dyn Decoding>))
+    }
+
+    fn read_rows(
+        &self,
+        logits: &mut GpuBuffer,
+        wanted: Vec<RowsWanted<'_, GpuCache>>,
+    ) -> Result<PendingRows, BackendError> {
+        let mut graph = self.graph.lock();
+        let rows = logits.dense(&self.device, &mut graph)?;
+        let (mut reads, mut kinds) = (Vec::new(), Vec::new());
+        let mut first = 0;
+        for wanted in wanted {
+            let n_rows = match &wanted {
+                RowsWanted::Logits(n_rows) => *n_rows,
+                RowsWanted::Token { .. } => 1,
+            };
+            let own = rows.rows(first, n_rows);
+            first += n_rows;
+            kinds.push(match wanted {
+                RowsWanted::Logits(0) => RowsKind::Nothing,
+                RowsWanted::Logits(_) => {
+                    let range = own.offset..own.offset + own.n_rows * own.width;
+                    reads.push(ReadRange::of::<f32>(&own.buffer, range));
+                    RowsKind::Logits
+                }
+                RowsWanted::Token {
+                    cache,
+                    last,
+                    sampling,
+                } => {
+                    let position = cache.len() as u32;
+                    match cache.continue_from(&self.device, last, own, &sampling)? {
+                        Some((state, sample)) => {
+                            graph.push(Op::Sample(sample));
+                            reads.push(ReadRange::of::<u32>(&state, 0..2));
+                            RowsKind::Token(position)
+                        }
+                        None => RowsKind::Undecided,
+                    }
+                }
+            });
+        }
+        let submission = graph.submit(&reads)?;
+        Ok(Box::pin(async move {
+            let read = submission.await?;
+            let mut read = read.iter();
+            let mut next = || {
+                read.next()
+                    .map_or(&[][..], |bytes| bytes.as_chunks::<4>().0)
+            };
+            let rows = kinds.into_iter().map(|kind| match kind {
+                RowsKind::Nothing => RowsRead::Logits(Vec::new()),
+                RowsKind::Logits => RowsRead::Logits(
+                    next()
+                        .iter()
+                        .map(|bytes| f32::from_ne_bytes(*bytes))
+                        .collect(),
+                ),
+                RowsKind::Token(position) => match *next() {
+                    // A device that is undecided stays where it is.
+                    [at, id] if u32::from_ne_bytes(at) == position + 1 => {
+                        RowsRead::Token(u32::from_ne_bytes(id))
+                    }
+                    _ => RowsRead::Undecided,
+                },
+                RowsKind::Undecided => RowsRead::Undecided,
+            });
+            Ok(rows.collect())
+        }))
     }
 }

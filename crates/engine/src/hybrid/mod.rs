@@ -23,8 +23,8 @@ use sterna_kernels::experts::Routing;
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
     ExpertInput, ExpertMatrices, ExpertMemory, ExpertProduct, LatentInputs, LayerContents,
-    LinearSource, LowRank, OutputLayout, Product, Recurrence, ScreenedRows, SelectiveScan,
-    Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
+    LinearSource, LowRank, OutputLayout, PendingRows, Product, Recurrence, RowsWanted,
+    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Cpu;
@@ -1084,5 +1084,29 @@ impl Backend for Hybrid {
         };
         // The logits are only inspected, and can still be read afterwards.
         gpu.decode(self.change_on_gpu(logits)?, sequence, sampling)
+    }
+
+    fn read_rows(
+        &self,
+        logits: &mut HybridBuffer,
+        wanted: Vec<RowsWanted<'_, HybridCache>>,
+    ) -> Result<PendingRows, BackendError> {
+        let wanted = wanted.into_iter().map(|wanted| match wanted {
+            RowsWanted::Logits(n_rows) => Ok(RowsWanted::Logits(n_rows)),
+            RowsWanted::Token {
+                cache,
+                last,
+                sampling,
+            } => match &mut cache.gpu {
+                Some(cache) => Ok(RowsWanted::Token {
+                    cache,
+                    last,
+                    sampling,
+                }),
+                None => Err(BackendError::Unsupported("sampling on the CPU")),
+            },
+        });
+        let wanted = wanted.collect::<Result<_, _>>()?;
+        self.gpu()?.read_rows(self.change_on_gpu(logits)?, wanted)
     }
 }
