@@ -276,5 +276,19 @@ shaders! {
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q2_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    TERNARY_GEMM_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q8_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q6_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q1_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q2_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     DEQUANTIZE = "dequantize", [EXACT], [Read, Read, Write], DequantizeParams, [];
 }

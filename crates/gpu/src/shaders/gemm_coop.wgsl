@@ -76,13 +76,17 @@ fn main(
     // This subgroup's rows and tokens within the tile.
     let r = subgroup / 2u * 64u;
     let t = subgroup % 2u * 32u;
-    var next = fetch(thread, row0, token0, 0u);
-    let n_turns = turns();
+    var next_w = fetch_w(row0 + thread, 0u);
+    var next_x = fetch_x(token0 + thread / 2u, 0u, thread % 2u);
+    let n_turns = chunks();
     for (var turn = 0u; turn < n_turns; turn++) {
-        stage(thread, next);
+        stage_w(thread * 18u, next_w);
+        stage_x(thread / 2u * 18u + thread % 2u * 8u, next_x);
         workgroupBarrier();
         // While these are multiplied, the next are being loaded.
-        next = fetch(thread, row0, token0, min(turn + 1u, n_turns - 1u));
+        let ahead = min(turn + 1u, n_turns - 1u);
+        next_w = fetch_w(row0 + thread, ahead);
+        next_x = fetch_x(token0 + thread / 2u, ahead, thread % 2u);
         for (var k = 0u; k < 16u; k += 4u) {
             let b0 = coopLoad<coop_mat16x16<f16, B>>(&tile_x[t * 18u + k], 18u);
             let b1 = coopLoad<coop_mat16x16<f16, B>>(&tile_x[(t + 16u) * 18u + k], 18u);

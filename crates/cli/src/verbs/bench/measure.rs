@@ -273,12 +273,16 @@ fn time_decoding(session: &mut Session<Device>, ids: &[u32]) -> Result<Times> {
 
 /// Appends `ids` to the sequences `together`, one to each at a time, alternating with steps of `alone`, if
 /// there is one: other load on the machine affects both equally, and neither benefits from weights that the
-/// other has left in a cache more than it would alone.
+/// other has left in a cache more than it would alone. A device that samples also chooses what follows, for each.
 fn time_batch(
     together: &mut [Session<Device>],
-    mut alone: Option<&mut Session<Device>>,
+    alone: Option<&mut Session<Device>>,
     ids: &[u32],
 ) -> Result<Times> {
+    let n_vocab = together.first().map_or(1, |s| s.model().config().n_vocab);
+    let greedy = Sampler::new(SamplerConfig::default(), n_vocab)?;
+    let samplers = vec![Some(&greedy); together.len()];
+    let mut alone = alone.map(std::slice::from_mut);
     let mut times = Times {
         test: Elapsed::default(),
         alone: alone.as_ref().map(|_| Elapsed::default()),
@@ -286,11 +290,11 @@ fn time_batch(
     for ids in ids.chunks(together.len()) {
         if let (Some(alone), Some(total)) = (&mut alone, &mut times.alone) {
             let watch = Stopwatch::start();
-            alone.forward(&ids[..1], Logits::Last)?;
+            Session::decode_together(&mut steps(alone, &ids[..1]), &samplers[..1])?;
             *total += watch.elapsed();
         }
         let watch = Stopwatch::start();
-        Session::forward_together(&mut steps(together, ids))?;
+        Session::decode_together(&mut steps(together, ids), &samplers)?;
         times.test += watch.elapsed();
     }
     Ok(times)

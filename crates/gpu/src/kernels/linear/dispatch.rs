@@ -20,14 +20,20 @@ const GEMV_TOKENS: usize = 4;
 const GEMM_TILE: [usize; 2] = [64, 64];
 const COOP_TILE: [usize; 2] = [128, 64];
 
+/// Cooperative matrices take up to this many rows of activations in smaller tiles, of as many rows of weights as of
+/// activations.
+const COOP_FEW: usize = 64;
+const COOP_FEW_TILE: [usize; 2] = [32, 32];
+
 /// Elements of activations that share a scale and a sum.
 const RUN: usize = 32;
 
 /// Maximum columns of trits whose sums are exact with cooperative matrices, see `coop_ternary.wgsl`.
 const MAX_COOP_K: usize = 22_000;
 
-/// Shared memory of the cooperative-matrix kernels.
+/// Shared memory of the cooperative-matrix kernels, of whichever takes more.
 const COOP_BYTES: u32 = (2304 + 1152) * 8 + 5120 * 4;
+const _: () = assert!(COOP_BYTES >= (2304 + 2304) * 8 + 1280 * 4);
 
 params! {
     LinearParams {
@@ -115,58 +121,59 @@ impl Kernels {
         config: LaunchConfig,
         w: &Linear,
         source: &Source<'_>,
+        n_rows: usize,
     ) -> Result<Kernels, GpuError> {
         let floats = |vectors: [&'static Shader; 2], elements: [&'static Shader; 2]| {
             let [gemv, gemm] = match in_vectors(source, w.k) {
                 true => vectors,
                 false => elements,
             };
-            [gemv, gemv, gemm, gemm]
+            (gemv, gemv, gemm, [gemm, gemm])
         };
-        let [gemv, rounding, gemm, by_units] = match w.kind {
-            WeightKind::Ternary => [
+        let (gemv, rounding, gemm, by_units) = match w.kind {
+            WeightKind::Ternary => (
                 &shader::TERNARY_GEMV,
                 &shader::TERNARY_GEMV_ROUNDING,
                 &shader::TERNARY_GEMM,
-                &shader::TERNARY_GEMM_COOP,
-            ],
+                [&shader::TERNARY_GEMM_COOP, &shader::TERNARY_GEMM_COOP_FEW],
+            ),
             WeightKind::Blocks(dtype) => match dtype {
-                DType::Q8_0 => [
+                DType::Q8_0 => (
                     &shader::GEMV_Q8_0,
                     &shader::GEMV_Q8_0_ROUNDING,
                     &shader::GEMM_Q8_0,
-                    &shader::GEMM_Q8_0_COOP,
-                ],
-                DType::Q4_0 => [
+                    [&shader::GEMM_Q8_0_COOP, &shader::GEMM_Q8_0_COOP_FEW],
+                ),
+                DType::Q4_0 => (
                     &shader::GEMV_Q4_0,
                     &shader::GEMV_Q4_0_ROUNDING,
                     &shader::GEMM_Q4_0,
-                    &shader::GEMM_Q4_0_COOP,
-                ],
-                DType::Q4_K => [
+                    [&shader::GEMM_Q4_0_COOP, &shader::GEMM_Q4_0_COOP_FEW],
+                ),
+                DType::Q4_K => (
                     &shader::GEMV_Q4_K,
                     &shader::GEMV_Q4_K_ROUNDING,
                     &shader::GEMM_Q4_K,
-                    &shader::GEMM_Q4_K_COOP,
-                ],
-                DType::Q6_K => [
+                    [&shader::GEMM_Q4_K_COOP, &shader::GEMM_Q4_K_COOP_FEW],
+                ),
+                DType::Q6_K => (
                     &shader::GEMV_Q6_K,
                     &shader::GEMV_Q6_K_ROUNDING,
                     &shader::GEMM_Q6_K,
-                    &shader::GEMM_Q6_K_COOP,
-                ],
-                DType::Q1_0 => [
+                    [&shader::GEMM_Q6_K_COOP, &shader::GEMM_Q6_K_COOP_FEW],
+                ),
+                DType::Q1_0 => (
                     &shader::GEMV_Q1_0,
                     &shader::GEMV_Q1_0_ROUNDING,
                     &shader::GEMM_Q1_0,
-                    &shader::GEMM_Q1_0_COOP,
-                ],
-                DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => [
+                    [&shader::GEMM_Q1_0_COOP, &shader::GEMM_Q1_0_COOP_FEW],
+                ),
+                DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => (
                     &shader::GEMV_Q2_0,
                     &shader::GEMV_Q2_0_ROUNDING,
                     &shader::GEMM_Q2_0,
-                    &shader::GEMM_Q2_0_COOP,
-                ],
+                    [&shader::GEMM_Q2_0_COOP, &shader::GEMM_Q2_0_COOP_FEW],
+                ),
                 DType::F32 => floats(
                     [&shader::GEMV_F32, &shader::GEMM_F32],
                     [&shader::GEMV_F32_ELEMENTS, &shader::GEMM_F32_ELEMENTS],
@@ -183,10 +190,11 @@ impl Kernels {
             },
         };
         let units = by_matrix_units(recorder.device(), config, w);
-        let (gemm, tile) = if matches!(source, Source::Stored(_)) && units {
-            (by_units, COOP_TILE)
-        } else {
-            (gemm, GEMM_TILE)
+        let [many, few] = by_units;
+        let (gemm, tile) = match source {
+            Source::Stored(_) if units && n_rows <= COOP_FEW => (few, COOP_FEW_TILE),
+            Source::Stored(_) if units => (many, COOP_TILE),
+            _ => (gemm, GEMM_TILE),
         };
         Ok(Kernels {
             gemv,
@@ -399,7 +407,7 @@ pub(super) fn multiply(
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     let config = recorder.tuning().config(&w.product(out.n_rows));
-    let kernels = Kernels::of(recorder, config, w, &source)?;
+    let kernels = Kernels::of(recorder, config, w, &source, out.n_rows)?;
     let nothing = recorder.device().nothing()?;
     let q_len = w.k.next_multiple_of(PADDING) / 16;
     let mut params = LinearParams {

@@ -1,4 +1,4 @@
-// Blocks of integers and quantized activations for gemm_coop.wgsl. Needs `codes_*.wgsl`.
+// Blocks of integers and quantized activations for gemm_coop*.wgsl. Needs `codes_*.wgsl`.
 //
 // Agrees with `sterna_kernels::gemm` as block_gemm.wgsl does, except that both sides are rounded to f16, and
 // the scales of weights before that, to 11 bits each.
@@ -9,51 +9,68 @@
 const GROW: f32 = 256.0;
 const SHRINK: f32 = 64.0;
 
-// Two runs of a row, and one of a token.
-struct Fetched {
+// 64 columns of a row: two runs.
+struct Weights {
     w0: array<vec4<u32>, 2>,
     w1: array<vec4<u32>, 2>,
     s0: vec3<f32>,
     s1: vec3<f32>,
+}
+
+// 32 columns of a token: a run.
+struct Activations {
     x: array<vec4<u32>, 2>,
     step: f32,
 }
 
-// An iteration takes two runs.
-fn turns() -> u32 {
+// How many times 64 columns a row has.
+fn chunks() -> u32 {
     return (params.runs + 1u) / 2u;
 }
 
-fn fetch(thread: u32, row0: u32, token0: u32, turn: u32) -> Fetched {
-    let row = stored_row(row0 + thread);
-    var f = Fetched();
-    f.w0 = run_codes(row, 2u * turn);
-    f.s0 = run_scales(row, 2u * turn);
-    if 2u * turn + 1u < params.runs {
-        f.w1 = run_codes(row, 2u * turn + 1u);
-        f.s1 = run_scales(row, 2u * turn + 1u);
+// Zeros beyond the row's end.
+fn fetch_w(row: u32, chunk: u32) -> Weights {
+    let stored = stored_row(row);
+    var f = Weights();
+    if 2u * chunk < params.runs {
+        f.w0 = run_codes(stored, 2u * chunk);
+        f.s0 = run_scales(stored, 2u * chunk);
     }
-    // Rows of activations are padded to eight runs.
-    let run = min(token0 + thread / 2u, params.m - 1u) * params.q_len / 2u + 2u * turn + thread % 2u;
-    f.x = array<vec4<u32>, 2>(q[2u * run], q[2u * run + 1u]);
-    f.step = bitcast<f32>(steps[run].x);
+    if 2u * chunk + 1u < params.runs {
+        f.w1 = run_codes(stored, 2u * chunk + 1u);
+        f.s1 = run_scales(stored, 2u * chunk + 1u);
+    }
     return f;
 }
 
-fn stage(thread: u32, f: Fetched) {
-    let w = thread * 18u;
+// Half `half` of a chunk. Rows of activations are padded to eight runs.
+fn fetch_x(token: u32, chunk: u32, half: u32) -> Activations {
+    let run = min(token, params.m - 1u) * params.q_len / 2u + 2u * chunk + half;
+    return Activations(
+        array<vec4<u32>, 2>(q[2u * run], q[2u * run + 1u]),
+        bitcast<f32>(steps[run].x),
+    );
+}
+
+// Sixteen vectors from `to` on.
+fn stage_w(to: u32, f: Weights) {
     let s0 = vec3<f16>(GROW * f.s0);
     let s1 = vec3<f16>(GROW * f.s1);
-    let x = thread / 2u * 18u + thread % 2u * 8u;
+    for (var i = 0u; i < 4u; i++) {
+        tile_w[to + i] = fma(halves_of(f.w0[0][i]), vec4<f16>(s0.x), vec4<f16>(-s0.z));
+        tile_w[to + 4u + i] = fma(halves_of(f.w0[1][i]), vec4<f16>(s0.y), vec4<f16>(-s0.z));
+        tile_w[to + 8u + i] = fma(halves_of(f.w1[0][i]), vec4<f16>(s1.x), vec4<f16>(-s1.z));
+        tile_w[to + 12u + i] = fma(halves_of(f.w1[1][i]), vec4<f16>(s1.y), vec4<f16>(-s1.z));
+    }
+}
+
+// Eight.
+fn stage_x(to: u32, f: Activations) {
     // In f32: steps of small activations would be too small for f16.
     let step = f.step / SHRINK;
     for (var i = 0u; i < 4u; i++) {
-        tile_w[w + i] = fma(halves_of(f.w0[0][i]), vec4<f16>(s0.x), vec4<f16>(-s0.z));
-        tile_w[w + 4u + i] = fma(halves_of(f.w0[1][i]), vec4<f16>(s0.y), vec4<f16>(-s0.z));
-        tile_w[w + 8u + i] = fma(halves_of(f.w1[0][i]), vec4<f16>(s1.x), vec4<f16>(-s1.z));
-        tile_w[w + 12u + i] = fma(halves_of(f.w1[1][i]), vec4<f16>(s1.y), vec4<f16>(-s1.z));
-        tile_x[x + i] = vec4<f16>(step * vec4<f32>(halves_of(f.x[0][i])));
-        tile_x[x + 4u + i] = vec4<f16>(step * vec4<f32>(halves_of(f.x[1][i])));
+        tile_x[to + i] = vec4<f16>(step * vec4<f32>(halves_of(f.x[0][i])));
+        tile_x[to + 4u + i] = vec4<f16>(step * vec4<f32>(halves_of(f.x[1][i])));
     }
 }
 

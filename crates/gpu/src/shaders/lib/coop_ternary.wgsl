@@ -1,4 +1,4 @@
-// Trits and int8 for gemm_coop.wgsl.
+// Trits and int8 for gemm_coop*.wgsl.
 //
 // Agrees with `sterna_kernels::gemm` for ternary weights bit for bit: int8 and quarters from 1 to 1½ are
 // exact in f16, and so are sums in f32 while 4 · 1½ · 127 · k is less than 2^24, which k up to 22000 is.
@@ -8,23 +8,35 @@
 @group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> scales: array<f32>;
 
-// Sixteen bytes of a row, and of two quarters of a block of activations.
-struct Fetched {
+// Sixteen bytes of a row: 64 columns, half a block.
+struct Weights {
     w: vec4<u32>,
+}
+
+// Of two quarters of a block.
+struct Activations {
     x0: vec4<u32>,
     x1: vec4<u32>,
 }
 
-// Sixteen bytes of a row are 64 columns: iterations take half a block.
-fn turns() -> u32 {
+// How many times 64 columns a row has.
+fn chunks() -> u32 {
     return params.row_blocks * 2u;
 }
 
-fn fetch(thread: u32, row0: u32, token0: u32, turn: u32) -> Fetched {
-    let w = codes[stored_row(row0 + thread) * params.row_blocks * 2u + turn];
-    let at = min(token0 + thread / 2u, params.m - 1u) * params.q_len
-        + turn / 2u * 8u + thread % 2u * 4u + turn % 2u;
-    return Fetched(w, q[at], q[at + 2u]);
+// Any beyond the row's end.
+fn fetch_w(row: u32, chunk: u32) -> Weights {
+    let own = min(chunk, params.row_blocks * 2u - 1u);
+    return Weights(codes[stored_row(row) * params.row_blocks * 2u + own]);
+}
+
+// Half `half` of a chunk; zeros beyond the row's end.
+fn fetch_x(token: u32, chunk: u32, half: u32) -> Activations {
+    if chunk >= params.row_blocks * 2u {
+        return Activations();
+    }
+    let at = min(token, params.m - 1u) * params.q_len + chunk / 2u * 8u + half * 4u + chunk % 2u;
+    return Activations(q[at], q[at + 2u]);
 }
 
 // The codes of quarter `quarter` of a word: code c as 1 + c / 4, whose f16 has c in bits 8 and 9.
@@ -34,13 +46,17 @@ fn quarter_of(word: u32, quarter: u32) -> vec4<f16> {
     return vec4<f16>(pair_of(even), pair_of(odd));
 }
 
-fn stage(thread: u32, f: Fetched) {
+// Sixteen vectors from `to` on.
+fn stage_w(to: u32, f: Weights) {
     for (var quarter = 0u; quarter < 4u; quarter++) {
         for (var i = 0u; i < 4u; i++) {
-            tile_w[thread * 18u + 4u * quarter + i] = quarter_of(f.w[i], quarter);
+            tile_w[to + 4u * quarter + i] = quarter_of(f.w[i], quarter);
         }
     }
-    let to = thread / 2u * 18u + thread % 2u * 8u;
+}
+
+// Eight.
+fn stage_x(to: u32, f: Activations) {
     for (var i = 0u; i < 4u; i++) {
         tile_x[to + i] = halves_of(f.x0[i]);
         tile_x[to + 4u + i] = halves_of(f.x1[i]);
