@@ -212,6 +212,7 @@ fn check(device: &Device, n: usize, k: usize, m: usize, epilogue: Epilogue) {
         return;
     }
     let mut want = expected(n, k, &scales, &codes, &x);
+    let products = want.clone();
     match epilogue {
         Epilogue::Store => {}
         Epilogue::Add => want.iter_mut().zip(&before).for_each(|(w, b)| *w += b),
@@ -235,11 +236,13 @@ fn check(device: &Device, n: usize, k: usize, m: usize, epilogue: Epilogue) {
             continue;
         }
         for (i, (got, want)) in got.iter().zip(want).enumerate() {
-            assert_eq!(
-                got.to_bits(),
-                want.to_bits(),
-                "{what} [{t}, {i}]: {got}, not {want}"
-            );
+            // Compilers may add the last product of an exact sum and its scale without rounding it first.
+            let unrounded = match epilogue {
+                Epilogue::Add => products[t * width + i].abs() * f32::EPSILON,
+                Epilogue::Store | Epilogue::Gate(_) => 0.0,
+            };
+            let is_same = got.to_bits() == want.to_bits() || (got - want).abs() <= unrounded;
+            assert!(is_same, "{what} [{t}, {i}]: {got}, not {want}");
         }
         // Nothing else was written.
         assert_eq!(got[width..stride], vec![7.5; stride - width], "{what}");
