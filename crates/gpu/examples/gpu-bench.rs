@@ -553,6 +553,7 @@ impl<'a> Layer<'a> {
     fn heads(&self, first: usize, m: usize) -> Heads<'_> {
         Heads {
             qkv: Rows::new(&self.qkv, self.len, Self::WIDTH).rows(first, m),
+            has_keys: true,
             norms: HeadNorms::default(),
             angles: Angles {
                 table: &self.angles,
@@ -727,6 +728,7 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
             };
             let raw = Heads {
                 qkv: qkv_rows,
+                has_keys: true,
                 norms: HeadNorms::default(),
                 angles,
                 position,

@@ -140,7 +140,8 @@ impl Case {
             let given = self.on_device(own);
             let row = given.len() / m;
             let (offset, stride) = (5, row + 3);
-            let [buffer, untouched] = [(); 2].map(|()| spread(device, &given, row, offset, stride));
+            let [buffer, untouched, others] =
+                [(); 3].map(|()| spread(device, &given, row, offset, stride));
             let rows = spread_rows(&buffer, m, row, offset, stride);
             let q = rows.columns(0, self.q_width());
             let state = device.upload(&[99, pos as u32]).unwrap();
@@ -158,6 +159,7 @@ impl Case {
             };
             let heads = Heads {
                 qkv: rows,
+                has_keys: true,
                 norms,
                 angles,
                 position,
@@ -177,6 +179,34 @@ impl Case {
                 CacheType::Q8_0 => 1e-6,
             };
             assert!(error < bound, "{what} at {pos}: {error:e}");
+
+            // Queries of a layer that has no keys of its own.
+            let queries = Heads {
+                qkv: spread_rows(&others, m, row, offset, stride).columns(0, self.q_width()),
+                has_keys: false,
+                ..heads
+            };
+            // Those of one position prepare their heads themselves, and leave them as they are.
+            if m == 1 && head_dim <= 256 && self.causal {
+                let states = SplitKvStates::new(device, 1, n_heads, head_dim, pos + 1).unwrap();
+                let split_kv = SplitKv {
+                    states: &states,
+                    most_len: pos + 1,
+                };
+                let fused = run(device, &out, width, |r| {
+                    decode(r, scores, &queries, &cache, split_kv, out_rows)
+                });
+                let error = nmse(&fused, &got);
+                let near = 1e-12 * ((pos + 1) as f64 / 1000.0).max(1.0);
+                let bound = if self.norms { bound } else { near };
+                assert!(error < bound, "{what} at {pos}, queries in one: {error:e}");
+            }
+            let shared = run(device, &out, m * width, |r| {
+                prepare_heads(r, &queries, n_heads, &cache)?;
+                let split = Split::Queries;
+                attention(r, scores, queries.qkv, position, &cache, split, out_rows)
+            });
+            assert_eq!(shared, got, "{what} at {pos}, queries alone");
 
             let heads = Heads {
                 qkv: spread_rows(&untouched, m, row, offset, stride),
@@ -487,6 +517,7 @@ fn commands_follow_the_position() {
         };
         let heads = inputs.each_ref().map(|input| Heads {
             qkv: Rows::new(input, 1, width),
+            has_keys: true,
             norms: HeadNorms::default(),
             angles: Angles {
                 table: &table,
@@ -614,6 +645,7 @@ impl Unrotated<'_> {
         let state = self.device.upload(&[pos as u32]).unwrap();
         let all = Heads {
             qkv,
+            has_keys: true,
             norms: HeadNorms::default(),
             angles: Angles {
                 table: &self.nothing,
@@ -729,6 +761,7 @@ fn wrong_shapes_are_refused() {
     let mut r = Recorder::new(device);
     let heads = |width: usize| Heads {
         qkv: Rows::new(&buffer, 1, width),
+        has_keys: true,
         norms: HeadNorms::default(),
         angles,
         position,
@@ -797,6 +830,7 @@ fn a_position_behind_the_angles_is_taken_for_the_last() {
             let state = device.upload(&[position]).unwrap();
             let heads = Heads {
                 qkv: Rows::new(&qkv, 1, 3 * 8),
+                has_keys: true,
                 norms: HeadNorms::default(),
                 angles: Angles {
                     table: &table,

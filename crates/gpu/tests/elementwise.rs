@@ -7,7 +7,7 @@ use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::{
     self, Activation, Function, add_gated, blend, gate_by, gate_heads, multiply,
 };
-use sterna_gpu::kernels::norm::{layer_norm, rms_norm, rms_norm_groups};
+use sterna_gpu::kernels::norm::{layer_norm, normalize, rms_norm, rms_norm_groups};
 use sterna_gpu::kernels::rotate::{MAX_BLOCK, Rotation, rotate};
 use sterna_gpu::{GpuError, Recorder};
 use sterna_kernels::hadamard::{self, Regroup};
@@ -296,7 +296,21 @@ fn norms_of_parts_and_gates_of_other_rows_agree_with_the_cpu() {
         let mut recorder = Recorder::new(device);
         for n_groups in [0, 4] {
             assert!(rms_norm_groups(&mut recorder, rows, &weight, n_groups, 1e-5, rows).is_err());
+            assert!(normalize(&mut recorder, rows, n_groups, 1e-5).is_err());
         }
+        // Without weights, of columns of wider rows.
+        let (offset, stride) = (5, width + 7);
+        let mut want = x.clone();
+        let ones = vec![1.0; width / n_groups];
+        norm::rms_norm(&scalar(), &mut want, &ones, 1e-5).unwrap();
+        let of_x = spread(device, &x, width, offset, stride);
+        let got = run(device, &of_x, offset + m * stride, |r| {
+            let rows = spread_rows(&of_x, m, width, offset, stride);
+            normalize(r, rows, n_groups, 1e-5)
+        });
+        let rows = got[offset..].chunks(stride);
+        let got: Vec<f32> = rows.flat_map(|row| row[..width].to_vec()).collect();
+        assert!(nmse(&got, &want) < 1e-12);
 
         let gate = floats(m * width, 3);
         let mut want = gate.clone();

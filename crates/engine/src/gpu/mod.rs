@@ -570,6 +570,7 @@ impl Backend for Gpu {
             graph.push(Op::Heads {
                 heads: HeadInputs {
                     qkv: qkv.clone(),
+                    has_keys: shared.is_none(),
                     n_heads: shape.n_heads,
                     q_norm: q_norm.map(|weight| weight.norm(eps)),
                     k_norm: k_norm.map(|weight| weight.norm(eps)),

@@ -286,6 +286,7 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::AddBias { x, .. }
         | Op::Scale { x, .. }
         | Op::Softcap { x, .. }
+        | Op::Normalize { x, .. }
         | Op::Apply { x, .. } => (vec![x], vec![x]),
         Op::Blend { x, y, shares } => (vec![x, y, shares], vec![x]),
         Op::Gate { gate, up, .. } => (vec![gate, up], vec![gate]),

@@ -213,9 +213,14 @@ impl Graph {
         state: &Buffer,
         sample: SampleOp,
     ) -> Result<Option<Arc<Commands>>, GpuError> {
-        match self.ops.first_mut() {
-            Some(Op::Embed { ids, out, .. }) if out.n_rows == 1 => *ids = (state.clone(), 1),
-            _ => return Ok(None),
+        if !matches!(self.ops.first(), Some(Op::Embed { out, .. }) if out.n_rows == 1) {
+            return Ok(None);
+        }
+        // Several tables may be looked up, all for the one token.
+        for op in &mut self.ops {
+            if let Op::Embed { ids, .. } = op {
+                *ids = (state.clone(), 1);
+            }
         }
         self.ops.push(Op::Sample(sample));
         self.commands().map(Some)

@@ -145,6 +145,8 @@ pub enum Op {
         n_groups: usize,
         out: View,
     },
+    /// `x ← rms_norm(x)` without weights, each of `n_groups` parts of a row by itself.
+    Normalize { x: View, n_groups: usize, eps: f32 },
     /// `out ← (x − mean) / √(variance + eps) · weight + bias`, row by row.
     LayerNorm {
         x: View,
@@ -336,6 +338,8 @@ pub enum Op {
 pub struct HeadInputs {
     /// Rows of queries, then keys, then values.
     pub qkv: View,
+    /// Whether there are keys and values, as [`Heads::has_keys`].
+    pub has_keys: bool,
     /// Query heads.
     pub n_heads: usize,
     /// Normalises the heads of queries.
@@ -641,6 +645,7 @@ pub(super) fn record(
             n_groups,
             out,
         } => norm::rms_norm_groups(recorder, x.of(), &norm.0, *n_groups, norm.1, out.of()),
+        Op::Normalize { x, n_groups, eps } => norm::normalize(recorder, x.of(), *n_groups, *eps),
         Op::LayerNorm {
             x,
             weight,
@@ -866,6 +871,7 @@ impl HeadInputs {
         let (q_norm, k_norm) = (self.q_norm.as_ref(), self.k_norm.as_ref());
         Heads {
             qkv: self.qkv.of(),
+            has_keys: self.has_keys,
             norms: HeadNorms {
                 q: q_norm.map(|(weight, _)| weight),
                 k: k_norm.map(|(weight, _)| weight),

@@ -43,11 +43,34 @@ pub fn rms_norm_groups(
     eps: f32,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
+    expect_most("rms norm: weights", (weight.bytes() / 4) as usize, x.width)?;
+    record(recorder, x, Some(weight), n_groups, eps, out)
+}
+
+/// `x ← rms_norm(x)` without weights, each of `n_groups` equal parts of a row by itself.
+///
+/// Errors, exactness: as [`rms_norm_groups`].
+pub fn normalize(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    n_groups: usize,
+    eps: f32,
+) -> Result<(), GpuError> {
+    record(recorder, x, None, n_groups, eps, x)
+}
+
+fn record(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    weight: Option<&Buffer>,
+    n_groups: usize,
+    eps: f32,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
     x.check("rms norm: input")?;
     out.check("rms norm: output")?;
     same_rows("rms norm: rows of the output", &x, &out)?;
     expect("rms norm: width of the output", x.width, out.width)?;
-    expect_most("rms norm: weights", (weight.bytes() / 4) as usize, x.width)?;
     let width = x.width / n_groups.max(1);
     expect(
         "rms norm: elements of all groups",
@@ -66,8 +89,12 @@ pub fn rms_norm_groups(
     };
     let device = recorder.device().clone();
     let workgroup = workgroup(width, device.limits().workgroup_len as usize);
-    let constants = [("WG", workgroup as f64)];
+    let is_weighted = f64::from(u8::from(weight.is_some()));
+    let constants = [("WG", workgroup as f64), ("WEIGHTED", is_weighted)];
     let grid = fold(x.n_rows * n_groups);
+    // Without weights any other buffer will do.
+    let nothing = device.nothing()?;
+    let weight = weight.unwrap_or(&nothing);
     if x.buffer == out.buffer {
         expect("rms norm in place: offset", x.offset, out.offset)?;
         expect("rms norm in place: stride", x.stride, out.stride)?;

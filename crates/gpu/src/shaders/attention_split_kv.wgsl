@@ -1,20 +1,22 @@
 // Split-KV attention of few rows: partial results of each split of positions, for attention_combine.wgsl.
 // PREPARE 1 also does for one row what heads.wgsl does: its queries, keys and values come as they were
-// computed; key and value go to the cache.
+// computed; with NEW 1 there are key and value, which go to the cache.
 //
 // Agrees with `sterna_kernels::attention`, and as heads.wgsl does, except for the order of sums and
 // exponentials.
 // Shapes: q rows of [n_heads, head_dim], or with PREPARE one row with queries, keys and values at offsets
 // of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl` says,
-// [n_kv_heads, capacity] rows; position[0] is that of the first row; states [rows, n_heads, n_splits +
-// PREPARE, head_dim + 2], of sums, their weight and the largest score. With PREPARE the last state is that
-// of the new position.
+// [n_kv_heads, capacity] rows; position[0] is that of the first row; states [rows, n_heads, n_splits + NEW,
+// head_dim + 2], of sums, their weight and the largest score. With NEW the last state is that of the new
+// position.
 // One workgroup per split and HEADS pairs of a row and one of the heads that share keys. SEGMENTS segments of
 // LANES per pair: a segment processes one position, four at a time, its lanes UNITS runs of eight elements
 // each, of keys, values and sums, all in registers. A few workgroups mostly wait: the shorter an invocation's
 // chain of dependent operations, the sooner it is done.
 
 override PREPARE: u32 = 0u;
+// 1 if the last position's key and value aren't in the cache yet.
+override NEW: u32 = 0u;
 // 1 if queries, or keys, are normalised.
 override Q_NORM: u32 = 0u;
 override K_NORM: u32 = 0u;
@@ -71,7 +73,7 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Prepared heads, in slots: HEADS queries; then, with PREPARE, a key and a value, or else the sums of
+// Prepared heads, in slots: HEADS queries; then, with NEW, a key and a value, or else the sums of
 // segments.
 var<workgroup> room: array<vec4<f32>, ROOM>;
 // The largest score and the weight of each segment.
@@ -232,7 +234,7 @@ fn store(thread: u32, kv: u32, now: u32) {
 fn put(pair: u32, kv: u32, split: u32, e: u32, value: f32) {
     let share = params.n_heads / params.n_kv_heads;
     let head = kv * share + pair % share;
-    let state = (pair / share * params.n_heads + head) * (params.n_splits + PREPARE) + split;
+    let state = (pair / share * params.n_heads + head) * (params.n_splits + NEW) + split;
     states[state * (params.head_dim + 2u) + e] = value;
 }
 
@@ -281,16 +283,16 @@ fn main(at: Invocation, group: Group) {
     let n_pairs = params.n_rows * share;
     let origin = position[params.position];
     let split = group.id.y;
-    if PREPARE == 1u && split == params.n_splits {
+    if NEW == 1u && split == params.n_splits {
         attend_new(at, thread, kv, first_pair, origin);
         return;
     }
     let earliest = origin + first_pair / share;
     let latest = origin + (min(first_pair + HEADS, n_pairs) - 1u) / share;
     let first = earliest + 1u - min(params.window, earliest + 1u);
-    // Cached positions: with PREPARE, those before the new one.
+    // Cached positions: with NEW, those before the new one.
     let begin = max(first, split * params.split_len);
-    let end = min(min(latest + 1u - PREPARE, params.capacity), (split + 1u) * params.split_len);
+    let end = min(min(latest + 1u - NEW, params.capacity), (split + 1u) * params.split_len);
     if begin >= end {
         return;
     }

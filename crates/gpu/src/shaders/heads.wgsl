@@ -6,7 +6,7 @@
 // Shapes: qkv rows with the queries [n_heads, head_dim], keys and values [n_kv_heads, head_dim] at
 // offsets of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl`
 // says, [n_kv_heads, capacity] rows; position[0] is that of the first row.
-// A workgroup of 64 per head, n_heads + 2 · n_kv_heads per row.
+// A workgroup of 64 per head, n_heads + 2 · n_kv_heads per row; or n_heads, for queries alone.
 
 // 1 if queries, or keys, are normalised.
 override Q_NORM: u32 = 0u;

@@ -3,6 +3,9 @@
 // Agrees with `sterna_kernels::norm::rms_norm`, except for the order of the sum.
 // Shapes: rows of `n_groups` parts of `width` f32, each normalised by itself. One workgroup of WG per part. `io_*.wgsl` has `x` and `out`.
 
+// 0: as if all weights were 1.
+override WEIGHTED: u32 = 1u;
+
 @group(0) @binding(0) var<storage, read> weight: array<f32>;
 
 struct Params {
@@ -35,6 +38,10 @@ fn main(at: Invocation, group: Group) {
     }
     let to = params.out_offset + row * params.out_stride + first;
     for (var i = thread_of(at); i < params.width; i += WG) {
-        out[to + i] = load(begin + i) * inverse * weight[first + i];
+        var factor = 1.0;
+        if WEIGHTED == 1u {
+            factor = weight[first + i];
+        }
+        out[to + i] = load(begin + i) * inverse * factor;
     }
 }

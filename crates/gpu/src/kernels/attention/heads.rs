@@ -62,6 +62,8 @@ pub struct HeadNorms<'a> {
 pub struct Heads<'a> {
     /// The rows, of one sequence.
     pub qkv: Rows<'a>,
+    /// Whether there are keys and values, which go to the cache. Without them it has those of the same positions.
+    pub has_keys: bool,
     /// What normalises queries and keys.
     pub norms: HeadNorms<'a>,
     /// Rotation angles, indexed by position.
@@ -71,13 +73,13 @@ pub struct Heads<'a> {
 }
 
 impl Heads<'_> {
-    /// Errors unless the rows hold `n_heads` queries with keys and values for `cache`.
+    /// Errors unless the rows hold `n_heads` queries, with keys and values for `cache` where there are any.
     /// Returns how far apart queries are.
     pub(super) fn check(&self, n_heads: usize, cache: &CacheLayer) -> Result<usize, GpuError> {
         let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
         self.qkv.check("heads: queries, keys and values")?;
         self.position.check()?;
-        let of_keys = 2 * n_kv_heads * d;
+        let of_keys = if self.has_keys { 2 * n_kv_heads * d } else { 0 };
         expect_most("heads: width of a row", self.qkv.width, of_keys)?;
         let q_step = query_step(self.qkv.width - of_keys, n_heads, d)?;
         expect_most("heads: rotated pairs", d / 2, self.angles.pairs)?;
@@ -124,7 +126,7 @@ params! {
 
 /// Prepares queries, keys and values of a batch: `n_heads` queries and the keys are normalised where there
 /// are norms, and rotated; queries are updated in place, keys and values go to the cache, starting at the
-/// position. What exceeds its capacity is dropped.
+/// position. What exceeds its capacity is dropped. Without keys and values only queries are prepared.
 ///
 /// Errors: [`GpuError::Shape`] if shapes don't fit one another.
 /// Exactness: rotations within two units in the last place of their products, as devices may fuse them; norms
@@ -139,6 +141,7 @@ pub fn prepare_heads(
     let q_step = heads.check(n_heads, cache)?;
     let Heads {
         qkv,
+        has_keys,
         norms,
         angles,
         position,
@@ -186,6 +189,7 @@ pub fn prepare_heads(
     ];
     let most = recorder.device().limits().grid as usize;
     expect_most("heads: rows of a batch", most, qkv.n_rows)?;
-    let grid = [(n_heads + 2 * n_kv_heads) as u32, qkv.n_rows as u32];
+    let n_prepared = n_heads + if has_keys { 2 * n_kv_heads } else { 0 };
+    let grid = [n_prepared as u32, qkv.n_rows as u32];
     recorder.dispatch(&shader::HEADS, &constants, &bindings, &params, grid)
 }

@@ -203,7 +203,8 @@ params! {
 
 /// [`prepare_heads`](super::prepare_heads) and [`attention`](super::attention) for one new position of a
 /// sequence, in two dispatches instead of three: each workgroup prepares the queries that it needs, and those
-/// of the new position store key and value in the cache. The queries in `heads.qkv` are left unchanged.
+/// of the new position store key and value in the cache, if there are any. The queries in `heads.qkv` are left
+/// unchanged.
 ///
 /// Shapes: `heads.qkv` and `out` are one row each, in different buffers.
 /// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small; [`GpuError::Unsupported`] if attention
@@ -291,7 +292,7 @@ fn record(
     let limits = recorder.device().limits();
     let most_len = split_kv.most_len.min(cache.capacity());
     let plan = Plan::of(limits, d, n_pairs, most_len);
-    let n_new = usize::from(prepare.is_some());
+    let n_new = usize::from(prepare.is_some_and(|heads| heads.has_keys));
     let n_states = plan.n_splits + n_new;
     let states = (split_kv.states).of(rows.n_rows * n_heads * n_states, d)?;
     let groups = n_kv_heads * plan.n_groups;
@@ -333,7 +334,7 @@ fn record(
     // Unused bindings get a buffer that is read anyway.
     let (mut table, mut norms) = (position.buffer, [None; 2]);
     if let Some(heads) = prepare {
-        constants.push(("PREPARE", 1.0));
+        constants.extend([("PREPARE", 1.0), ("NEW", n_new as f64)]);
         constants.extend(heads.constants());
         (table, norms) = (heads.angles.table, [heads.norms.q, heads.norms.k]);
     }
