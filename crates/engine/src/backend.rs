@@ -185,7 +185,7 @@ pub trait Backend: Sized {
         out: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// `x ← rms_norm(x) · weight`, row by row.
+    /// `x ← rms_norm(x) · weight`, row by row, or each run of a row that has as many elements as there are weights.
     fn rms_norm_in_place(
         &self,
         stage: Stage,
@@ -250,27 +250,23 @@ pub trait Backend: Sized {
     /// kv_rank]`, the rotated part, before it is, and the latent vector. What attention gives for that part is not read.
     fn latent_queries(
         &self,
-        _stage: Stage,
-        _inputs: LatentInputs<'_, Self>,
-        _q: &mut Self::Buffer,
-        _k: &mut Self::Buffer,
-        _v: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(LATENT_ATTENTION))
-    }
+        stage: Stage,
+        inputs: LatentInputs<'_, Self>,
+        q: &mut Self::Buffer,
+        k: &mut Self::Buffer,
+        v: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// The values of latent attention: of every head of `x`, `[n_tokens, n_heads, rope_dim + kv_rank]`, the product of
     /// the latent part with the head's matrix `[value_dim, kv_rank]`. `out` becomes `[n_tokens, n_heads · value_dim]`.
     fn latent_values(
         &self,
-        _stage: Stage,
-        _shape: &LatentConfig,
-        _x: &Self::Buffer,
-        _w: &[&Self::Linear],
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(LATENT_ATTENTION))
-    }
+        stage: Stage,
+        shape: &LatentConfig,
+        x: &Self::Buffer,
+        w: &[&Self::Linear],
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// `gate ← activation(gate) · up`.
     fn gate(
@@ -280,13 +276,6 @@ pub trait Backend: Sized {
         gate: &mut Self::Buffer,
         up: &Self::Buffer,
     ) -> Result<(), BackendError>;
-
-    /// Whether it computes models of every kind. Others are refused where [`ModelPlan::gpu_obstacle`] says so.
-    ///
-    /// [`ModelPlan::gpu_obstacle`]: crate::ModelPlan::gpu_obstacle
-    fn has_all_operations(&self) -> bool {
-        false
-    }
 
     /// A gated short convolution over the positions of each sequence, whose state in the cache becomes that after
     /// the batch once the cache [advances](KvCache::advance): [`sterna_kernels::conv::gated`].
@@ -409,34 +398,28 @@ pub trait Backend: Sized {
     /// `x ← rms_norm(x)`, each head of `head_dim` elements by itself.
     fn normalize_heads(
         &self,
-        _stage: Stage,
-        _x: &mut Self::Buffer,
-        _head_dim: usize,
-        _eps: f32,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(VALUE_NORMS))
-    }
+        stage: Stage,
+        x: &mut Self::Buffer,
+        head_dim: usize,
+        eps: f32,
+    ) -> Result<(), BackendError>;
 
     /// `out ← x[:, columns]`.
     fn columns(
         &self,
-        _stage: Stage,
-        _x: &Self::Buffer,
-        _columns: Range<usize>,
-        _out: &mut Self::Buffer,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(LAYER_INPUTS))
-    }
+        stage: Stage,
+        x: &Self::Buffer,
+        columns: Range<usize>,
+        out: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
 
     /// `x ← factor · x`. `factor` is `[1]`.
     fn scale_by(
         &self,
-        _stage: Stage,
-        _x: &mut Self::Buffer,
-        _factor: &Self::Vector,
-    ) -> Result<(), BackendError> {
-        Err(BackendError::Unsupported(LAYER_INPUTS))
-    }
+        stage: Stage,
+        x: &mut Self::Buffer,
+        factor: &Self::Vector,
+    ) -> Result<(), BackendError>;
 
     /// `x[t] ← x[t] + sigmoid(gate[t]) · y[t]`. `gate` is `[n_tokens, 1]`.
     fn add_gated(
@@ -557,14 +540,6 @@ const SAMPLING: &str = "sampling";
 const SNAPSHOTS: &str = "saved sequences";
 /// What it calls matrices that are stored rotated.
 pub(crate) const ROTATIONS: &str = "rotated matrices";
-/// What it calls attention whose keys and values follow from a latent vector.
-pub(crate) const LATENT_ATTENTION: &str = "latent attention";
-/// What it calls values whose heads are normalised.
-pub(crate) const VALUE_NORMS: &str = "norms of values";
-/// What it calls layers that attend to keys and values of others.
-pub(crate) const SHARED_KEYS: &str = "layers that share keys and values";
-/// What it calls inputs of each layer besides the residual stream.
-pub(crate) const LAYER_INPUTS: &str = "inputs of each layer";
 
 /// Decoding steps that a device takes on its own, each with the token sampled by the previous step.
 ///
@@ -1071,8 +1046,8 @@ pub enum BackendError {
     /// Weights or activations on another device than the operation.
     #[error("an operand is on another device than the operation")]
     WrongDevice,
-    /// Layers of a kind that the backend doesn't compute.
-    #[error("expected a model without {0}, which GPUs don't compute yet; load it on the CPU")]
+    /// What the backend doesn't have.
+    #[error("this backend has no {0}")]
     Unsupported(&'static str),
     /// A result that isn't ready, where the platform can't block on it.
     #[error("the result isn't ready yet, and this platform can't block: await it instead")]

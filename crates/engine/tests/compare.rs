@@ -10,10 +10,11 @@ use bytes::Bytes;
 use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use sterna_engine::backend::{
     Attention, CacheShape, CausalConvolution, DeltaNet, ExpertInput, ExpertMatrices, ExpertProduct,
-    LinearSource, LowRank, OutputLayout, Product, ScreenedRows, SelectiveScan, Sequence, Ssm,
-    TimeMix, TokenShift, WeightData,
+    LatentInputs, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, SelectiveScan,
+    Sequence, Ssm, TimeMix, TokenShift, WeightData,
 };
 use sterna_engine::compare::{Compare, Comparison, Measured};
+use sterna_engine::config::LatentConfig;
 use sterna_engine::stage::Stage;
 use sterna_engine::{
     Backend, BackendError, CacheType, Cpu, Loader, Logits, Model, ModelPlan, Session,
@@ -42,7 +43,7 @@ impl<B> Faulty<B> {
 }
 
 /// The models here have none.
-const STATES: Result<(), BackendError> = Err(BackendError::Unsupported("states"));
+const OTHERS: Result<(), BackendError> = Err(BackendError::Unsupported("other layers"));
 
 /// What is wrong with the attention of a layer: one value.
 const AT: usize = 5;
@@ -254,6 +255,28 @@ impl<B: Backend> Backend for Faulty<B> {
         Ok(())
     }
 
+    fn latent_queries(
+        &self,
+        _: Stage,
+        _: LatentInputs<'_, Self>,
+        _: &mut B::Buffer,
+        _: &mut B::Buffer,
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        OTHERS
+    }
+
+    fn latent_values(
+        &self,
+        _: Stage,
+        _: &LatentConfig,
+        _: &B::Buffer,
+        _: &[&B::Linear],
+        _: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        OTHERS
+    }
+
     fn gate(
         &self,
         stage: Stage,
@@ -272,7 +295,7 @@ impl<B: Backend> Backend for Faulty<B> {
         _: &mut [Sequence<'_, B::Cache>],
         _: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn delta_net(
@@ -282,7 +305,7 @@ impl<B: Backend> Backend for Faulty<B> {
         _: &mut [Sequence<'_, B::Cache>],
         _: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn ssm(
@@ -292,7 +315,7 @@ impl<B: Backend> Backend for Faulty<B> {
         _: &mut [Sequence<'_, B::Cache>],
         _: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn causal_convolution(
@@ -302,7 +325,7 @@ impl<B: Backend> Backend for Faulty<B> {
         _: &mut [Sequence<'_, B::Cache>],
         _: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn selective_scan(
@@ -312,7 +335,7 @@ impl<B: Backend> Backend for Faulty<B> {
         _: &mut [Sequence<'_, B::Cache>],
         _: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn layer_norm(
@@ -323,15 +346,15 @@ impl<B: Backend> Backend for Faulty<B> {
         _: f32,
         _: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn apply(&self, _: Stage, _: Function, _: &mut B::Buffer) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn multiply(&self, _: Stage, _: &mut B::Buffer, _: &B::Buffer) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn token_shift(
@@ -341,7 +364,7 @@ impl<B: Backend> Backend for Faulty<B> {
         _: &mut [Sequence<'_, B::Cache>],
         _: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn time_mix(
@@ -351,11 +374,40 @@ impl<B: Backend> Backend for Faulty<B> {
         _: &mut [Sequence<'_, B::Cache>],
         _: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        STATES
+        OTHERS
     }
 
     fn scale(&self, stage: Stage, x: &mut B::Buffer, factor: f32) -> Result<(), BackendError> {
         self.inner.scale(stage, x, factor)
+    }
+
+    fn normalize_heads(
+        &self,
+        stage: Stage,
+        x: &mut B::Buffer,
+        head_dim: usize,
+        eps: f32,
+    ) -> Result<(), BackendError> {
+        self.inner.normalize_heads(stage, x, head_dim, eps)
+    }
+
+    fn columns(
+        &self,
+        stage: Stage,
+        x: &B::Buffer,
+        columns: Range<usize>,
+        out: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        self.inner.columns(stage, x, columns, out)
+    }
+
+    fn scale_by(
+        &self,
+        stage: Stage,
+        x: &mut B::Buffer,
+        factor: &B::Vector,
+    ) -> Result<(), BackendError> {
+        self.inner.scale_by(stage, x, factor)
     }
 
     fn add_gated(
@@ -632,6 +684,40 @@ mod gpu {
                 let n_mixed = names.filter(|name| name == "layer 0, time_mix").count();
                 let has_mixed = comparison == Comparison::Operations && name.starts_with("rwkv");
                 assert_eq!(n_mixed > 0, has_mixed, "{name}, {comparison:?}");
+            }
+        }
+    }
+
+    /// Layers with inputs of their own, and those that attend to the keys and values of others.
+    #[test]
+    fn gpu_and_cpu_do_not_part_over_layers_that_differ() {
+        let Some(gpu) = gpu() else { return };
+        for name in ["gemma4", "gemma4-sharing"] {
+            let (plan, files) = plan_hf(&testdata().join("reference-layers/hf").join(name));
+            let model = load_on(plan, &files, Compare::new(cpu(), gpu.clone())).unwrap();
+            for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
+                for comparison in [
+                    Comparison::Operations,
+                    Comparison::Layers,
+                    Comparison::Drift,
+                ] {
+                    // Scores aren't scaled: how far rounded keys drift is the model's own.
+                    if comparison == Comparison::Drift && cache != CacheType::F32 {
+                        continue;
+                    }
+                    let measured = compare(&model, comparison, cache);
+                    assert_eq!(parted(&measured), [""; 0], "{name}, {comparison:?}");
+                    let names: Vec<_> = measured.iter().map(|m| m.stage.to_string()).collect();
+                    let last = model.config().n_layers - 1;
+                    for (stage, is_there) in [
+                        ("layer 0, value_norm".to_owned(), true),
+                        (format!("layer {last}, value_norm"), name == "gemma4"),
+                        (format!("layer {last}, layer_scale"), true),
+                    ] {
+                        let is_there = is_there && comparison == Comparison::Operations;
+                        assert_eq!(names.contains(&stage), is_there, "{name}, {stage}");
+                    }
+                }
             }
         }
     }

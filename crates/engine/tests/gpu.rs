@@ -257,6 +257,12 @@ fn mixtures_of_experts() {
     }
 }
 
+/// Wider heads in layers without a window, values that are keys, layers that share keys and values, inputs of layers.
+#[test]
+fn layers_that_differ() {
+    check_kind("reference-layers/hf");
+}
+
 #[test]
 fn every_stored_type() {
     let Some(gpu) = gpu() else { return };
@@ -361,10 +367,17 @@ fn stories() -> Source {
     Source::Hf(testdata().join("stories260K/hf"))
 }
 
-/// Models whose caches differ in kind: keys and values of heads, and latent vectors.
-fn with_any_cache() -> [Source; 2] {
+/// Models whose caches differ in kind: keys and values of heads, latent vectors, and what layers share. With how far a
+/// sequence may be from itself where its rows are computed in another way: scores of the last aren't scaled, so that
+/// small errors grow.
+fn with_any_cache() -> [(Source, f64); 3] {
     let latent = testdata().join("reference-mixtures/hf/deepseek-v3");
-    [stories(), Source::Hf(latent)]
+    let shared = testdata().join("reference-layers/hf/gemma4-sharing");
+    [
+        (stories(), 1e-9),
+        (Source::Hf(latent), 1e-9),
+        (Source::Hf(shared), MAX_ERROR_FLOAT),
+    ]
 }
 
 fn story_ids(n: usize) -> Vec<u32> {
@@ -428,19 +441,19 @@ fn a_prompt_computed_while_weights_arrive_changes_nothing() {
 #[test]
 fn sequences_fork_and_go_back() {
     let Some(gpu) = gpu() else { return };
-    for source in with_any_cache() {
-        forks(&source.load(gpu.clone()));
+    for (source, bound) in with_any_cache() {
+        forks(&source.load(gpu.clone()), bound);
     }
 }
 
-fn forks(model: &Arc<Model<Gpu>>) {
+fn forks(model: &Arc<Model<Gpu>>, bound: f64) {
     let options = SessionOptions::new(512);
     let ids = ids_for(model, 40);
     let other: Vec<u32> = ids.iter().rev().copied().collect();
     let last =
         |session: &mut Session<Gpu>, ids: &[u32]| session.forward(ids, Logits::Last).unwrap();
     let fresh = |ids: &[u32]| last(&mut Session::new(Arc::clone(model), options).unwrap(), ids);
-    let same = |got: &[f32], want: &[f32]| assert!(error(got, want) < 1e-9);
+    let same = |got: &[f32], want: &[f32]| assert!(error(got, want) < bound);
 
     let mut first = Session::new(Arc::clone(model), options).unwrap();
     // What is not read is computed all the same.
@@ -472,12 +485,12 @@ fn forks(model: &Arc<Model<Gpu>>) {
 #[test]
 fn sequences_run_together() {
     let Some(gpu) = gpu() else { return };
-    for source in with_any_cache() {
-        together(&source.load(gpu.clone()));
+    for (source, bound) in with_any_cache() {
+        together(&source.load(gpu.clone()), bound);
     }
 }
 
-fn together(model: &Arc<Model<Gpu>>) {
+fn together(model: &Arc<Model<Gpu>>, bound: f64) {
     let options = SessionOptions::new(128);
     let ids = ids_for(model, 60);
     let starts = [&ids[..1], &ids[..30], &ids[10..17]];
@@ -502,7 +515,7 @@ fn together(model: &Arc<Model<Gpu>>) {
         .collect();
     let got = Session::forward_together(&mut together).unwrap();
     for (got, want) in got.iter().zip(&want) {
-        assert!(error(got, want) < 1e-9, "{}", error(got, want));
+        assert!(error(got, want) < bound, "{}", error(got, want));
     }
 }
 
@@ -632,7 +645,7 @@ fn a_screen_of_the_head_is_refused() {
 #[test]
 fn a_restored_sequence_goes_on_as_the_saved_one() {
     let Some(gpu) = gpu() else { return };
-    for source in with_any_cache() {
+    for (source, _) in with_any_cache() {
         saved(&source.load(gpu.clone()));
     }
 }

@@ -138,6 +138,11 @@ fn greedy_tokens_of_variants_are_the_hosts() {
 }
 
 #[test]
+fn greedy_tokens_of_layers_that_differ_are_the_hosts() {
+    check_kind("reference-layers/hf");
+}
+
+#[test]
 fn greedy_tokens_of_trained_models_are_the_hosts() {
     let Some(gpu) = gpu() else { return };
     let greedy = SamplerConfig::default();

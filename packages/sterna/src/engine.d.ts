@@ -127,9 +127,9 @@ export interface ModelInfo {
   hasTemplate: boolean
   backend: 'cpu' | 'gpu'
   /**
-   * Why not the GPU: `asked`, `too_small` (the model), `unsupported` (the model's
-   * layers), `software_adapter`, `no_adapter`, `wrong_results`,
-   * `device_lost`, or the code of the error with which it failed.
+   * Why not the GPU: `asked`, `too_small` (the model), `software_adapter`,
+   * `no_adapter`, `wrong_results`, `device_lost`, or the code of the error
+   * with which it failed.
    */
   backendReason?: { code: string; message: string }
   adapter?: string

@@ -584,10 +584,6 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         self.compare(Work::Elements, stage, gate)
     }
 
-    fn has_all_operations(&self) -> bool {
-        self.reference.has_all_operations() && self.tested.has_all_operations()
-    }
-
     fn convolution(
         &self,
         stage: Stage,
@@ -716,6 +712,18 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         self.compare(Work::Floats, stage, out)
     }
 
+    fn normalize_heads(
+        &self,
+        stage: Stage,
+        x: &mut Buffer<R, T>,
+        head_dim: usize,
+        eps: f32,
+    ) -> Result<(), BackendError> {
+        (self.reference).normalize_heads(stage, &mut x.both.reference, head_dim, eps)?;
+        (self.tested).normalize_heads(stage, &mut x.both.tested, head_dim, eps)?;
+        self.compare(Work::Elements, stage, x)
+    }
+
     fn columns(
         &self,
         stage: Stage,
@@ -733,6 +741,18 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
     fn scale(&self, stage: Stage, x: &mut Buffer<R, T>, factor: f32) -> Result<(), BackendError> {
         (self.reference).scale(stage, &mut x.both.reference, factor)?;
         (self.tested).scale(stage, &mut x.both.tested, factor)?;
+        self.compare(Work::Elements, stage, x)
+    }
+
+    fn scale_by(
+        &self,
+        stage: Stage,
+        x: &mut Buffer<R, T>,
+        factor: &Self::Vector,
+    ) -> Result<(), BackendError> {
+        let to = &mut x.both;
+        (self.reference).scale_by(stage, &mut to.reference, &factor.reference)?;
+        (self.tested).scale_by(stage, &mut to.tested, &factor.tested)?;
         self.compare(Work::Elements, stage, x)
     }
 

@@ -673,10 +673,6 @@ impl Backend for Cpu {
         )?)
     }
 
-    fn has_all_operations(&self) -> bool {
-        true
-    }
-
     fn convolution(
         &self,
         stage: Stage,

@@ -186,3 +186,21 @@ pub(super) fn room(
         _ => Ok(kept.insert(device.buffer("activations", bytes)?).clone()),
     }
 }
+
+/// The heads of rows that are next to one another, as rows.
+pub(super) fn heads(rows: &View, n_heads: usize) -> Result<View, GpuError> {
+    if rows.n_rows > 1 && rows.stride != rows.width {
+        return Err(GpuError::Shape {
+            what: "heads: from row to row",
+            expected: rows.width as u64,
+            found: rows.stride as u64,
+        });
+    }
+    let width = rows.width / n_heads.max(1);
+    Ok(View {
+        n_rows: rows.n_rows * n_heads,
+        width,
+        stride: width,
+        ..rows.clone()
+    })
+}

@@ -4,6 +4,7 @@ use sterna_gpu::GpuError;
 use sterna_gpu::graph::{ExpertOutput, Op, Routes, View};
 use sterna_gpu::kernels::linear::Epilogue;
 
+use super::buffer::{self, heads};
 use super::{Gpu, GpuBuffer, GpuLinear};
 use crate::backend::{BackendError, LatentInputs, ROTATIONS};
 use crate::config::LatentConfig;
@@ -39,7 +40,7 @@ impl Gpu {
             ]
         };
         let heads = heads(queries, n_heads)?;
-        let out = self::heads(&all, n_heads)?;
+        let out = buffer::heads(&all, n_heads)?;
         let plain = heads.columns(0, shape.nope_dim);
         let absorbed = out.columns(rope_dim, shape.kv_rank);
         self.multiply_heads(plain, inputs.w, absorbed, q)?;
@@ -109,22 +110,4 @@ impl Gpu {
         });
         Ok(())
     }
-}
-
-/// The heads of rows that are next to one another, as rows.
-fn heads(rows: &View, n_heads: usize) -> Result<View, GpuError> {
-    if rows.n_rows > 1 && rows.stride != rows.width {
-        return Err(GpuError::Shape {
-            what: "heads: from row to row",
-            expected: rows.width as u64,
-            found: rows.stride as u64,
-        });
-    }
-    let width = rows.width / n_heads.max(1);
-    Ok(View {
-        n_rows: rows.n_rows * n_heads,
-        width,
-        stride: width,
-        ..rows.clone()
-    })
 }

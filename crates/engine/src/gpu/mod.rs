@@ -45,8 +45,8 @@ use crate::backend::{
     Attention, Backend, BackendError, BlockMatrix, CacheShape, CausalConvolution, Continued,
     Decoding, DeltaNet, DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct,
     KvCache, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout, PendingRows,
-    Product, ROTATIONS, RowsRead, RowsWanted, SHARED_KEYS, ScreenedRows, SelectiveScan, Sequence,
-    SnapshotError, Ssm, TimeMix, TokenShift, WeightData,
+    Product, ROTATIONS, RowsRead, RowsWanted, ScreenedRows, SelectiveScan, Sequence, SnapshotError,
+    Ssm, TimeMix, TokenShift, WeightData,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Activations;
@@ -54,6 +54,7 @@ use crate::sampling::Sampling;
 use crate::stage::Stage;
 
 pub use buffer::GpuBuffer;
+use buffer::heads;
 pub use cache::GpuCache;
 use decode::Steps;
 #[cfg(not(target_arch = "wasm32"))]
@@ -154,6 +155,8 @@ pub struct GpuVector {
     buffer: Buffer,
     /// Elements.
     len: usize,
+    /// The first of them.
+    first: f32,
 }
 
 impl GpuVector {
@@ -303,6 +306,7 @@ impl Backend for Gpu {
         Ok(GpuVector {
             buffer: self.device.upload(&values)?,
             len: values.len(),
+            first: values.first().copied().unwrap_or(0.0),
         })
     }
 
@@ -411,11 +415,17 @@ impl Backend for Gpu {
         eps: f32,
     ) -> Result<(), BackendError> {
         let rows = x.view()?;
+        let n_runs = rows.width.checked_div(weight.len).unwrap_or(1);
+        let rows = if n_runs > 1 {
+            heads(rows, n_runs)?
+        } else {
+            rows.clone()
+        };
         self.graph.lock().push(Op::RmsNorm {
             x: rows.clone(),
             norm: weight.norm(eps),
             n_groups: 1,
-            out: rows.clone(),
+            out: rows,
         });
         Ok(())
     }
@@ -541,12 +551,12 @@ impl Backend for Gpu {
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        if shared.is_some() {
-            return Err(BackendError::Unsupported(SHARED_KEYS));
-        }
         let mut graph = self.graph.lock();
         let device = &self.device;
-        let qkv = out.side_by_side(device, &mut graph, [q, k, v])?;
+        let qkv = match shared {
+            None => out.side_by_side(device, &mut graph, [q, k, v])?,
+            Some(_) => q.view()?.clone(),
+        };
         let (q_width, n_rows) = (q.view()?.width, qkv.n_rows);
         let width = if gated { q_width / 2 } else { q_width };
         let out = out.shape(device, n_rows, width)?;
@@ -555,7 +565,7 @@ impl Backend for Gpu {
             let rows = first..first + *n_rows;
             first = rows.end;
             let is_one = rows.len() == qkv.n_rows;
-            let memory = cache.layer(device, &mut graph, layer, *n_rows)?;
+            let memory = cache.layer(device, &mut graph, shared.unwrap_or(layer), *n_rows)?;
             let position = cache.position(device)?;
             let rope = match rope {
                 Some(rope) => {
@@ -871,6 +881,19 @@ impl Backend for Gpu {
         self.mix(stage, mix, sequences, out)
     }
 
+    fn normalize_heads(
+        &self,
+        _: Stage,
+        x: &mut GpuBuffer,
+        head_dim: usize,
+        eps: f32,
+    ) -> Result<(), BackendError> {
+        let x = x.view()?.clone();
+        let n_groups = x.width / head_dim.max(1);
+        self.graph.lock().push(Op::Normalize { x, n_groups, eps });
+        Ok(())
+    }
+
     fn columns(
         &self,
         _: Stage,
@@ -888,6 +911,15 @@ impl Backend for Gpu {
         let x = x.view()?.clone();
         self.graph.lock().push(Op::Scale { x, factor });
         Ok(())
+    }
+
+    fn scale_by(
+        &self,
+        stage: Stage,
+        x: &mut GpuBuffer,
+        factor: &GpuVector,
+    ) -> Result<(), BackendError> {
+        self.scale(stage, x, factor.first)
     }
 
     fn add_gated(

@@ -44,6 +44,16 @@ impl HybridBuffer {
         &mut self.settle(Side::Gpu).gpu
     }
 
+    /// What there is on the CPU, which nobody reads.
+    pub(super) fn as_is_on_cpu(&self) -> Ref<'_, CpuBuffer> {
+        Ref::map(self.0.borrow(), |copies| &copies.cpu)
+    }
+
+    /// What there is on the GPU, which nobody reads.
+    pub(super) fn as_is_on_gpu(&self) -> Ref<'_, GpuBuffer> {
+        Ref::map(self.0.borrow(), |copies| &copies.gpu)
+    }
+
     /// From now on the values are those on `side`.
     fn settle(&mut self, side: Side) -> &mut Copies {
         let copies = self.0.get_mut();
@@ -86,7 +96,7 @@ impl Hybrid {
         x: &'a HybridBuffer,
     ) -> Result<Ref<'a, CpuBuffer>, BackendError> {
         self.bring(x, Side::Cpu)?;
-        Ok(Ref::map(x.0.borrow(), |copies| &copies.cpu))
+        Ok(x.as_is_on_cpu())
     }
 
     /// For reading on the GPU.
@@ -95,7 +105,7 @@ impl Hybrid {
         x: &'a HybridBuffer,
     ) -> Result<Ref<'a, GpuBuffer>, BackendError> {
         self.bring(x, Side::Gpu)?;
-        Ok(Ref::map(x.0.borrow(), |copies| &copies.gpu))
+        Ok(x.as_is_on_gpu())
     }
 
     /// For modifying on the CPU.

@@ -2,7 +2,7 @@
 //!
 //! Weights are on one side or the other, group by group (`offload`). An operation runs where its weights are,
 //! or where its operand is if it has none; activations follow (`buffer`). Attention of a layer runs where the
-//! layer was loaded first, as its keys and values are there (`cache`).
+//! layer was loaded first, as its keys and values are there (`cache`); if they are another layer's, where that was.
 
 mod buffer;
 mod cache;
@@ -572,7 +572,7 @@ impl Backend for Hybrid {
             shared,
             is_causal,
         } = attention;
-        match self.side_of_layer(layer, q.side()) {
+        match self.side_of_layer(shared.unwrap_or(layer), q.side()) {
             Side::Cpu => {
                 if let (Some(Either::Gpu(_)), _) | (_, Some(Either::Gpu(_))) = (q_norm, k_norm) {
                     return Err(BackendError::WrongDevice);
@@ -583,8 +583,14 @@ impl Backend for Hybrid {
                     shape,
                     q: self.change_on_cpu(q)?,
                     gated,
-                    k: self.change_on_cpu(k)?,
-                    v: &*self.on_cpu(v)?,
+                    k: match shared {
+                        None => self.change_on_cpu(k)?,
+                        Some(_) => k.fill_on_cpu(),
+                    },
+                    v: &*match shared {
+                        None => self.on_cpu(v)?,
+                        Some(_) => v.as_is_on_cpu(),
+                    },
                     q_norm: q_norm.and_then(Either::cpu),
                     k_norm: k_norm.and_then(Either::cpu),
                     eps,
@@ -609,8 +615,14 @@ impl Backend for Hybrid {
                     shape,
                     q: self.change_on_gpu(q)?,
                     gated,
-                    k: self.change_on_gpu(k)?,
-                    v: &*self.on_gpu(v)?,
+                    k: match shared {
+                        None => self.change_on_gpu(k)?,
+                        Some(_) => k.fill_on_gpu(),
+                    },
+                    v: &*match shared {
+                        None => self.on_gpu(v)?,
+                        Some(_) => v.as_is_on_gpu(),
+                    },
                     q_norm: q_norm.and_then(Either::gpu),
                     k_norm: k_norm.and_then(Either::gpu),
                     eps,
@@ -673,10 +685,6 @@ impl Backend for Hybrid {
                 self.gpu()?.gate(stage, activation, gate, up)
             }
         }
-    }
-
-    fn has_all_operations(&self) -> bool {
-        self.device().is_none()
     }
 
     fn convolution(
@@ -864,10 +872,19 @@ impl Backend for Hybrid {
         head_dim: usize,
         eps: f32,
     ) -> Result<(), BackendError> {
-        let x = self.change_on_cpu(x)?;
-        self.cpu.normalize_heads(stage, x, head_dim, eps)
+        match x.side() {
+            Side::Cpu => {
+                let x = x.fill_on_cpu();
+                self.cpu.normalize_heads(stage, x, head_dim, eps)
+            }
+            Side::Gpu => {
+                let x = x.fill_on_gpu();
+                self.gpu()?.normalize_heads(stage, x, head_dim, eps)
+            }
+        }
     }
 
+    /// Where the layer is: the others have all of `x` there.
     fn columns(
         &self,
         stage: Stage,
@@ -875,7 +892,8 @@ impl Backend for Hybrid {
         columns: Range<usize>,
         out: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
-        match x.side() {
+        let side = stage.layer.map(|layer| self.side_of_layer(layer, x.side()));
+        match side.unwrap_or(x.side()) {
             Side::Cpu => {
                 let x = &*self.on_cpu(x)?;
                 self.cpu.columns(stage, x, columns, out.fill_on_cpu())
@@ -893,8 +911,10 @@ impl Backend for Hybrid {
         x: &mut HybridBuffer,
         factor: &OfVector,
     ) -> Result<(), BackendError> {
-        let factor = factor.cpu().ok_or(BackendError::WrongDevice)?;
-        self.cpu.scale_by(stage, self.change_on_cpu(x)?, factor)
+        match factor {
+            Either::Cpu(factor) => self.cpu.scale_by(stage, self.change_on_cpu(x)?, factor),
+            Either::Gpu(factor) => (self.gpu()?).scale_by(stage, self.change_on_gpu(x)?, factor),
+        }
     }
 
     /// Where the scores were computed: experts are where their router is.

@@ -41,15 +41,23 @@ impl OffloadPlan {
     pub fn new(plan: &ModelPlan, options: &SessionOptions) -> OffloadPlan {
         let c = plan.config();
         let needs = (c.layers.iter().enumerate()).map(|(i, layer)| LayerNeeds {
-            heads: layer.mixer.attends().then(|| c.heads_of(i)),
+            heads: (layer.mixer.attends() && c.shared_layer(i).is_none()).then(|| c.heads_of(i)),
             state: c.layer_state(layer),
         });
-        let (heads, kv) = (c.n_heads * c.head_dim, 2 * c.n_kv_heads * c.head_dim);
-        let widest = c.model_dim.max(c.ffn_dim).max(heads);
+        let of_layers = |width: &dyn Fn(usize) -> usize| (0..c.n_layers).map(width).max();
+        let head_dim = of_layers(&|i| c.heads_of(i).head_dim).unwrap_or(0);
+        let kv = 2 * of_layers(&|i| c.kv_dim(i)).unwrap_or(0);
+        let ffn_dim = of_layers(&|i| c.ffn_dim_of(i)).unwrap_or(0);
+        let heads = c.n_heads * head_dim;
+        let widest = c.model_dim.max(ffn_dim).max(heads);
         // Residual, block input and data copied from the other side; queries, keys and values, and a copy of
         // them; the output of attention; both halves of the feed-forward block; a normed input; quantized
         // rows with their scales.
-        let row = 4 * c.model_dim + 2 * (heads + kv) + heads + 2 * c.ffn_dim + 2 * widest;
+        let row = 4 * c.model_dim + 2 * (heads + kv) + heads + 2 * ffn_dim + 2 * widest;
+        // Inputs of all layers, what is added to them, and that of one.
+        let of_inputs = c
+            .layer_input_dim
+            .map_or(0, |dim| (2 * c.n_layers + 1) * dim);
         // Of experts, for each of those that a token is sent to, both halves, what they give, and quantized
         // rows; and their scores.
         let of_experts = c.experts.as_ref().map_or(0, |experts| {
@@ -73,12 +81,12 @@ impl OffloadPlan {
         let of_rwkv = c.rwkv.as_ref().map_or(0, |rwkv| 10 * rwkv.shape.inner());
         let of_states = [of_delta, of_ssm, of_mamba, of_convolution, of_rwkv];
         let of_states = of_states.into_iter().max().unwrap_or(0);
-        let row = row + of_experts + of_states;
+        let row = row + of_inputs + of_experts + of_states;
         let rows = options.chunk.clamp(1, options.ctx_len.max(1)) as u64;
         // Split-KV states of a few rows over the whole context, and rotations of all positions.
         let context = (options.ctx_len as u64).next_power_of_two();
         let splits = context.div_ceil(128) * 8 * (heads + 2 * c.n_heads) as u64;
-        let turns = context * c.head_dim as u64 * c.ropes.len().max(1) as u64;
+        let turns = context * head_dim as u64 * c.ropes.len().max(1) as u64;
         let words = GROWTH * (rows * row as u64 + splits + turns) + rows * c.n_vocab as u64;
         OffloadPlan {
             most_layers: usize::MAX,
@@ -155,15 +163,13 @@ impl Placement {
             self.reserve.keep(gpu, self.share.activations)?;
             // A growing layer has its old and its new memory for a moment.
             let half = self.share.ctx_len / 2;
-            let mut attention = self.share.layers.iter().filter_map(|layer| layer.heads);
-            if let Some(heads) = attention.next() {
-                let growing = LayerNeeds {
-                    heads: Some(heads),
-                    state: 0,
-                };
-                self.reserve
-                    .keep_layer(gpu, &growing, self.share.cache, half)?;
-            }
+            let attention = self.share.layers.iter().filter_map(|layer| layer.heads);
+            let growing = LayerNeeds {
+                heads: attention.max_by_key(|heads| heads.n_kv_heads * heads.head_dim),
+                state: 0,
+            };
+            self.reserve
+                .keep_layer(gpu, &growing, self.share.cache, half)?;
         }
         if let Group::Layer(i) = group {
             if self.n_layers() == self.share.most_layers {

@@ -215,11 +215,6 @@ impl<B: Backend> WeightFeed<B> {
     /// Feeds the bytes of the range named by [`WeightFeed::wanted`].
     pub(crate) fn feed(&mut self, backend: &B, bytes: Bytes) -> Result<(), LoadError> {
         expect_wanted(self.wanted(), &bytes)?;
-        if !backend.has_all_operations()
-            && let Some(obstacle) = self.plan.gpu_obstacle()
-        {
-            return Err(obstacle.into());
-        }
         let id = self.order[self.n_made];
         match &mut self.by_rows {
             Some(by_rows) => match by_rows.feed(backend, bytes, self.thorough)? {

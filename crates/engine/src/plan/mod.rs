@@ -15,7 +15,7 @@ use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::quant::ternary::{I2sLayout, row_bytes};
 use sterna_kernels::rwkv::Generation;
 
-use crate::backend::{BackendError, CacheType, LAYER_INPUTS, SHARED_KEYS, VALUE_NORMS};
+use crate::backend::CacheType;
 use crate::config::{self, ExpertsConfig, ModelConfig};
 use crate::error::PlanError;
 use crate::family::SsmFamily;
@@ -402,18 +402,6 @@ impl ModelPlan {
             Some(_) => read - self.head_bytes(),
             None => read,
         }
-    }
-
-    /// Why GPUs can't compute the model yet, if they can't.
-    pub fn gpu_obstacle(&self) -> Option<BackendError> {
-        let c = &self.config;
-        let obstacles = [
-            (c.layer_input_dim.is_some(), LAYER_INPUTS),
-            (c.n_sharing > 0, SHARED_KEYS),
-            (c.family.parts.value_norms, VALUE_NORMS),
-        ];
-        let found = obstacles.into_iter().find(|(is_there, _)| *is_there);
-        found.map(|(_, what)| BackendError::Unsupported(what))
     }
 
     /// Bytes of the experts that a token isn't sent to.

@@ -158,16 +158,7 @@ pub fn load_on_device(
     warn: &mut dyn FnMut(Warning),
     mut load: impl FnMut(Device) -> Result<Loaded<Device>>,
 ) -> Result<Arc<Model<Device>>> {
-    let mut preference = request.preference(plan.memory_bytes())?;
-    match (plan.gpu_obstacle(), preference) {
-        (Some(obstacle), GpuPreference::Required) => bail!(Unsupported, "{obstacle}"),
-        (Some(obstacle), GpuPreference::IfReal) => {
-            preference = GpuPreference::Never;
-            let reason = obstacle.to_string();
-            warn(Warning::NotOnGpu { reason });
-        }
-        _ => {}
-    }
+    let preference = request.preference(plan.memory_bytes())?;
     let opened = match preference {
         GpuPreference::Never => None,
         GpuPreference::Required => Some(request.open_gpu(configure)?),

@@ -28,7 +28,7 @@ pub(super) enum Place {
 impl Place {
     /// The place for the model that `plan` describes.
     ///
-    /// Errors: the GPU is asked for, and there is none or it can't compute the model.
+    /// Errors: the GPU is asked for, and there is none.
     pub(super) async fn choose(
         options: &ModelOptions,
         plan: &ModelPlan,
@@ -41,11 +41,6 @@ impl Place {
         }
         if is_auto && plan.memory_bytes() < PAYS_FROM {
             return cpu("too_small", "small models are ready sooner on the CPU");
-        }
-        match plan.gpu_obstacle() {
-            Some(obstacle) if is_auto => return cpu("unsupported", &obstacle.to_string()),
-            Some(obstacle) => return Err(Error::typed(ErrorCode::Unsupported, obstacle)),
-            None => {}
         }
         let timeout = options
             .gpu_timeout
