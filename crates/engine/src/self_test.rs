@@ -5,6 +5,7 @@
 //! exact.
 
 mod latent;
+mod layerwise;
 mod rwkv;
 mod states;
 
@@ -110,6 +111,8 @@ pub struct KernelFamilies {
     pub is_encoder: bool,
     /// Whether keys and values follow from a latent vector.
     pub is_latent: bool,
+    /// Whether heads and inputs differ from layer to layer, and some have the keys and values of others.
+    pub is_layerwise: bool,
 }
 
 /// Runs every family of kernels in `kernels` on `tested`, once with one row and once with several, and attention with a
@@ -130,6 +133,7 @@ pub async fn self_test<T: Backend>(
         has_gates,
         is_encoder,
         is_latent,
+        is_layerwise,
     } = kernels;
     let reference = Cpu::new(1, Isa::detect());
     let want = elements(&reference).await;
@@ -183,6 +187,16 @@ pub async fn self_test<T: Backend>(
             let want = latent::attention(&reference, &sources, cache, &[40, 1]).await;
             let got = latent::attention(tested, &sources, cache, &[40, 1]).await;
             check(&kernel, want, got)?;
+        }
+    }
+    if *is_layerwise {
+        for head_dim in layerwise::HEAD_DIMS {
+            for steps in [&[40][..], &[40, 1]] {
+                let kernel = format!("layers with heads of {head_dim} elements");
+                let want = layerwise::layers(&reference, head_dim, cache, steps).await;
+                let got = layerwise::layers(tested, head_dim, cache, steps).await;
+                check(&kernel, want, got)?;
+            }
         }
     }
     let attending = Attending {
@@ -644,6 +658,7 @@ mod tests {
                     has_gates: !is_plain,
                     is_encoder: rwkv == Some(V5),
                     is_latent: is_plain,
+                    is_layerwise: is_plain,
                 };
                 let tested = cpu.wait(self_test(&cpu, &kernels, CacheType::F16));
                 tested.unwrap().unwrap();

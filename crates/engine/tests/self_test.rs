@@ -54,6 +54,7 @@ fn check(device: Device, caches: &[CacheType]) {
             has_gates: has_all,
             is_encoder: false,
             is_latent: true,
+            is_layerwise: true,
         };
         let tested = self_test(&gpu, &kernels, cache);
         gpu.device().block_on(tested).unwrap().unwrap();

@@ -463,6 +463,7 @@ impl ModelPlan {
             has_gates: c.family.parts.output_gates,
             is_encoder: c.family.encoder,
             is_latent: c.latent.is_some(),
+            is_layerwise: c.family.parts.value_norms,
         }
     }
 
