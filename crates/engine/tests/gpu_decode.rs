@@ -751,3 +751,21 @@ fn one_submit_a_token_and_no_more_memory() {
     }
     assert!(used.iter().all(|used| *used <= after.1), "{used:?}");
 }
+
+#[test]
+fn inputs_of_layers_are_read_where_they_are() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&testdata().join("reference-layers/hf/gemma4"), gpu.clone());
+    let greedy = SamplerConfig::default();
+    let (mut session, mut sampler) = start(&model, &[1, 5], &greedy, SessionOptions::new(64));
+    by_device(&mut session, 5, &mut sampler, 2);
+    let before = gpu.work().n_dispatches;
+    by_device(&mut session, 7, &mut sampler, 20);
+    let n_dispatches = gpu.work().n_dispatches - before;
+    // Norm, projections, norm of values; two for attention, and its output; norm and residual. Norm, gate and up, down;
+    // norm and residual. Gate, input, output; norm and residual; the factor. One more for wide heads, and two for the
+    // last gate, whose memory the next step uses otherwise. Then the embedding, six for inputs, norm, head, cap, best
+    // logits, and the choice.
+    let n_layers = model.config().n_layers as u64;
+    assert_eq!(n_dispatches, 20 * (19 * n_layers + 3 + 12));
+}

@@ -2,8 +2,9 @@
 //!
 //! A norm before integer products is computed as their input is quantized, a product that is added to the
 //! residual is added as it is stored, a gate is applied as its product is stored, also of experts, whose sum is
-//! added to the residual; products with adjacent matrices become one, and attention of one row prepares its own
-//! heads. No other operation may come in between, and nothing may read what is no longer stored.
+//! added to the residual; a gate's factor is read where it was copied from; products with adjacent matrices become
+//! one, and attention of one row prepares its own heads. No other operation may come in between, and nothing may read
+//! what is no longer stored.
 
 use super::op::{ExpertOutput, Op, Output, View};
 use crate::kernels::attention::decodes;
@@ -32,6 +33,7 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
             Op::Experts { .. } => with_gate_of_experts(before, op, rest),
             Op::Combine { .. } => with_residual(before, op, rest),
             Op::Heads { .. } => with_attention(before, op),
+            Op::Copy { .. } => without_copy(before, op, rest),
             _ => None,
         });
         match both {
@@ -192,6 +194,27 @@ fn with_gate_of_experts(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
             out: gate.clone(),
             epilogue: Epilogue::Gate(*activation),
         }],
+    })
+}
+
+/// A copy and the gate whose factor it is.
+fn without_copy(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
+    let Op::Copy { x: copy, y: from } = before else {
+        return None;
+    };
+    let Op::Gate {
+        activation,
+        gate,
+        up,
+    } = op
+    else {
+        return None;
+    };
+    let fits = up == copy && from.buffer != gate.buffer;
+    (fits && is_dead(copy, rest)).then(|| Op::Gate {
+        activation: *activation,
+        gate: gate.clone(),
+        up: from.clone(),
     })
 }
 
