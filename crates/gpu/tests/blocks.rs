@@ -58,8 +58,8 @@ fn upload(device: &Device, dtype: DType, n: usize, k: usize, bytes: &[u8]) -> Li
 #[test]
 fn rows_are_written_where_words_begin() {
     let Some(device) = device() else { return };
-    let linear = Linear::new(&device, WeightKind::Blocks(DType::F16), (32, 32), &[]).unwrap();
-    let mut upload = Upload::new(&device, 1 << 12, 3).unwrap();
+    let linear = Linear::new(device, WeightKind::Blocks(DType::F16), (32, 32), &[]).unwrap();
+    let mut upload = Upload::new(device, 1 << 12, 3).unwrap();
     let rows = |_: Range<usize>, _: &mut [u8]| Ok::<(), GpuError>(());
     for range in [4..12, 24..40, 40..48] {
         let error = linear.write(&mut upload, range, rows).unwrap_err();
