@@ -865,7 +865,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             let state = self.state();
             (state.comparison, state.work.in_layer())
         };
-        // A layer ends with the residual after the feed-forward network.
+        // A layer ends with the residual after the feed-forward network; what follows is compared with the next.
         let ends_layer = stage.operation == Operation::FfnResidual;
         let layer = Stage {
             operation: Operation::Layer,
