@@ -28,6 +28,17 @@ pub(super) trait Span {
         i
     }
 
+    /// Puts a span of activations in that order.
+    ///
+    /// # Safety
+    /// Inlined into code compiled for AVX2.
+    #[inline(always)]
+    unsafe fn arrange(q: &[i8; SPAN], out: &mut [i8; SPAN]) {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = q[Self::source(i)];
+        }
+    }
+
     /// `Σ_j (code_j + bias) · q_j` of each group. `q` is in the order that [`Span::source`] says.
     ///
     /// # Safety
@@ -56,7 +67,8 @@ pub(super) unsafe fn gemv<P: Products, S: Span>(
     assert!(rows.len() == row_bytes * out.len());
     assert!(x.q.len() >= n_padded * SPAN);
     assert!(x.scales.len() >= n_padded * GROUPS && x.sums.len() >= n_padded * 2 * GROUPS);
-    let q = arrange::<S>(&x.q[..n_padded * SPAN]);
+    // SAFETY: the caller's promise.
+    let q = unsafe { arrange::<S>(&x.q[..n_padded * SPAN]) };
     let x = QuantizedRow { q: &q, ..x };
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
         // Missing rows are replaced by the last one.
@@ -92,16 +104,21 @@ pub(super) unsafe fn gemv<P: Products, S: Span>(
 }
 
 /// Activations in the order that the type needs.
-fn arrange<S: Span>(q: &[i8]) -> Cow<'_, [i8]> {
+///
+/// # Safety
+/// Inlined into code compiled for AVX2.
+#[inline(always)]
+unsafe fn arrange<S: Span>(q: &[i8]) -> Cow<'_, [i8]> {
     if (0..SPAN).all(|i| S::source(i) == i) {
         return Cow::Borrowed(q);
     }
-    let spans = q.as_chunks::<SPAN>().0.iter();
-    Cow::Owned(
-        spans
-            .flat_map(|span| (0..SPAN).map(|i| span[S::source(i)]))
-            .collect(),
-    )
+    let mut arranged = vec![0; q.len()];
+    let spans = q.as_chunks().0.iter();
+    for (span, out) in spans.zip(arranged.as_chunks_mut().0) {
+        // SAFETY: the caller's promise.
+        unsafe { S::arrange(span, out) };
+    }
+    Cow::Owned(arranged)
 }
 
 /// The activations for a span.
@@ -537,12 +554,46 @@ fn source_of_crumbs(i: usize) -> usize {
     128 * register + 4 * j + shift
 }
 
+/// Puts a span in the order of [`source_of_crumbs`]: every fourth element of each half together.
+///
+/// # Safety
+/// Inlined into code compiled for AVX2.
+#[inline(always)]
+unsafe fn arrange_crumbs(q: &[i8; SPAN], out: &mut [i8; SPAN]) {
+    for (q, out) in q.chunks_exact(128).zip(out.chunks_exact_mut(128)) {
+        // SAFETY: the caller's promise; both have 128 elements.
+        unsafe {
+            // Every fourth of sixteen, then those of both halves next to one another: in each vector eight elements
+            // of each of the four runs.
+            let fourths = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
+            ));
+            let halves = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let [a, b, c, d] = std::array::from_fn(|i| {
+                let each = _mm256_shuffle_epi8(load(q.as_ptr().add(32 * i)), fourths);
+                _mm256_permutevar8x32_epi32(each, halves)
+            });
+            let (ab, ab_odd) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+            let (cd, cd_odd) = (_mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d));
+            let runs = [
+                _mm256_permute2x128_si256::<0x20>(ab, cd),
+                _mm256_permute2x128_si256::<0x20>(ab_odd, cd_odd),
+                _mm256_permute2x128_si256::<0x31>(ab, cd),
+                _mm256_permute2x128_si256::<0x31>(ab_odd, cd_odd),
+            ];
+            for (run, out) in runs.into_iter().zip(out.chunks_exact_mut(32)) {
+                _mm256_storeu_si256(out.as_mut_ptr().cast(), run);
+            }
+        }
+    }
+}
+
 /// Sums of eight bytes' codes, as halves of groups.
 ///
 /// # Safety
-/// Inlined into code compiled for AVX2; `q` has 128 elements.
+/// Inlined into code compiled for AVX2 and what `P` needs; `q` has 128 elements.
 #[inline(always)]
-unsafe fn dots_of_crumbs(bytes: __m256i, q: *const i8) -> __m256i {
+unsafe fn dots_of_crumbs<P: Products>(bytes: __m256i, q: *const i8) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
         let mask = _mm256_set1_epi8(3);
@@ -552,14 +603,10 @@ unsafe fn dots_of_crumbs(bytes: __m256i, q: *const i8) -> __m256i {
             _mm256_srli_epi16::<4>(bytes),
             _mm256_srli_epi16::<6>(bytes),
         ];
-        // Sums of eight products, at most 8 · 3 · 127.
-        let mut pairs = _mm256_setzero_si256();
-        for (i, plane) in planes.into_iter().enumerate() {
-            let codes = _mm256_and_si256(plane, mask);
-            let products = _mm256_maddubs_epi16(codes, load(q.add(32 * i)));
-            pairs = _mm256_add_epi16(pairs, products);
-        }
-        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        P::dot_four_u8(
+            planes.map(|plane| _mm256_and_si256(plane, mask)),
+            std::array::from_fn(|i| load(q.add(32 * i))),
+        )
     }
 }
 
@@ -593,6 +640,12 @@ impl Span for Q2_0 {
     }
 
     #[inline(always)]
+    unsafe fn arrange(q: &[i8; SPAN], out: &mut [i8; SPAN]) {
+        // SAFETY: the caller's promise.
+        unsafe { arrange_crumbs(q, out) }
+    }
+
+    #[inline(always)]
     unsafe fn dots<P: Products>(span: *const u8, q: *const i8) -> __m256i {
         // SAFETY: the caller's promise.
         unsafe {
@@ -601,8 +654,8 @@ impl Span for Q2_0 {
             let c = b.add(Self::BLOCK_BYTES);
             let d = c.add(Self::BLOCK_BYTES);
             join_groups(
-                dots_of_crumbs(load_two(a, b), q),
-                dots_of_crumbs(load_two(c, d), q.add(128)),
+                dots_of_crumbs::<P>(load_two(a, b), q),
+                dots_of_crumbs::<P>(load_two(c, d), q.add(128)),
             )
         }
     }
@@ -636,12 +689,18 @@ impl Span for Q2_0G128 {
     }
 
     #[inline(always)]
+    unsafe fn arrange(q: &[i8; SPAN], out: &mut [i8; SPAN]) {
+        // SAFETY: the caller's promise.
+        unsafe { arrange_crumbs(q, out) }
+    }
+
+    #[inline(always)]
     unsafe fn dots<P: Products>(span: *const u8, q: *const i8) -> __m256i {
         // SAFETY: the caller's promise.
         unsafe {
             join_groups(
-                dots_of_crumbs(load(span.add(2)), q),
-                dots_of_crumbs(load(span.add(Self::BLOCK_BYTES + 2)), q.add(128)),
+                dots_of_crumbs::<P>(load(span.add(2)), q),
+                dots_of_crumbs::<P>(load(span.add(Self::BLOCK_BYTES + 2)), q.add(128)),
             )
         }
     }

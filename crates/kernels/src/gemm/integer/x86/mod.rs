@@ -87,6 +87,9 @@ trait Products: Copy {
     /// `Σ a[i, 0..4] · q[i, 0..4] + Σ b[i, 0..4] · r[i, 0..4]`; `a` and `b` at most 64.
     unsafe fn dot_two_u8(a: [__m256i; 2], q: [__m256i; 2]) -> __m256i;
 
+    /// The same of four; they are at most 32.
+    unsafe fn dot_four_u8(a: [__m256i; 4], q: [__m256i; 4]) -> __m256i;
+
     /// `Σ (w[i, 0..4] + I8_BIAS) · q[i, 0..4]`, signed bytes to i32; `q` at least −127.
     unsafe fn dot_i8(w: __m256i, q: __m256i) -> __m256i;
 
@@ -114,6 +117,18 @@ impl Products for Avx2 {
         // SAFETY: the caller's promise. 2 · 2 · 64 · 127 is below 32,768.
         unsafe {
             let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, q), _mm256_maddubs_epi16(b, r));
+            _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_four_u8(a: [__m256i; 4], q: [__m256i; 4]) -> __m256i {
+        // SAFETY: the caller's promise. 4 · 2 · 32 · 127 is below 32,768.
+        unsafe {
+            let mut pairs = _mm256_maddubs_epi16(a[0], q[0]);
+            for i in 1..4 {
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(a[i], q[i]));
+            }
             _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
         }
     }
@@ -151,6 +166,15 @@ macro_rules! vnni {
             unsafe fn dot_two_u8([a, b]: [__m256i; 2], [q, r]: [__m256i; 2]) -> __m256i {
                 // SAFETY: the caller's promise.
                 unsafe { $dpbusd($dpbusd(_mm256_setzero_si256(), a, q), b, r) }
+            }
+
+            #[inline(always)]
+            unsafe fn dot_four_u8([a, b, c, d]: [__m256i; 4], q: [__m256i; 4]) -> __m256i {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let sums = $dpbusd(_mm256_setzero_si256(), a, q[0]);
+                    $dpbusd($dpbusd($dpbusd(sums, b, q[1]), c, q[2]), d, q[3])
+                }
             }
 
             #[inline(always)]
