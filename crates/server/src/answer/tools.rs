@@ -101,6 +101,7 @@ impl ToolFormat {
         let options = json!({"whitespace_pattern": WHITESPACE});
         for schema in &mut schemas {
             hoist_definitions(schema, arguments);
+            close(schema);
         }
         // Definitions of several tools may have the same names, so each is a rule of its own.
         let mut rules = String::new();
@@ -140,6 +141,30 @@ fn hoist_definitions(schema: &mut Value, arguments: &str) {
         if let Some(definitions) = parameters.and_then(|p| p.remove(name)) {
             schema[name] = definitions;
         }
+    }
+}
+
+/// Lets objects have the members that they are said to have, where a schema leaves others open: what matches is valid
+/// all the same, and no model invents members.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(close),
+        Value::Object(members) => {
+            // What is put together of several schemas has the members of all.
+            let combined = ["allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties"];
+            let is_plain = !combined.iter().any(|name| members.contains_key(*name));
+            if members.get("properties").is_some_and(Value::is_object) && is_plain {
+                members
+                    .entry("additionalProperties")
+                    .or_insert(Value::Bool(false));
+            }
+            let inner = members.iter_mut();
+            let inner = inner.filter(|(name, _)| {
+                !matches!(name.as_str(), "const" | "enum" | "allOf" | "default")
+            });
+            inner.for_each(|(_, value)| close(value));
+        }
+        _ => {}
     }
 }
 

@@ -54,7 +54,6 @@ pub(super) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
             form,
             n_blocks: 0,
             open: None,
-            usage: Usage::default(),
         };
         return Ok(stream::respond(answers, encoder));
     }
@@ -249,6 +248,14 @@ fn stop_reason(finish: Option<&Finish>) -> (&'static str, Option<&str>) {
     }
 }
 
+/// The arguments of a call, which have to be an object: what was cut off is none.
+fn input(arguments: &str) -> Value {
+    match as_mapping(arguments) {
+        object @ Value::Object(_) => object,
+        _ => json!({}),
+    }
+}
+
 /// Tokens that were cached are no input tokens here.
 fn usage_of(usage: Usage) -> Value {
     json!({
@@ -256,6 +263,11 @@ fn usage_of(usage: Usage) -> Value {
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.n_cached,
         "output_tokens": usage.n_generated,
+        "cache_creation": null,
+        "inference_geo": null,
+        "output_tokens_details": null,
+        "server_tool_use": null,
+        "service_tier": null,
     })
 }
 
@@ -275,6 +287,8 @@ impl Form {
             "content": content,
             "stop_reason": finish,
             "stop_sequence": stop,
+            "stop_details": null,
+            "container": null,
             "usage": usage_of(usage),
         })
     }
@@ -294,7 +308,8 @@ impl Form {
                 "type": "tool_use",
                 "id": call.id,
                 "name": call.name,
-                "input": as_mapping(&call.arguments),
+                "input": input(&call.arguments),
+                "caller": {"type": "direct"},
             }));
         }
         let (reason, stop) = stop_reason(answer.finish.as_ref());
@@ -315,7 +330,6 @@ struct MessageStream {
     n_blocks: usize,
     /// The block that has begun and not ended.
     open: Option<Block>,
-    usage: Usage,
 }
 
 impl MessageStream {
@@ -382,7 +396,9 @@ impl Encoder for MessageStream {
                     self.delta(json!({"type": "text_delta", "text": text}), frames);
                 }
                 Event::CallBegun { id, name, .. } => {
-                    let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                    let block = json!({
+                        "type": "tool_use", "id": id, "name": name, "input": {}, "caller": {"type": "direct"},
+                    });
                     self.open(Block::Tool, block, frames);
                 }
                 Event::CallArguments { text, .. } => {
@@ -399,7 +415,6 @@ impl Encoder for MessageStream {
                         self.open(Block::Text, block, frames);
                     }
                     self.close(frames);
-                    self.usage = usage;
                     let (reason, stop) = stop_reason(Some(&finish));
                     frames.push_back(Frame::named(
                         "message_delta",

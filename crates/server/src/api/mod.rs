@@ -288,7 +288,15 @@ async fn no_such_path(request: Request) -> Response {
     let dialect = dialect_of(&request);
     let path = request.uri().path();
     let message = format!("{} {path}: there is nothing here", request.method());
+    drain(request.into_body()).await;
     ApiError::new(StatusCode::NOT_FOUND, message).respond(dialect)
+}
+
+/// Reads what comes with a request that is refused, if it is short and comes soon: its connection can be kept then.
+async fn drain(body: Body) {
+    const LIMIT: usize = 64 << 10;
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let _ = tokio::time::timeout(TIMEOUT, bytes(body, LIMIT)).await;
 }
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -319,19 +327,26 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
         request_id: request_id.clone(),
     });
     let mut key_name = String::new();
-    let mut response = match caller {
-        None if !is_health => ApiError::new(
-            StatusCode::UNAUTHORIZED,
-            "expected a key that is let in, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
-        )
-        .with_code("invalid_api_key")
-        .respond(dialect),
-        _ if app.is_draining() && !is_health && path != "/metrics" => ApiError::new(
+    let refused = match &caller {
+        None if !is_health => Some(
+            ApiError::new(
+                StatusCode::UNAUTHORIZED,
+                "expected a key that is let in, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+            )
+            .with_code("invalid_api_key"),
+        ),
+        _ if app.is_draining() && !is_health && path != "/metrics" => Some(ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "the server is about to stop",
-        )
-        .respond(dialect),
-        caller => {
+        )),
+        _ => None,
+    };
+    let mut response = match refused {
+        Some(error) => {
+            drain(request.into_body()).await;
+            error.respond(dialect)
+        }
+        None => {
             if let Some(caller) = caller {
                 key_name.clone_from(&caller.key_name);
                 request.extensions_mut().insert(caller);

@@ -248,3 +248,6 @@ impl Drop for Stopped {
         self.0.is_stopped.store(true, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 /// Tokens that are worth keeping: with fewer in common a sequence isn't forked, and with more that a prompt
 /// doesn't continue it isn't taken away from its conversation.
-pub(super) const WORTH: usize = 16;
+pub(super) const WORTH: usize = 8;
 
 /// A sequence that a prompt may continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ mod tests {
             (vec![], Choice::New),
             // The next turn of a conversation.
             (vec![candidate(0, 100, 100, false)], Choice::Take(0)),
-            (vec![candidate(0, 110, 100, false)], Choice::Take(0)),
+            (vec![candidate(0, 105, 100, false)], Choice::Take(0)),
             // Another conversation with the same instructions.
             (vec![candidate(0, 400, 100, false)], Choice::Fork(0, 100)),
             (vec![candidate(0, 100, 100, true)], Choice::Fork(0, 100)),
@@ -69,7 +69,7 @@ mod tests {
             (vec![candidate(0, 0, 0, false)], Choice::Take(0)),
             // Of equals, one that is free, and the one of which least is lost.
             (
-                vec![candidate(0, 100, 90, true), candidate(1, 100, 90, false)],
+                vec![candidate(0, 95, 90, true), candidate(1, 95, 90, false)],
                 Choice::Take(1),
             ),
             (

@@ -380,9 +380,10 @@ impl<B: Backend> Worker<B> {
             }
             Ok(()) => self.end(at),
             Err(undelivered) => {
-                if undelivered == Undelivered::Slow {
-                    self.metrics.slow.inc();
-                }
+                match undelivered {
+                    Undelivered::Slow => self.metrics.slow.inc(),
+                    Undelivered::Gone => self.metrics.cancelled.inc(),
+                };
                 self.end(at);
             }
         }
