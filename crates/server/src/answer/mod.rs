@@ -360,8 +360,11 @@ pub(crate) struct Answers {
     n_left: usize,
     summary: Summary,
     /// Is told at the end.
-    tell: Option<Box<dyn FnOnce(&Summary) + Send>>,
+    tell: Option<Tell>,
 }
+
+/// Takes what is said of answers in logs.
+type Tell = Box<dyn FnOnce(&Summary) + Send>;
 
 /// What is said of answers in logs.
 #[derive(Debug)]
