@@ -3,8 +3,27 @@
 //! For programs that serve models, of which the `sterna` command is one. Not for sockets: whoever composes a server
 //! listens, and hands connections to a [`Server`]'s router. Not for arithmetic either: that is `sterna`'s.
 //!
-//! A request goes from its dialect ([`api`](self)) to the engine thread, which owns every sequence, and comes back as
-//! one stream of events, which the dialect encodes. An answer doesn't depend on what else is asked at the same time.
+//! A request goes from its dialect to the engine thread, which owns every sequence, and comes back as one stream of
+//! events, which the dialect encodes. An answer doesn't depend on what else is asked at the same time.
+//!
+//! ```
+//! use sterna::Adapted;
+//! use sterna::native::{BUILTIN, LoadFrom, LocalModel, Weights, builtin};
+//! use sterna_engine::{Cpu, SessionOptions, plan::PlanOptions};
+//! use sterna_server::{Served, Server, Settings};
+//!
+//! let files = LocalModel::open(BUILTIN, builtin(), None, None)?;
+//! let plan = files.plan(&PlanOptions::default())?;
+//! let cpu = Cpu::new(1, sterna_kernels::Isa::detect());
+//! let options = LoadFrom { weights: Weights::Mapped, experts: None, n_threads: 1, progress: &|_| {} };
+//! let model = Adapted::new(files.load_on(plan.clone(), cpu, &options)?.model);
+//! let session = SessionOptions::new(512);
+//! let served = Served::new("tales", &files, plan, model, session, &mut Vec::new())?;
+//! let server = Server::start(vec![served], Settings::default())?;
+//! // To be served by whatever listens.
+//! let router: axum::Router = server.router();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -20,7 +20,7 @@ use sterna_text::{Decode, Tokenizer};
 use crate::engine::{Output, Outputs};
 use crate::model::{Conversation, ModelText, THOUGHT};
 use split::{Expected, Part, Splitter};
-use tools::Tool;
+use tools::{Tool, ToolFormat};
 
 /// What is asked for, whatever the dialect.
 #[derive(Debug, Clone, Default)]
@@ -160,17 +160,36 @@ fn constraint(
     ask: &Ask,
     opens_thinking: bool,
 ) -> Result<Option<Box<dyn TokenConstraint>>> {
-    let grammar = match (&ask.calls, &ask.grammar) {
+    let grammar = grammar(
+        model.tools,
+        &model.tokenizer,
+        &ask.calls,
+        ask.grammar.as_ref(),
+        opens_thinking,
+    )?;
+    let constraint = grammar.map(|grammar| model.constraints.of(&grammar));
+    constraint.transpose()
+}
+
+/// The same as a grammar: `calls`, or else what is `asked`, after what the model thinks.
+fn grammar(
+    format: ToolFormat,
+    tokenizer: &Tokenizer,
+    calls: &Calls,
+    asked: Option<&Grammar>,
+    opens_thinking: bool,
+) -> Result<Option<Grammar>> {
+    Ok(match (calls, asked) {
         (Calls::Must { tools, parallel }, _) => {
-            let calls = model.tools.grammar(tools, *parallel, &model.tokenizer);
+            let calls = format.grammar(tools, *parallel, tokenizer);
             let start = match opens_thinking {
                 true => format!("start: {AFTER_THOUGHT} calls\n{THOUGHT_RULE}"),
                 false => "start: calls\n".to_owned(),
             };
-            Grammar::Lark(format!("{start}{calls}"))
+            Some(Grammar::Lark(format!("{start}{calls}")))
         }
-        (_, None) => return Ok(None),
-        (_, Some(grammar)) if !opens_thinking => grammar.clone(),
+        (_, None) => None,
+        (_, Some(grammar)) if !opens_thinking => Some(grammar.clone()),
         (_, Some(grammar)) => {
             let body = match grammar {
                 Grammar::JsonSchema(schema) => format!("body: %json {schema}\n"),
@@ -184,10 +203,11 @@ fn constraint(
                     ));
                 }
             };
-            Grammar::Lark(format!("start: {AFTER_THOUGHT} body\n{THOUGHT_RULE}{body}"))
+            Some(Grammar::Lark(format!(
+                "start: {AFTER_THOUGHT} body\n{THOUGHT_RULE}{body}"
+            )))
         }
-    };
-    model.constraints.of(&grammar).map(Some)
+    })
 }
 
 /// What the model thinks, up to its end, in a grammar.
@@ -538,3 +558,6 @@ pub(crate) async fn whole(mut answers: Answers, n: usize) -> Result<VecDeque<Who
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests;
