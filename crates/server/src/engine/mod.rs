@@ -205,6 +205,9 @@ impl Engine {
 
     /// Takes `jobs`, all or none.
     pub(crate) fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
+        if !self.is_well() {
+            return Err(Refused::Stopped);
+        }
         let limit = self.options.parallel + self.options.queue;
         let n = jobs.len();
         if n > limit {
@@ -219,9 +222,6 @@ impl Engine {
             let rounds = pending as u64 / self.options.parallel as u64;
             let wait = Duration::from_millis((answer * rounds).clamp(1_000, 60_000));
             return Err(Refused::Full { retry_after: wait });
-        }
-        if !self.is_well() {
-            return Err(Refused::Stopped);
         }
         for job in jobs {
             self.jobs.send(job).map_err(|_| Refused::Stopped)?;
