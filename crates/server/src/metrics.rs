@@ -1,6 +1,7 @@
 //! What is measured, in the form that Prometheus reads.
 
 use std::sync::atomic::AtomicU64;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -10,8 +11,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-/// Labels of a request: the dialect, and the status of its response.
-pub(crate) type RequestLabels = Vec<(&'static str, String)>;
+/// Labels of a metric, such as the dialect of a request and the status of its response.
+pub(crate) type Labels = Vec<(&'static str, String)>;
 
 type Share = Gauge<f64, AtomicU64>;
 
@@ -19,7 +20,7 @@ type Share = Gauge<f64, AtomicU64>;
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    pub(crate) requests: Family<RequestLabels, Counter>,
+    pub(crate) requests: Family<Labels, Counter>,
     pub(crate) prompt_tokens: Counter,
     pub(crate) cached_tokens: Counter,
     pub(crate) generated_tokens: Counter,
@@ -33,6 +34,7 @@ pub(crate) struct Metrics {
     running: Gauge,
     waiting: Gauge,
     cache_share: Share,
+    adapters: Family<Labels, Gauge>,
 }
 
 /// Bounds of histograms, in seconds: those that vLLM has, which dashboards expect.
@@ -69,6 +71,7 @@ impl Metrics {
             running: Gauge::default(),
             waiting: Gauge::default(),
             cache_share: Share::default(),
+            adapters: Family::default(),
         };
         metrics.registered(cache_bytes, token_bytes)
     }
@@ -162,6 +165,11 @@ impl Metrics {
             "As sterna_cache_share",
             self.cache_share.clone(),
         );
+        registry.register(
+            "vllm:lora_requests_info",
+            "Adapters that requests may name, of which there are none; the value is the time",
+            self.adapters.clone(),
+        );
         let n_blocks = cache_bytes / (token_bytes * BLOCK_LEN).max(1);
         registry.register(
             "vllm:cache_config",
@@ -196,6 +204,14 @@ impl Metrics {
 
     /// All of them as text.
     pub(crate) fn text(&self) -> String {
+        let labels = vec![
+            ("max_lora", "0".to_owned()),
+            ("running_lora_adapters", String::new()),
+            ("waiting_lora_adapters", String::new()),
+        ];
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.unwrap_or_default().as_secs();
+        self.adapters.get_or_create(&labels).set(now as i64);
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = encode(&mut text, &self.registry);

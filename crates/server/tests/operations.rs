@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::{read, send, shared, start};
+use common::{model, read, send, shared, start, start_with};
 use serde_json::{Value, json};
 use sterna_server::{EngineOptions, Keys, Settings};
 
@@ -356,6 +356,7 @@ fn gateways_read_their_metrics() {
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
         "vllm:kv_cache_usage_perc",
+        "vllm:lora_requests_info{max_lora=\"0\"",
         "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=",
     ] {
         assert!(text.contains(name), "{name}: {text}");
@@ -389,4 +390,31 @@ fn clients_may_be_kept_from_giving_grammars() {
             400
         );
     }
+}
+
+#[test]
+fn models_are_answered_for_by_their_names() {
+    let models = vec![model("short", 40), model("long", 400)];
+    let server = start_with(models, Settings::default());
+    let ask = |name: &str| {
+        let mut body = chat("Tell me a story.", json!({"temperature": 0}));
+        body["model"] = name.into();
+        server.ok("/v1/chat/completions", &body)
+    };
+    let (short, long) = thread::scope(|scope| {
+        let short = scope.spawn(|| ask("short"));
+        let long = ask("long");
+        (short.join().unwrap(), long)
+    });
+    // The same model but for its context, in which nothing of the other's is kept.
+    assert_eq!(short["choices"][0]["finish_reason"], "length");
+    assert!(said(&long).starts_with(&said(&short)) && said(&long).len() > said(&short).len());
+    for answer in [&short, &long] {
+        assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    }
+    let list = server.get("/v1/models", &[]).json();
+    let names: Vec<&str> = (list["data"].as_array().unwrap().iter())
+        .map(|model| model["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["short", "long"]);
 }

@@ -22,8 +22,8 @@ pub(crate) struct Running {
     pub(crate) server: Server,
 }
 
-/// The built-in model, with room for `ctx_len` tokens.
-pub(crate) fn model(ctx_len: usize) -> Served<Cpu> {
+/// The built-in model, called `name`, with room for `ctx_len` tokens.
+pub(crate) fn model(name: &str, ctx_len: usize) -> Served<Cpu> {
     let files = LocalModel::open(BUILTIN, builtin(), None, None).unwrap();
     let plan = files.plan(&PlanOptions::default()).unwrap();
     let load_from = LoadFrom {
@@ -35,12 +35,17 @@ pub(crate) fn model(ctx_len: usize) -> Served<Cpu> {
     let loaded = files.load_on(plan.clone(), Cpu::new(2, Isa::detect()), &load_from);
     let adapted = Adapted::new(loaded.unwrap().model);
     let session = SessionOptions::new(ctx_len);
-    Served::new(BUILTIN, &files, plan, adapted, session, &mut Vec::new()).unwrap()
+    Served::new(name, &files, plan, adapted, session, &mut Vec::new()).unwrap()
 }
 
 /// A server with `settings`, which runs until the test does.
 pub(crate) fn start(settings: Settings) -> Running {
-    let server = Server::start(vec![model(4096)], settings).unwrap();
+    start_with(vec![model(BUILTIN, 4096)], settings)
+}
+
+/// The same, of these models.
+pub(crate) fn start_with(models: Vec<Served<Cpu>>, settings: Settings) -> Running {
+    let server = Server::start(models, settings).unwrap();
     let router = server.router();
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
