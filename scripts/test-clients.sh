@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Clients and judges of others against a server of the built-in model.
 #
-# Needs the program (cargo build --release -p sterna-cli, or STERNA=path) and Python 3.10 with PyPI; says "skipped"
-# where packages can't be had.
+# Needs the program (cargo build --release -p sterna-cli, or STERNA=path), Python 3.10 with PyPI, and npm; says
+# "skipped" where packages can't be had.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -42,4 +42,12 @@ for format in openai-chat anthropic open-responses; do
   "$venv/bin/llm-comply" --base-url "$url" --model builtin --api-key none --format "$format" \
     --filter "$cases" || failed=1
 done
+
+if command -v npx >/dev/null && npx --yes compatcanary@0.2 --version >/dev/null 2>&1; then
+  for profile in chat modern; do
+    OPENAI_API_KEY=none npx --yes compatcanary@0.2 scan --base-url "$url" --model builtin --profile "$profile" || failed=1
+  done
+else
+  echo 'skipped: compatcanary, which npm cannot get here'
+fi
 exit "$failed"
