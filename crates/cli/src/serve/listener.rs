@@ -47,11 +47,12 @@ impl Listener {
         Ok(Listener(listener))
     }
 
-    /// Serves `router` until Ctrl-C. Before that, `tell` is told its address.
+    /// Serves `router` until Ctrl-C, of which `stopping` is told. Before that, `tell` is told its address.
     pub(super) fn serve(
         self,
         router: Router,
         tell: impl FnOnce(SocketAddr) -> Result<()>,
+        stopping: impl FnOnce(),
     ) -> Result<()> {
         let n_threads = thread::available_parallelism()
             .map_or(1, NonZero::get)
@@ -73,6 +74,7 @@ impl Listener {
                 stopped = stop_asked() => stopped?,
             }
             drop(listener);
+            stopping();
             output::note("stopping when the transfers have ended; Ctrl-C stops at once");
             tokio::select! {
                 () = connections.shutdown() => {}

@@ -1,9 +1,10 @@
-//! `sterna serve`: the files of a package over HTTP, and pages that run it in a browser.
+//! `sterna serve`: the API of a model over HTTP, the files of its package, and pages that run it in a browser.
 //!
-//! [`converted`] makes packages of other models, [`package`] lists the files, [`pages`] has the pages, [`site`] finds
+//! [`api`] has the settings of the API, which crate `server` is. [`converted`] makes packages of other models, [`package`] lists the files, [`pages`] has the pages, [`site`] finds
 //! the file at a path in either, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file, [`index`]
 //! renders the folder, and [`listener`] handles connections.
 
+mod api;
 mod converted;
 mod files;
 mod index;
@@ -18,12 +19,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
+use axum::Router;
 use clap::Args;
 use sterna::native::BUILTIN;
 use sterna_delivery::store::portable_name;
+use sterna_server::{Keys, Server};
 
-use crate::{output, pull};
+use crate::args::{EngineFlags, ModelFlags};
+use crate::{model, output, pull};
 
+use api::{ApiFlags, Chosen, ConfigFile};
 use listener::Listener;
 use package::Package;
 use pages::PAGES;
@@ -31,70 +36,174 @@ use site::Site;
 
 const EXAMPLE: &str = "Example:
   sterna serve
-  sterna serve model-rdrr
-  sterna serve model-rdrr --host 0.0.0.0 --port 80
   sterna serve model.gguf
+  sterna serve model-rdrr --host 0.0.0.0 --port 80
+  sterna serve model.gguf other-model --no-files --parallel 16
+  STERNA_API_KEY=... sterna serve model-rdrr --host 0.0.0.0
   sterna serve other/model.gguf --name other-rdrr";
 
-/// Serve the files of a package over HTTP, to browsers, programs and other machines
+/// Serve a model over HTTP: the API that clients of OpenAI and Anthropic speak, and the files of its package
 ///
-/// A GGUF file or a checkpoint is converted into the store, once. Only files that the package names are served;
-/// they must not be changed while serving. A program that was built after the npm package also serves two pages
-/// that run the model in a browser, /chat/ and /tldr/. Ctrl-C waits for transfers to finish; twice, it stops at
-/// once.
+/// The API is at /v1/. Files are for browsers, programs and other machines: a GGUF file or a checkpoint is
+/// converted into the store, once; only files that the package names are served, and they must not be changed
+/// while serving. Of several models, the first one's files are served. A program that was built after the npm
+/// package also serves two pages that run the model in a browser, /chat/ and /tldr/. Ctrl-C waits for answers and
+/// transfers to finish; twice, it stops at once.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Serve {
-    /// Folder with a manifest.json, the name of a package in the store, or another model in a folder or the
-    /// store, or `builtin`, which are converted into the store first; by default the built-in model, for the pages
-    model: Option<String>,
+    /// Folder with a manifest.json, the name of a model in the store, or another model in a folder or the store,
+    /// or `builtin`, which are converted into the store first; by default the built-in model, for the pages
+    #[arg(value_name = "MODEL")]
+    models: Vec<String>,
 
     /// Name in the store of the package that a model is converted into [default: that of the model, and -rdrr]
     #[arg(long, value_name = "NAME", value_parser = package_name)]
     name: Option<String>,
 
-    /// Address to listen on; 0.0.0.0 and :: are all addresses of this machine
-    #[arg(long, default_value = "127.0.0.1")]
-    host: String,
+    /// Address to listen on; 0.0.0.0 and :: are all addresses of this machine, where the API asks for a key
+    /// [default: 127.0.0.1]
+    #[arg(long, env = "STERNA_SERVE_HOST")]
+    host: Option<String>,
 
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, default_value_t = 8765)]
-    port: u16,
+    /// Port to listen on; 0 takes a free one [default: 8765]
+    #[arg(long, env = "STERNA_SERVE_PORT")]
+    port: Option<u16>,
+
+    #[command(flatten)]
+    api: ApiFlags,
+
+    #[command(flatten)]
+    engine: EngineFlags,
+
+    #[command(flatten)]
+    files: ModelFlags,
 }
+
+/// Where it listens, unless another address is chosen: only this machine reaches it.
+const HOST: &str = "127.0.0.1";
+const PORT: u16 = 8765;
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
-        let model = match self.model.as_deref() {
-            Some(model) => model,
-            None if !PAGES.is_empty() => BUILTIN,
-            None => bail!(
+        if let Some(name) = &self.api.new_api_key {
+            let (key, line) = Keys::make(name);
+            output::note("the key, which is shown only here, and its line for --api-keys:");
+            output::line(key)?;
+            return output::line(line);
+        }
+        let config = match &self.api.config {
+            Some(path) => ConfigFile::read(path)?,
+            None => ConfigFile::default(),
+        };
+        let models = match self.models.is_empty() {
+            true => &config.models,
+            false => &self.models,
+        };
+        let is_default = models.is_empty();
+        let models: Vec<&str> = match is_default {
+            false => models.iter().map(String::as_str).collect(),
+            true if !PAGES.is_empty() => vec![BUILTIN],
+            true => bail!(
                 "expected a model, found none; the built-in one would be for the pages, which this program was built \
                  without: `npm ci --prefix packages/sterna`, `scripts/build-web.sh` and `npm run build --prefix \
                  packages/sterna` make them for its next build"
             ),
         };
-        // Before what takes time.
-        let listener = Listener::bind(&self.host, self.port)?;
-        let package = Package::open(&converted::find(model, self.name.as_deref())?)?;
-        let what = format!(
-            "serving {}: {} files, {}",
-            package.name(),
-            package.files().count(),
-            output::Bytes(package.size()),
+        let host = self.host.as_deref().or(config.host.as_deref());
+        let (host, port) = (
+            host.unwrap_or(HOST),
+            self.port.or(config.port).unwrap_or(PORT),
         );
-        let site = Site::new(package, PAGES);
-        let has_pages = site.has_pages();
+        let chosen = self.api.choose(&config)?;
+        let has_api = !self.api.no_api && chosen.may_offer(host)?;
+        if self.api.check {
+            return self.check(&models, has_api);
+        }
+        // Before what takes time.
+        let listener = Listener::bind(host, port)?;
+        let site = match self.api.no_files {
+            true => None,
+            false => Some(self.site(models[0])?),
+        };
+        let server = match has_api {
+            true => self.server(&models, chosen)?,
+            false => None,
+        };
+        let mut router = Router::new();
+        let mut told = Vec::new();
+        let mut has_pages = false;
+        if let Some(site) = site {
+            let package = site.package();
+            told.push(format!(
+                "serving {}: {} files, {}",
+                package.name(),
+                package.files().count(),
+                output::Bytes(package.size()),
+            ));
+            has_pages = site.has_pages();
+            router = router.merge(routes::router(Arc::new(site)));
+        }
+        if let Some(server) = &server {
+            router = router.merge(server.router());
+        }
+        let has_api = server.is_some();
         let tell = |address: SocketAddr| {
-            output::note(&what);
+            told.iter().for_each(output::note);
             output::line(format_args!("http://{address}/"))?;
+            let host = host_for_browsers(address);
             // Not on standard output, where programs read the one address.
+            if has_api {
+                output::note(format_args!("API: http://{host}/v1"));
+            }
             if has_pages {
-                let host = host_for_browsers(address);
                 output::note(format_args!("chat in a browser: http://{host}/chat/"));
             }
             Ok(())
         };
-        listener.serve(routes::router(Arc::new(site)), tell)
+        let stopping = || {
+            if let Some(server) = &server {
+                server.drain();
+            }
+        };
+        listener.serve(router, tell, stopping)
+    }
+
+    /// The files of the model called `name`, and the pages.
+    fn site(&self, name: &str) -> Result<Site> {
+        let place = converted::find(name, self.name.as_deref())?;
+        Ok(Site::new(Package::open(&place)?, PAGES))
+    }
+
+    /// The API of `models`. Where it wasn't asked for, what can't be run has none, and a warning says why.
+    fn server(&self, models: &[&str], chosen: Chosen) -> Result<Option<Server>> {
+        let mut served = Vec::new();
+        let mut is_gpu = false;
+        for name in models {
+            match api::load(name, &self.files, &self.engine) {
+                Ok((model, on_gpu)) => {
+                    is_gpu |= on_gpu;
+                    served.push(model);
+                }
+                Err(error) if models.len() == 1 && !chosen.is_asked() => {
+                    output::warning(format_args!("files only, without an API: {error:#}"));
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        chosen.start(served, is_gpu).map(Some)
+    }
+
+    /// Checks what can be checked without loading a model.
+    fn check(&self, models: &[&str], has_api: bool) -> Result<()> {
+        for name in models {
+            match has_api {
+                true => output::line(format_args!("{}: ok", api::check(name, &self.files)?))?,
+                false => model::expect(name)?,
+            }
+        }
+        output::line("settings: ok")
     }
 }
 

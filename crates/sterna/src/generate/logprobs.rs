@@ -12,7 +12,7 @@ pub struct Logprobs {
 
 impl Logprobs {
     /// Those of token `id` and of the `n` most probable ones, by `logits`, `[n_vocab]`. NaN counts as −∞.
-    pub(super) fn new(logits: &[f32], id: u32, n: usize) -> Logprobs {
+    pub fn new(logits: &[f32], id: u32, n: usize) -> Logprobs {
         let value = |logit: f32| {
             if logit.is_nan() {
                 f32::NEG_INFINITY

@@ -1,0 +1,325 @@
+//! The API of models that are served, as this program is told to offer it.
+
+use std::fs;
+use std::net::ToSocketAddrs;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use sterna::Header;
+use sterna::native::{BUILTIN, Device, has_gpu};
+use sterna::scheduler::SchedulerOptions;
+use sterna_server::{
+    CACHE_BYTES, EngineOptions, Keys, MAX_BODY, PARALLEL, QUEUE, Served, Server, Settings,
+};
+
+use crate::args::{EngineFlags, ModelFlags};
+use crate::numbers::{positive, whole};
+use crate::{model, output, size};
+
+/// How the API is offered.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "API")]
+pub(super) struct ApiFlags {
+    /// Serve files only, no API
+    #[arg(long, conflicts_with = "no_files")]
+    pub(super) no_api: bool,
+
+    /// Serve the API only: nothing is converted, and no file or page is served
+    #[arg(long)]
+    pub(super) no_files: bool,
+
+    /// Answers at once; others wait [default: 8]
+    #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_PARALLEL")]
+    parallel: Option<NonZero<usize>>,
+
+    /// Requests that may wait; more are refused with status 429 [default: 64]
+    #[arg(long, value_name = "N", value_parser = whole, env = "STERNA_SERVE_QUEUE")]
+    queue: Option<usize>,
+
+    /// Memory for what was computed of conversations, which their next turns continue; the least recently used
+    /// is forgotten [default: 2GiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_CACHE_MEMORY")]
+    cache_memory: Option<NonZero<u64>>,
+
+    /// Key that clients have to send; better in the environment, where other users don't see it
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "STERNA_API_KEY",
+        hide_env_values = true
+    )]
+    api_key: Option<String>,
+
+    /// File with a name and the BLAKE3 digest of a key on each line; --new-api-key makes such lines
+    #[arg(long, value_name = "FILE", env = "STERNA_API_KEYS")]
+    api_keys: Option<PathBuf>,
+
+    /// Print a new key and its line for --api-keys, and exit
+    #[arg(long, value_name = "NAME")]
+    pub(super) new_api_key: Option<String>,
+
+    /// Offer the API to everybody on an address that isn't this machine's own, without a key
+    #[arg(long)]
+    allow_anyone: bool,
+
+    /// Origin whose pages may use the API, or * for all; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+
+    /// Longest request [default: 16MiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_MAX_BODY")]
+    max_body: Option<NonZero<u64>>,
+
+    /// Refuse requests that say what their answers have to match: schemas, patterns, grammars, required calls
+    #[arg(long)]
+    no_grammars: bool,
+
+    /// TOML file with these settings; the environment comes before it, and flags before both
+    #[arg(long, value_name = "FILE", env = "STERNA_SERVE_CONFIG")]
+    pub(super) config: Option<PathBuf>,
+
+    /// Check the settings and the models' headers, and exit
+    #[arg(long)]
+    pub(super) check: bool,
+}
+
+/// A configuration file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct ConfigFile {
+    pub(super) models: Vec<String>,
+    pub(super) host: Option<String>,
+    pub(super) port: Option<u16>,
+    parallel: Option<NonZero<usize>>,
+    queue: Option<usize>,
+    cache_memory: Option<String>,
+    api_keys: Option<PathBuf>,
+    allow_anyone: Option<bool>,
+    cors: Vec<String>,
+    max_body: Option<String>,
+    grammars: Option<bool>,
+}
+
+impl ConfigFile {
+    /// The one at `path`.
+    pub(super) fn read(path: &Path) -> Result<ConfigFile> {
+        let name = || path.display().to_string();
+        let text = fs::read_to_string(path).with_context(name)?;
+        toml::from_str(&text).with_context(name)
+    }
+}
+
+/// Which of the settings stand.
+#[derive(Clone)]
+pub(super) struct Chosen {
+    settings: Settings,
+    allow_anyone: bool,
+    /// Something about the API was asked for.
+    is_asked: bool,
+}
+
+impl ApiFlags {
+    /// The settings: of the flags, or of `file`, or defaults.
+    pub(super) fn choose(&self, file: &ConfigFile) -> Result<Chosen> {
+        let bytes = |flag: Option<NonZero<u64>>, text: &Option<String>, name| match (flag, text) {
+            (Some(bytes), _) => Ok(Some(bytes.get())),
+            (None, Some(text)) => match size::n_bytes(text) {
+                Ok(bytes) => Ok(Some(bytes.get())),
+                Err(error) => bail!("{name}: {error}, found {text:?}"),
+            },
+            (None, None) => Ok(None),
+        };
+        let mut keys = Keys::none();
+        if let Some(key) = &self.api_key {
+            keys.add("default", key).context("--api-key")?;
+        }
+        if let Some(path) = self.api_keys.as_ref().or(file.api_keys.as_ref()) {
+            let list = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let added = keys.add_list(&list);
+            added.with_context(|| path.display().to_string())?;
+        }
+        let parallel = self.parallel.or(file.parallel);
+        let max_body = bytes(self.max_body, &file.max_body, "max-body")?;
+        let cache_bytes = bytes(self.cache_memory, &file.cache_memory, "cache-memory")?;
+        let allow_anyone = self.allow_anyone || file.allow_anyone.unwrap_or(false);
+        let cors = match self.cors.is_empty() {
+            true => file.cors.clone(),
+            false => self.cors.clone(),
+        };
+        if let Some(origin) = cors.iter().find(|origin| !is_origin(origin)) {
+            bail!("cors: expected an origin such as https://example.org, or *, found {origin:?}");
+        }
+        Ok(Chosen {
+            is_asked: self.no_files || allow_anyone || !keys.is_empty(),
+            allow_anyone,
+            settings: Settings {
+                engine: EngineOptions {
+                    parallel: parallel.map_or(PARALLEL, NonZero::get),
+                    queue: self.queue.or(file.queue).unwrap_or(QUEUE),
+                    cache_bytes: cache_bytes.unwrap_or(CACHE_BYTES),
+                    chunk: SchedulerOptions::default().chunk,
+                },
+                keys,
+                cors,
+                max_body: max_body.map_or(MAX_BODY, |bytes| bytes.try_into().unwrap_or(usize::MAX)),
+                grammars: !self.no_grammars && file.grammars.unwrap_or(true),
+                commit: option_env!("STERNA_COMMIT").map(str::to_owned),
+                log: Arc::new(log),
+            },
+        })
+    }
+}
+
+/// Whether a header may say this of where a page comes from.
+fn is_origin(text: &str) -> bool {
+    let host = text
+        .split_once("://")
+        .map(|(scheme, host)| (scheme, host.trim_end_matches('/')));
+    text == "*"
+        || host.is_some_and(|(scheme, host)| {
+            let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | '?' | '#');
+            !scheme.is_empty()
+                && !host.is_empty()
+                && host.chars().all(is_plain)
+                && !text.ends_with('/')
+        })
+}
+
+/// Writes a record of the log: JSON, a line each.
+fn log(record: &Map<String, Value>) {
+    if let Ok(line) = serde_json::to_string(record) {
+        output::note(line);
+    }
+}
+
+impl Chosen {
+    /// Whether the API is offered at `host`.
+    ///
+    /// Errors: it was asked for, and everybody would get it.
+    pub(super) fn may_offer(&self, host: &str) -> Result<bool> {
+        if self.allow_anyone || !self.settings.keys.is_empty() || is_loopback(host) {
+            return Ok(true);
+        }
+        let message = "the API on an address that others can reach: expected --api-key, --api-keys or --allow-anyone";
+        if self.is_asked {
+            bail!("{host}: {message}");
+        }
+        output::note(format_args!("files only; {message}"));
+        Ok(false)
+    }
+
+    /// Whether what can't be offered is an error.
+    pub(super) fn is_asked(&self) -> bool {
+        self.is_asked
+    }
+
+    /// A server of `models`.
+    pub(super) fn start(self, models: Vec<Served<Device>>, is_gpu: bool) -> Result<Server> {
+        let mut settings = self.settings;
+        if is_gpu {
+            settings.engine.chunk = SchedulerOptions::gpu().chunk;
+        }
+        Server::start(models, settings).context("cannot start the engine's thread")
+    }
+}
+
+/// Whether only this machine can reach `host`.
+fn is_loopback(host: &str) -> bool {
+    let addresses = (host, 0).to_socket_addrs();
+    addresses.is_ok_and(|mut all| all.all(|address| address.ip().is_loopback()))
+}
+
+/// What clients call the model that the command line calls `name`.
+fn called(name: &str, stem: &str) -> String {
+    let is_name = name == BUILTIN || !name.contains(['/', '\\']) && !Path::new(name).exists();
+    match is_name {
+        true => name.to_owned(),
+        false => stem.to_owned(),
+    }
+}
+
+/// Opens the model called `name`, without its weights; what clients call it.
+pub(super) fn check(name: &str, flags: &ModelFlags) -> Result<String> {
+    let files = model::open(name)?;
+    model::plan(&files, flags)?;
+    files.require_tokenizer()?;
+    Ok(called(name, files.stem()))
+}
+
+/// Loads the model called `name`; whether a GPU computes it.
+pub(super) fn load(
+    name: &str,
+    flags: &ModelFlags,
+    engine: &EngineFlags,
+) -> Result<(Served<Device>, bool)> {
+    let files = model::open(name)?;
+    let plan = model::plan(&files, flags)?;
+    // What would fail later fails before the weights are read.
+    files.require_tokenizer()?;
+    let engine = engine.clone().for_model(&files);
+    let ctx_len = engine.ctx_len(plan.config().max_ctx);
+    let adapted = model::adapted(&files, &plan, &engine, ctx_len)?;
+    let is_gpu = has_gpu(adapted.model().backend());
+    let mut warnings = Vec::new();
+    let session = engine.session(ctx_len);
+    let name = called(name, files.stem());
+    let served = Served::new(name, &files, plan, adapted, session, &mut warnings)?;
+    warnings.iter().for_each(model::tell);
+    let hash = match files.header() {
+        Header::Package(header) => header.package.manifest().blake3_full,
+        _ => None,
+    };
+    Ok((served.with_hash(hash.map(|hash| hash.to_string())), is_gpu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_what_browsers_send() {
+        for origin in [
+            "*",
+            "https://example.org",
+            "http://localhost:3000",
+            "chrome-extension://abc",
+        ] {
+            assert!(is_origin(origin), "{origin}");
+        }
+        for origin in [
+            "",
+            "example.org",
+            "https://",
+            "https://example.org/",
+            "https://a/b",
+            "https://a b",
+        ] {
+            assert!(!is_origin(origin), "{origin}");
+        }
+    }
+
+    #[test]
+    fn only_this_machine_is_loopback() {
+        for (host, expected) in [
+            ("127.0.0.1", true),
+            ("::1", true),
+            ("0.0.0.0", false),
+            ("::", false),
+            ("192.0.2.1", false),
+        ] {
+            assert_eq!(is_loopback(host), expected, "{host}");
+        }
+    }
+
+    #[test]
+    fn models_are_called_by_their_names() {
+        assert_eq!(called("builtin", "tiny-tales"), "builtin");
+        assert_eq!(called("a/model.gguf", "model"), "model");
+        assert_eq!(called("stored-model", "x"), "stored-model");
+    }
+}

@@ -1,0 +1,231 @@
+//! `sterna serve` with the API of a model: the whole program, from its settings to the signal that ends it.
+#![cfg(unix)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn sterna(home: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    command.arg("serve").env("STERNA_HOME", home);
+    command
+}
+
+fn start(command: &mut Command) -> Server {
+    let mut child = command
+        .args(["--port", "0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    stdout.read_line(&mut line).unwrap();
+    let address = line.trim().trim_start_matches("http://");
+    Server {
+        address: address.trim_end_matches('/').to_owned(),
+        child,
+    }
+}
+
+impl Server {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        let patience = Duration::from_secs(120);
+        stream.set_read_timeout(Some(patience)).unwrap();
+        stream
+    }
+
+    /// Status and body.
+    fn ask(&self, head: &str, headers: &str, body: &str) -> (u16, String) {
+        let mut stream = self.connect();
+        send(&mut stream, head, headers, body);
+        response(stream)
+    }
+
+    fn chat(&self, headers: &str) -> (u16, String) {
+        let body = chat(&json!({"max_tokens": 4}));
+        self.ask("POST /v1/chat/completions", headers, &body)
+    }
+}
+
+fn send(stream: &mut TcpStream, head: &str, headers: &str, body: &str) {
+    let length = body.len();
+    let text = format!(
+        "{head} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n{headers}\r\n{body}"
+    );
+    stream.write_all(text.as_bytes()).unwrap();
+}
+
+fn response(mut stream: TcpStream) -> (u16, String) {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let status = text.split(' ').nth(1).expect("a status").parse().unwrap();
+    let (_, body) = text.split_once("\r\n\r\n").expect("a body");
+    (status, body.to_owned())
+}
+
+fn chat(more: &Value) -> String {
+    let mut body =
+        json!({"model": "builtin", "messages": [{"role": "user", "content": "Tell me a story."}]});
+    let members = body.as_object_mut().unwrap();
+    members.extend(more.as_object().unwrap().clone());
+    body.to_string()
+}
+
+fn outcome(command: &mut Command) -> (bool, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.success(), text(stdout), text(stderr))
+}
+
+#[test]
+fn a_model_is_answered_for_beside_its_files() {
+    let home = tempfile::tempdir().unwrap();
+    let server = start(sterna(home.path()).arg("builtin"));
+    let (status, body) = server.chat("");
+    assert_eq!(status, 200, "{body}");
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    let (status, list) = server.ask("GET /v1/models", "", "");
+    assert!(status == 200 && list.contains("\"builtin\""), "{list}");
+    let (status, manifest) = server.ask("GET /manifest.json", "", "");
+    assert!(status == 200 && manifest.contains("tiny-tales"));
+    assert_eq!(server.ask("GET /health", "", "").0, 200);
+}
+
+#[test]
+fn told_to_stop_it_ends_answers_first() {
+    let home = tempfile::tempdir().unwrap();
+    let mut server = start(sterna(home.path()).args(["builtin", "--no-files"]));
+    let mut stream = server.connect();
+    let body = chat(&json!({"stream": true, "seed": 1}));
+    send(&mut stream, "POST /v1/chat/completions", "", &body);
+    // Once the answer has begun.
+    stream.read_exact(&mut [0; 400]).unwrap();
+    let id = server.child.id().to_string();
+    let killed = Command::new("kill").args(["-TERM", &id]).status().unwrap();
+    assert!(killed.success());
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: [DONE]"), "{rest}");
+    assert!(server.child.wait().unwrap().success());
+}
+
+#[test]
+fn other_machines_need_a_key() {
+    let home = tempfile::tempdir().unwrap();
+    let (made, key, line) = {
+        let (ok, stdout, _) = outcome(sterna(home.path()).args(["--new-api-key", "ann"]));
+        let mut lines = stdout.lines().map(str::to_owned);
+        (ok, lines.next().unwrap(), lines.next().unwrap())
+    };
+    assert!(made && line.starts_with("ann "), "{line}");
+    let keys = home.path().join("keys.txt");
+    fs::write(&keys, format!("{line}\n")).unwrap();
+    let all = ["builtin", "--no-files", "--host", "0.0.0.0"];
+    let (ok, _, stderr) = outcome(sterna(home.path()).args(all));
+    assert!(
+        !ok && stderr.contains("--api-keys or --allow-anyone"),
+        "{stderr}"
+    );
+    let mut server = start(sterna(home.path()).args(all).arg("--api-keys").arg(&keys));
+    let (_, port) = server.address.rsplit_once(':').unwrap();
+    server.address = format!("127.0.0.1:{port}");
+    assert_eq!(server.chat("").0, 401);
+    assert_eq!(
+        server.chat(&format!("Authorization: Bearer {key}\r\n")).0,
+        200
+    );
+}
+
+#[test]
+fn settings_come_from_flags_the_environment_and_a_file() {
+    let home = tempfile::tempdir().unwrap();
+    let config = home.path().join("serve.toml");
+    fs::write(
+        &config,
+        "models = [\"builtin\"]\nparallel = 1\nqueue = 0\ngrammars = false\nmax-body = \"1KiB\"\n",
+    )
+    .unwrap();
+    let command = || {
+        let mut command = sterna(home.path());
+        command.args(["--no-files", "--config"]).arg(&config);
+        command
+    };
+    // Two at once are one too many, unless something says otherwise.
+    let two = chat(&json!({"n": 2, "max_tokens": 1}));
+    let server = start(&mut command());
+    let of = |server: &Server, body: &str| server.ask("POST /v1/chat/completions", "", body).0;
+    assert_eq!(of(&server, &two), 400);
+    assert_eq!(of(&server, &chat(&json!({"regex": "a"}))), 400);
+    assert_eq!(of(&server, &chat(&json!({"user": "x".repeat(2000)}))), 413);
+    drop(server);
+    let server = start(command().env("STERNA_SERVE_QUEUE", "5"));
+    assert_eq!(of(&server, &two), 200);
+    drop(server);
+    let server = start(
+        command()
+            .env("STERNA_SERVE_QUEUE", "5")
+            .args(["--queue", "0"]),
+    );
+    assert_eq!(of(&server, &two), 400);
+}
+
+#[test]
+fn settings_are_checked() {
+    let home = tempfile::tempdir().unwrap();
+    let (ok, stdout, _) = outcome(sterna(home.path()).args(["builtin", "--check"]));
+    assert!(ok);
+    assert_eq!(stdout, "builtin: ok\nsettings: ok\n");
+    let config = home.path().join("serve.toml");
+    for (text, message) in [
+        ("parallel = 0", "parallel"),
+        ("frobnicate = 1", "frobnicate"),
+        (
+            "cache-memory = \"lots\"",
+            "cache-memory: expected a number of bytes",
+        ),
+        ("api-keys = \"/no/such/file\"", "/no/such/file"),
+        ("cors = [\"example.org\"]", "cors: expected an origin"),
+        (
+            "host = \"0.0.0.0\"\nmodels = [\"no-such-model\"]",
+            "no-such-model",
+        ),
+    ] {
+        fs::write(&config, text).unwrap();
+        let mut command = sterna(home.path());
+        command.args(["--check", "--config"]).arg(&config);
+        if !text.contains("models") {
+            command.arg("builtin");
+        }
+        let (ok, _, stderr) = outcome(&mut command);
+        assert!(!ok && stderr.contains(message), "{text}: {stderr}");
+    }
+    let (ok, _, stderr) =
+        outcome(sterna(home.path()).args(["builtin", "--check", "--api-key", "short"]));
+    assert!(!ok && stderr.contains("at least 16 characters"), "{stderr}");
+}

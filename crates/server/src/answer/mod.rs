@@ -1,0 +1,563 @@
+//! Answers: from what a dialect asks for to the requests of the engine, and from its outputs to one stream of events,
+//! which dialects encode.
+
+mod scan;
+mod split;
+pub(crate) mod tools;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Map, Value};
+use sterna::constraint::Grammar;
+use sterna::generate::{Logprobs, Request, StopReason, TextOptions, Token, TokenConstraint};
+use sterna::sampling::{SamplingOptions, random_seed};
+use sterna::{Error, ErrorCode, Result};
+use sterna_engine::Sampler;
+use sterna_text::{Decode, Tokenizer};
+
+use crate::engine::{Output, Outputs};
+use crate::model::{Conversation, ModelText, THOUGHT};
+use split::{Expected, Part, Splitter};
+use tools::{Tool, ToolFormat};
+
+/// What is asked for, whatever the dialect.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ask {
+    pub(crate) prompt: Prompt,
+    /// How many answers.
+    pub(crate) n: usize,
+    pub(crate) sampling: SamplingOptions,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) stop: Vec<String>,
+    pub(crate) logprobs: Option<usize>,
+    /// What the answer has to match.
+    pub(crate) grammar: Option<Grammar>,
+    /// What calls there may be.
+    pub(crate) calls: Calls,
+}
+
+/// What is to be continued.
+#[derive(Debug, Clone)]
+pub(crate) enum Prompt {
+    Chat(Conversation),
+    Ids(Vec<u32>),
+}
+
+impl Default for Prompt {
+    fn default() -> Prompt {
+        Prompt::Ids(Vec::new())
+    }
+}
+
+/// Which calls of tools there may be.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) enum Calls {
+    /// None.
+    #[default]
+    None,
+    /// As the model likes.
+    May,
+    /// Of one of these, and nothing else.
+    Must { tools: Vec<Tool>, parallel: bool },
+}
+
+/// Requests for the engine, and what their answers are read with.
+pub(crate) struct Prepared {
+    pub(crate) requests: Vec<Request>,
+    pub(crate) readers: Vec<Reader>,
+}
+
+/// Why nothing can be asked of the engine.
+#[derive(Debug)]
+pub(crate) enum Unprepared {
+    /// The prompt leaves no room for an answer.
+    TooLong { n_prompt: usize, ctx_len: usize },
+    /// Something else.
+    Error(Error),
+}
+
+impl From<Error> for Unprepared {
+    fn from(error: Error) -> Unprepared {
+        Unprepared::Error(error)
+    }
+}
+
+impl From<sterna_engine::sampling::SamplerError> for Unprepared {
+    fn from(error: sterna_engine::sampling::SamplerError) -> Unprepared {
+        Unprepared::Error(error.into())
+    }
+}
+
+/// Prepares what `ask` asks of `model`. Takes a moment: templates, tokens and grammars are computed here.
+pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unprepared> {
+    let is_chat = matches!(ask.prompt, Prompt::Chat(_));
+    let (prompt, opens_thinking) = match &ask.prompt {
+        Prompt::Ids(ids) => (ids.clone(), false),
+        Prompt::Chat(conversation) => {
+            let prompt = model.prompt(conversation)?;
+            (prompt.ids, prompt.opens_thinking)
+        }
+    };
+    if prompt.len() >= model.ctx_len {
+        return Err(Unprepared::TooLong {
+            n_prompt: prompt.len(),
+            ctx_len: model.ctx_len,
+        });
+    }
+    let constraint = constraint(model, &ask, opens_thinking)?;
+    let is_constrained = constraint.is_some();
+    let expected = Expected {
+        opens_thinking,
+        may_think: is_chat && model.thinks && (!is_constrained || opens_thinking),
+        calls: match &ask.calls {
+            Calls::None => None,
+            Calls::May | Calls::Must { .. } => Some(model.tools),
+        },
+        trims: is_chat && !is_constrained,
+    };
+    let mut readers = Vec::with_capacity(ask.n);
+    let mut requests = Vec::with_capacity(ask.n);
+    let recommended = model.recommended.max_new_tokens;
+    let max_tokens = ask.max_tokens.or(recommended).unwrap_or(usize::MAX);
+    for choice in 0..ask.n.max(1) {
+        let seed = ask.sampling.seed.unwrap_or_else(random_seed);
+        let sampling = SamplingOptions {
+            seed: Some(seed.wrapping_add(choice as u64)),
+            ..ask.sampling.clone()
+        };
+        let sampler = Sampler::new(sampling.config(&model.recommended), model.n_vocab)?;
+        requests.push(Request {
+            max_tokens,
+            stop_ids: model.stop_ids.clone(),
+            logprobs: ask.logprobs,
+            text: Some(TextOptions {
+                tokenizer: model.tokenizer.clone(),
+                stop_strings: ask.stop.clone(),
+            }),
+            constraint: constraint.clone(),
+            ..Request::new(prompt.clone(), sampler)
+        });
+        readers.push(Reader {
+            splitter: Splitter::new(expected),
+            marks: match expected.calls {
+                Some(format) => format.tokens(&model.tokenizer),
+                None => Vec::new(),
+            },
+            tokenizer: model.tokenizer.clone(),
+            stop: ask.stop.clone(),
+            n_reasoning: 0,
+            ids: Vec::new(),
+        });
+    }
+    Ok(Prepared { requests, readers })
+}
+
+/// What the answer to `ask` has to match.
+fn constraint(
+    model: &ModelText,
+    ask: &Ask,
+    opens_thinking: bool,
+) -> Result<Option<Box<dyn TokenConstraint>>> {
+    let grammar = grammar(
+        model.tools,
+        &model.tokenizer,
+        &ask.calls,
+        ask.grammar.as_ref(),
+        opens_thinking,
+    )?;
+    let constraint = grammar.map(|grammar| model.constraints.of(&grammar));
+    constraint.transpose()
+}
+
+/// The same as a grammar: `calls`, or else what is `asked`, after what the model thinks.
+fn grammar(
+    format: ToolFormat,
+    tokenizer: &Tokenizer,
+    calls: &Calls,
+    asked: Option<&Grammar>,
+    opens_thinking: bool,
+) -> Result<Option<Grammar>> {
+    Ok(match (calls, asked) {
+        (Calls::Must { tools, parallel }, _) => {
+            let calls = format.grammar(tools, *parallel, tokenizer);
+            let start = match opens_thinking {
+                true => format!("start: {AFTER_THOUGHT} calls\n{THOUGHT_RULE}"),
+                false => "start: calls\n".to_owned(),
+            };
+            Some(Grammar::Lark(format!("{start}{calls}")))
+        }
+        (_, None) => None,
+        (_, Some(grammar)) if !opens_thinking => Some(grammar.clone()),
+        (_, Some(grammar)) => {
+            let body = match grammar {
+                Grammar::JsonSchema(schema) => format!("body: %json {schema}\n"),
+                Grammar::JsonObject => "body: %json {\"type\": \"object\"}\n".to_owned(),
+                Grammar::Regex(pattern) => format!("body: /{}/\n", pattern.replace('/', "\\/")),
+                _ => {
+                    return Err(Error::new(
+                        ErrorCode::Unsupported,
+                        "a grammar for the answer of a model that thinks first: expected a schema or a regular \
+                         expression, or thinking switched off",
+                    ));
+                }
+            };
+            Some(Grammar::Lark(format!(
+                "start: {AFTER_THOUGHT} body\n{THOUGHT_RULE}{body}"
+            )))
+        }
+    })
+}
+
+/// What the model thinks, up to its end, in a grammar.
+const AFTER_THOUGHT: &str = "thought blank";
+const THOUGHT_RULE: &str = "thought[lazy]: /(?s:.*)<\\/think>/\nblank: /\\n{0,2}/\n";
+const _: () = assert!(THOUGHT.len() == 8, "the rule has its text");
+
+/// How an answer ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// At its end.
+    Stop,
+    /// At this stop string.
+    StopString(String),
+    /// At a limit.
+    Length,
+    /// With calls.
+    Calls,
+}
+
+/// Tokens of an answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) n_prompt: usize,
+    /// Those of the prompt that were not computed again.
+    pub(crate) n_cached: usize,
+    pub(crate) n_generated: usize,
+    /// Those of the answer that the model thought.
+    pub(crate) n_reasoning: usize,
+}
+
+/// A token with its log-probability.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ScoredToken {
+    pub(crate) id: u32,
+    pub(crate) logprob: f32,
+    pub(crate) top: Vec<(u32, f32)>,
+}
+
+impl ScoredToken {
+    pub(crate) fn new(id: u32, logprobs: Logprobs) -> ScoredToken {
+        ScoredToken {
+            id,
+            logprob: logprobs.chosen,
+            top: logprobs.top,
+        }
+    }
+}
+
+/// What becomes of an answer. All dialects are encoded from these.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// It was begun; so much of the prompt was there.
+    Begun {
+        n_prompt: usize,
+        n_cached: usize,
+    },
+    Reasoning(String),
+    Text(String),
+    CallBegun {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    CallArguments {
+        index: usize,
+        text: String,
+    },
+    CallEnded,
+    /// Of a token, whose text follows or was said.
+    Logprobs(ScoredToken),
+    /// Nothing follows.
+    Ended {
+        finish: Finish,
+        usage: Usage,
+    },
+    /// The same.
+    Failed(Error),
+}
+
+/// Reads one answer.
+pub(crate) struct Reader {
+    splitter: Splitter,
+    /// Control tokens that mean something.
+    marks: Vec<(u32, &'static str)>,
+    tokenizer: Tokenizer,
+    stop: Vec<String>,
+    n_reasoning: usize,
+    /// Tokens so far, where stop strings are to be found.
+    ids: Vec<u32>,
+}
+
+impl Reader {
+    fn read(&mut self, output: Output) -> Vec<Event> {
+        match output {
+            Output::Begun { n_prompt, n_cached } => vec![Event::Begun { n_prompt, n_cached }],
+            Output::Token(Token { id, text, logprobs }) => {
+                let mut events = Vec::new();
+                if let Some(logprobs) = logprobs {
+                    events.push(Event::Logprobs(ScoredToken::new(id, logprobs)));
+                }
+                if !self.stop.is_empty() {
+                    self.ids.push(id);
+                }
+                self.n_reasoning += usize::from(self.splitter.is_reasoning());
+                let parts = match self.marks.iter().find(|(mark, _)| *mark == id) {
+                    Some((_, mark)) => self.splitter.push(&format!("{text}{mark}")),
+                    None => self.splitter.push(&text),
+                };
+                events.extend(parts.into_iter().map(event));
+                events
+            }
+            Output::Ended {
+                reason,
+                text,
+                stats,
+            } => {
+                let mut parts = self.splitter.push(&text);
+                parts.extend(self.splitter.finish());
+                let finish = match reason {
+                    StopReason::MaxTokens | StopReason::ContextFull => Finish::Length,
+                    _ if self.splitter.n_calls() > 0 => Finish::Calls,
+                    StopReason::StopString => Finish::StopString(self.stop_string()),
+                    StopReason::StopToken | StopReason::Complete => Finish::Stop,
+                };
+                let usage = Usage {
+                    n_prompt: stats.n_prompt,
+                    n_cached: stats.n_reused,
+                    n_generated: stats.n_generated,
+                    n_reasoning: self.n_reasoning,
+                };
+                let ended = Event::Ended { finish, usage };
+                parts.into_iter().map(event).chain([ended]).collect()
+            }
+            Output::Failed(error) => vec![Event::Failed(error)],
+            Output::Scored(_) | Output::Embedded(_) => Vec::new(),
+        }
+    }
+
+    /// The stop string that ended the answer: the first in its text.
+    fn stop_string(&self) -> String {
+        let options = Decode { skip_special: true };
+        let text = self.tokenizer.decode(&self.ids, options);
+        let found = self.stop.iter().filter(|stop| !stop.is_empty());
+        let found = found.filter_map(|stop| Some((text.find(stop.as_str())?, stop)));
+        let first = found.min_by_key(|(at, _)| *at).map(|(_, stop)| stop);
+        first.or(self.stop.first()).cloned().unwrap_or_default()
+    }
+}
+
+fn event(part: Part) -> Event {
+    match part {
+        Part::Reasoning(text) => Event::Reasoning(text),
+        Part::Text(text) => Event::Text(text),
+        Part::CallBegun { index, name } => Event::CallBegun {
+            index,
+            id: crate::id::new("call_"),
+            name,
+        },
+        Part::CallArguments { index, text } => Event::CallArguments { index, text },
+        Part::CallEnded { .. } => Event::CallEnded,
+    }
+}
+
+/// The answers to a request, as they come. Dropping it ends them.
+pub(crate) struct Answers {
+    outputs: Outputs,
+    readers: Vec<Reader>,
+    /// Answers that have not ended.
+    n_left: usize,
+    summary: Summary,
+    /// Is told at the end.
+    tell: Option<Tell>,
+}
+
+/// Takes what is said of answers in logs.
+type Tell = Box<dyn FnOnce(&Summary) + Send>;
+
+/// What is said of answers in logs.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    begun: Instant,
+    usage: Usage,
+    /// How they ended, each.
+    finishes: Vec<&'static str>,
+}
+
+impl Summary {
+    /// Adds it to a record.
+    pub(crate) fn add_to(&self, record: &mut Map<String, Value>) {
+        let Summary {
+            begun,
+            usage,
+            finishes,
+        } = self;
+        let ms = begun.elapsed().as_millis() as u64;
+        record.insert("n_prompt".into(), usage.n_prompt.into());
+        record.insert("n_cached".into(), usage.n_cached.into());
+        record.insert("n_generated".into(), usage.n_generated.into());
+        record.insert("finish".into(), finishes.clone().into());
+        record.insert("ms".into(), ms.into());
+    }
+
+    fn note(&mut self, event: &Event) {
+        match event {
+            Event::Ended { finish, usage } => {
+                self.usage.n_prompt += usage.n_prompt;
+                self.usage.n_cached += usage.n_cached;
+                self.usage.n_generated += usage.n_generated;
+                self.finishes.push(match finish {
+                    Finish::Stop => "stop",
+                    Finish::StopString(_) => "stop_string",
+                    Finish::Length => "length",
+                    Finish::Calls => "tool_calls",
+                });
+            }
+            Event::Failed(error) => self.finishes.push(error.code().as_str()),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        let n_left = std::mem::take(&mut self.n_left);
+        self.summary
+            .finishes
+            .extend((0..n_left).map(|_| "cancelled"));
+        if let Some(tell) = self.tell.take() {
+            tell(&self.summary);
+        }
+    }
+}
+
+impl Answers {
+    /// Those whose outputs are `outputs`; `tell` is told how they ended.
+    pub(crate) fn new(
+        outputs: Outputs,
+        readers: Vec<Reader>,
+        tell: impl FnOnce(&Summary) + Send + 'static,
+    ) -> Answers {
+        Answers {
+            outputs,
+            n_left: readers.len(),
+            readers,
+            summary: Summary {
+                begun: Instant::now(),
+                usage: Usage::default(),
+                finishes: Vec::new(),
+            },
+            tell: Some(Box::new(tell)),
+        }
+    }
+
+    /// What happens next to one of them; `None` once all have ended. An answer that the engine gave up ends with an
+    /// error.
+    pub(crate) async fn next(&mut self) -> Option<(usize, Vec<Event>)> {
+        while self.n_left > 0 {
+            let Some((choice, output)) = self.outputs.recv().await else {
+                self.n_left = 0;
+                let error = Error::new(
+                    ErrorCode::Compute,
+                    "the answer was given up: it was read too slowly, or the engine has stopped",
+                );
+                return Some((0, vec![Event::Failed(error)]));
+            };
+            let Some(reader) = self.readers.get_mut(choice) else {
+                continue;
+            };
+            let events = reader.read(output);
+            events.iter().for_each(|event| self.summary.note(event));
+            let is_over = |event: &Event| matches!(event, Event::Ended { .. } | Event::Failed(_));
+            if events.iter().any(is_over) {
+                self.n_left -= 1;
+            }
+            if !events.is_empty() {
+                return Some((choice, events));
+            }
+        }
+        None
+    }
+}
+
+/// A call of a tool, complete.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) arguments: String,
+}
+
+/// A whole answer.
+#[derive(Debug, Default)]
+pub(crate) struct Whole {
+    pub(crate) reasoning: String,
+    pub(crate) text: String,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) logprobs: Vec<ScoredToken>,
+    pub(crate) finish: Option<Finish>,
+    pub(crate) usage: Usage,
+}
+
+impl Whole {
+    /// Adds what `event` says.
+    ///
+    /// Errors: the answer failed.
+    pub(crate) fn add(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Begun { n_prompt, n_cached } => {
+                self.usage.n_prompt = n_prompt;
+                self.usage.n_cached = n_cached;
+            }
+            Event::Reasoning(text) => self.reasoning += &text,
+            Event::Text(text) => self.text += &text,
+            Event::CallBegun { id, name, .. } => self.calls.push(Call {
+                id,
+                name,
+                arguments: String::new(),
+            }),
+            Event::CallArguments { text, .. } => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments += &text;
+                }
+            }
+            Event::CallEnded => {}
+            Event::Logprobs(token) => self.logprobs.push(token),
+            Event::Ended { finish, usage } => {
+                self.finish = Some(finish);
+                self.usage = usage;
+            }
+            Event::Failed(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// All of `n` answers, once they have ended.
+///
+/// Errors: one of them failed.
+pub(crate) async fn whole(mut answers: Answers, n: usize) -> Result<VecDeque<Whole>> {
+    let mut all: VecDeque<Whole> = (0..n).map(|_| Whole::default()).collect();
+    while let Some((choice, events)) = answers.next().await {
+        for event in events {
+            if let Some(whole) = all.get_mut(choice) {
+                whole.add(event)?;
+            }
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests;

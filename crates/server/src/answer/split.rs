@@ -1,0 +1,376 @@
+//! The text of an answer, told apart: what the model thinks, what it says, what it calls.
+
+use sterna::generate::FirstWord;
+
+use super::tools::{CallEvent, CallReader, ToolFormat};
+use crate::model::{THINK, THOUGHT};
+
+/// A part of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// More of what the model thinks.
+    Reasoning(String),
+    /// More of what it says.
+    Text(String),
+    /// It calls this function.
+    CallBegun { index: usize, name: String },
+    /// More of the arguments of the newest call, as JSON text.
+    CallArguments { index: usize, text: String },
+    /// The newest call is complete.
+    CallEnded { index: usize },
+}
+
+/// What an answer is expected to have.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Expected {
+    /// The prompt ends where the model begins to think.
+    pub(crate) opens_thinking: bool,
+    /// It may begin with what the model thinks.
+    pub(crate) may_think: bool,
+    /// Calls, in this format.
+    pub(crate) calls: Option<ToolFormat>,
+    /// White space before the first word is the template's doing.
+    pub(crate) trims: bool,
+}
+
+/// Tells the parts of an answer apart, piece by piece.
+#[derive(Debug)]
+pub(crate) struct Splitter {
+    expected: Expected,
+    state: State,
+    /// Text that may be the beginning of a mark.
+    held: String,
+    first_word: FirstWord,
+    /// Something was said.
+    has_text: bool,
+    /// Something was thought.
+    has_thought: bool,
+    n_calls: usize,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Before the first word.
+    Begin,
+    Reasoning,
+    Text,
+    Calls(CallReader),
+}
+
+impl Splitter {
+    pub(crate) fn new(expected: Expected) -> Splitter {
+        Splitter {
+            state: match expected.opens_thinking {
+                true => State::Reasoning,
+                false => State::Begin,
+            },
+            held: String::new(),
+            first_word: FirstWord::new(expected.trims),
+            has_text: false,
+            has_thought: false,
+            n_calls: 0,
+            expected,
+        }
+    }
+
+    /// Whether what comes next is what the model thinks.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning)
+    }
+
+    /// How many calls there were.
+    pub(crate) fn n_calls(&self) -> usize {
+        self.n_calls
+    }
+
+    /// The parts that `text` completes.
+    pub(crate) fn push(&mut self, text: &str) -> Vec<Part> {
+        let mut parts = Vec::new();
+        self.held += text;
+        while self.advance(&mut parts, false) {}
+        parts
+    }
+
+    /// What was held back, at the end of the answer.
+    pub(crate) fn finish(&mut self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        while self.advance(&mut parts, true) {}
+        if let State::Calls(reader) = &mut self.state {
+            let mut events = Vec::new();
+            reader.finish(&mut events);
+            self.called(events, &mut parts);
+        }
+        parts
+    }
+
+    /// Takes what is certain out of the held text; true if the state changed, so that there may be more.
+    fn advance(&mut self, parts: &mut Vec<Part>, is_end: bool) -> bool {
+        match &mut self.state {
+            State::Begin => {
+                let word = self.held.trim_start();
+                if word.is_empty() && !is_end {
+                    return false;
+                }
+                let begins = self.expected.may_think && !word.is_empty();
+                if begins && THINK.starts_with(word) && word != THINK && !is_end {
+                    return false;
+                }
+                if let Some(rest) = word.strip_prefix(THINK).filter(|_| begins) {
+                    self.held = rest.to_owned();
+                    self.state = State::Reasoning;
+                } else if self.expected.calls == Some(ToolFormat::Bare) && word.starts_with('{') {
+                    self.held = word.to_owned();
+                    self.state = State::Calls(CallReader::new(ToolFormat::Bare));
+                } else {
+                    self.state = State::Text;
+                }
+                true
+            }
+            State::Reasoning => {
+                if let Some(at) = self.held.find(THOUGHT) {
+                    let rest = self.held.split_off(at);
+                    let thought = std::mem::take(&mut self.held);
+                    let thought = thought.trim_end();
+                    if !thought.is_empty() {
+                        parts.push(Part::Reasoning(self.thought(thought)));
+                    }
+                    self.held = rest[THOUGHT.len()..].trim_start().to_owned();
+                    self.first_word = FirstWord::new(true);
+                    self.state = State::Begin;
+                    self.expected.may_think = false;
+                    return true;
+                }
+                let n_held = match is_end {
+                    true => 0,
+                    false => {
+                        // White space before the end isn't part of it.
+                        let mark = n_beginning(&self.held, THOUGHT);
+                        let before = &self.held[..self.held.len() - mark];
+                        mark + before.len() - before.trim_end().len()
+                    }
+                };
+                let rest = self.held.split_off(self.held.len() - n_held);
+                let thought = std::mem::replace(&mut self.held, rest);
+                if !thought.is_empty() {
+                    parts.push(Part::Reasoning(self.thought(&thought)));
+                }
+                false
+            }
+            State::Text => {
+                let mark = self.expected.calls.and_then(ToolFormat::mark);
+                let Some(mark) = mark else {
+                    let text = std::mem::take(&mut self.held);
+                    self.say(&text, parts);
+                    return false;
+                };
+                if let Some(at) = self.held.find(mark) {
+                    let rest = self.held.split_off(at);
+                    let text = std::mem::take(&mut self.held);
+                    // White space before a call separates it from what was said, if anything was.
+                    self.say(text.trim_end(), parts);
+                    self.held = rest[mark.len()..].to_owned();
+                    let format = self.expected.calls.unwrap_or_default();
+                    self.state = State::Calls(CallReader::new(format));
+                    return true;
+                }
+                let n_held = match is_end {
+                    true => 0,
+                    false => {
+                        let mark = n_beginning(&self.held, mark);
+                        let before = &self.held[..self.held.len() - mark];
+                        mark + before.len() - before.trim_end().len()
+                    }
+                };
+                let rest = self.held.split_off(self.held.len() - n_held);
+                let text = std::mem::replace(&mut self.held, rest);
+                match is_end && self.n_calls > 0 && text.trim().is_empty() {
+                    true => {}
+                    false => self.say(&text, parts),
+                }
+                false
+            }
+            State::Calls(reader) => {
+                let text = std::mem::take(&mut self.held);
+                let mut events = Vec::new();
+                let rest = reader.push(&text, &mut events);
+                self.called(events, parts);
+                let Some(rest) = rest else { return false };
+                self.held = rest;
+                self.state = State::Text;
+                // After calls, white space isn't said.
+                if self.n_calls > 0 && !self.has_text {
+                    self.first_word = FirstWord::new(true);
+                }
+                true
+            }
+        }
+    }
+
+    /// A piece of what the model thinks, the first of which begins on a line of its own.
+    fn thought(&mut self, text: &str) -> String {
+        let text = match std::mem::replace(&mut self.has_thought, true) {
+            false => text.trim_start_matches(['\r', '\n']),
+            true => text,
+        };
+        text.to_owned()
+    }
+
+    fn say(&mut self, text: &str, parts: &mut Vec<Part>) {
+        let text = self.first_word.push(text);
+        if !text.is_empty() {
+            self.has_text = true;
+            parts.push(Part::Text(text));
+        }
+    }
+
+    fn called(&mut self, events: Vec<CallEvent>, parts: &mut Vec<Part>) {
+        for event in events {
+            let index = self.n_calls.saturating_sub(1);
+            match event {
+                CallEvent::Begun { name } => {
+                    let index = self.n_calls;
+                    self.n_calls += 1;
+                    parts.push(Part::CallBegun { index, name });
+                }
+                CallEvent::Arguments(text) => parts.push(Part::CallArguments { index, text }),
+                CallEvent::Ended => parts.push(Part::CallEnded { index }),
+                CallEvent::Text(text) => self.say(&text, parts),
+            }
+        }
+    }
+}
+
+/// How many bytes at the end of `text` may begin `mark`.
+fn n_beginning(text: &str, mark: &str) -> usize {
+    let longest = mark.len().saturating_sub(1).min(text.len());
+    let ends = (1..=longest).rev();
+    ends.into_iter()
+        .find(|&n| {
+            text.is_char_boundary(text.len() - n) && mark.starts_with(&text[text.len() - n..])
+        })
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parts of `text` in pieces of `n` characters, neighbours joined.
+    fn split(expected: Expected, text: &str, n: usize) -> Vec<Part> {
+        let mut splitter = Splitter::new(expected);
+        let chars: Vec<char> = text.chars().collect();
+        let pieces = chars
+            .chunks(n)
+            .map(|piece| piece.iter().collect::<String>());
+        let mut parts: Vec<Part> = pieces.flat_map(|piece| splitter.push(&piece)).collect();
+        parts.extend(splitter.finish());
+        let mut joined: Vec<Part> = Vec::new();
+        for part in parts {
+            match (joined.last_mut(), part) {
+                (Some(Part::Text(said)), Part::Text(more)) => *said += &more,
+                (Some(Part::Reasoning(said)), Part::Reasoning(more)) => *said += &more,
+                (
+                    Some(Part::CallArguments { text, .. }),
+                    Part::CallArguments { text: more, .. },
+                ) => {
+                    *text += &more;
+                }
+                (_, part) => joined.push(part),
+            }
+        }
+        joined
+    }
+
+    fn text(text: &str) -> Part {
+        Part::Text(text.to_owned())
+    }
+
+    fn thought(text: &str) -> Part {
+        Part::Reasoning(text.to_owned())
+    }
+
+    fn call(index: usize, name: &str, arguments: &str) -> [Part; 3] {
+        let (name, text) = (name.to_owned(), arguments.to_owned());
+        [
+            Part::CallBegun { index, name },
+            Part::CallArguments { index, text },
+            Part::CallEnded { index },
+        ]
+    }
+
+    #[test]
+    fn parts_are_told_apart_however_the_text_is_cut() {
+        let plain = Expected {
+            trims: true,
+            ..Expected::default()
+        };
+        let thinks = Expected {
+            may_think: true,
+            ..plain
+        };
+        let opened = Expected {
+            opens_thinking: true,
+            ..thinks
+        };
+        let calls = |format| Expected {
+            calls: Some(format),
+            ..thinks
+        };
+        let tagged = calls(ToolFormat::Tagged);
+        let one = "<tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+        for (expected, input, parts) in [
+            (plain, " Hello <b> there\n", vec![text("Hello <b> there\n")]),
+            (plain, "<think>a</think>", vec![text("<think>a</think>")]),
+            (
+                thinks,
+                "<think>\nso\n\nit is\n</think>\n\nYes",
+                vec![thought("so\n\nit is"), text("Yes")],
+            ),
+            (thinks, "<thing>", vec![text("<thing>")]),
+            (thinks, "<think>\n\n</think>\n\nYes", vec![text("Yes")]),
+            (opened, "\nso</think>Yes", vec![thought("so"), text("Yes")]),
+            (opened, "so", vec![thought("so")]),
+            (
+                tagged,
+                &format!("Look: {one}"),
+                [&[text("Look:")], &call(0, "a", "{\"x\": 1}")[..]].concat(),
+            ),
+            (
+                tagged,
+                &format!("<think>h</think>\n{one}\n{one}\n"),
+                [
+                    &[thought("h")],
+                    &call(0, "a", "{\"x\": 1}")[..],
+                    &call(1, "a", "{\"x\": 1}")[..],
+                ]
+                .concat(),
+            ),
+            (tagged, "a <tool b", vec![text("a <tool b")]),
+            (
+                tagged,
+                "<tool_call>no</tool_call>",
+                vec![text("<tool_call>no</tool_call>")],
+            ),
+            (
+                calls(ToolFormat::List),
+                "[TOOL_CALLS][{\"name\": \"a\", \"arguments\": {}}]",
+                call(0, "a", "{}").to_vec(),
+            ),
+            (
+                calls(ToolFormat::Bare),
+                "\n\n{\"name\": \"a\", \"parameters\": {}}",
+                call(0, "a", "{}").to_vec(),
+            ),
+            (
+                calls(ToolFormat::Bare),
+                "{\"a\": 1}",
+                vec![text("{\"a\": 1}")],
+            ),
+            (calls(ToolFormat::Bare), "So: {}", vec![text("So: {}")]),
+        ] {
+            for n in 1..=input.chars().count() {
+                assert_eq!(split(expected, input, n), parts, "{input:?} by {n}");
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Who may ask: keys, of which only digests are kept.
+
+use axum::http::{HeaderMap, header};
+
+/// The keys that are let in; with none, everybody is.
+#[derive(Debug, Clone, Default)]
+pub struct Keys(Vec<Key>);
+
+#[derive(Debug, Clone)]
+struct Key {
+    name: String,
+    digest: blake3::Hash,
+}
+
+/// Why a list of keys can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// A line that is no key.
+    #[error("line {line}: expected a name and 64 hexadecimal digits, the BLAKE3 digest of a key")]
+    Line {
+        /// Its number.
+        line: usize,
+    },
+    /// A list without keys would let everybody in.
+    #[error("expected at least one key, found none")]
+    Empty,
+    /// A key that could be guessed.
+    #[error("expected a key of at least {MIN_LEN} characters, found {len}")]
+    Short {
+        /// Its length.
+        len: usize,
+    },
+}
+
+/// Characters of a key at least.
+const MIN_LEN: usize = 16;
+
+impl Keys {
+    /// No keys: everybody is let in.
+    pub fn none() -> Keys {
+        Keys::default()
+    }
+
+    /// Whether everybody is let in.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Lets in who has `key`, which logs call `name`.
+    ///
+    /// Errors: it is too short.
+    pub fn add(&mut self, name: &str, key: &str) -> Result<(), KeysError> {
+        if key.len() < MIN_LEN {
+            return Err(KeysError::Short { len: key.len() });
+        }
+        self.0.push(Key {
+            name: name.to_owned(),
+            digest: blake3::hash(key.as_bytes()),
+        });
+        Ok(())
+    }
+
+    /// Lets in who has the keys whose digests are in `list`: a name and a digest on each line; `#` begins a remark.
+    ///
+    /// Errors: the first line that is none, or that there are none.
+    pub fn add_list(&mut self, list: &str) -> Result<(), KeysError> {
+        let before = self.0.len();
+        for (index, line) in list.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if line.is_empty() {
+                continue;
+            }
+            let key = line
+                .rsplit_once(char::is_whitespace)
+                .and_then(|(name, digest)| {
+                    Some(Key {
+                        name: name.trim().to_owned(),
+                        digest: blake3::Hash::from_hex(digest).ok()?,
+                    })
+                });
+            self.0.push(key.ok_or(KeysError::Line { line: index + 1 })?);
+        }
+        match self.0.len() > before {
+            true => Ok(()),
+            false => Err(KeysError::Empty),
+        }
+    }
+
+    /// A new key, and the line of a list that lets it in under `name`.
+    pub fn make(name: &str) -> (String, String) {
+        let key = format!("{}{}", crate::id::new("sk-"), crate::id::new(""));
+        let line = format!("{name} {}", blake3::hash(key.as_bytes()).to_hex());
+        (key, line)
+    }
+
+    /// Which key `headers` have, by its number, and its name; `None` if it isn't let in.
+    pub(crate) fn find(&self, headers: &HeaderMap) -> Option<(usize, &str)> {
+        if self.is_empty() {
+            return Some((0, ""));
+        }
+        let text = |name| headers.get(name)?.to_str().ok();
+        let bearer = text(header::AUTHORIZATION.as_str()).and_then(|value| {
+            let (scheme, key) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+        });
+        let key = bearer.or_else(|| text("x-api-key"))?;
+        // Digests are compared in constant time, and all of them.
+        let digest = blake3::hash(key.as_bytes());
+        let keys = self.0.iter().enumerate();
+        keys.fold(None, |found, (index, key)| match key.digest == digest {
+            true => Some((index, key.name.as_str())),
+            false => found,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(name: &'static str, value: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        headers
+    }
+
+    #[test]
+    fn only_who_has_a_key_is_let_in() {
+        let (key, line) = Keys::make("ann");
+        let mut keys = Keys::none();
+        assert!(keys.find(&HeaderMap::new()).is_some());
+        keys.add_list(&format!("# who\n\n{line} # since May\n"))
+            .unwrap();
+        keys.add("bob", "a key of bob's own").unwrap();
+        let found = |name, value: &str| keys.find(&headers(name, value)).map(|(_, name)| name);
+        assert_eq!(
+            found("authorization", &format!("Bearer {key}")),
+            Some("ann")
+        );
+        assert_eq!(
+            found("authorization", &format!("bearer  {key}")),
+            Some("ann")
+        );
+        assert_eq!(found("x-api-key", "a key of bob's own"), Some("bob"));
+        assert_eq!(found("authorization", &key), None);
+        assert_eq!(found("authorization", "Bearer a key of bob's owm"), None);
+        assert_eq!(keys.find(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn lists_that_let_nobody_or_anybody_in_are_refused() {
+        let refused = |list: &str| Keys::none().add_list(list).unwrap_err().to_string();
+        assert_eq!(refused("# none\n"), "expected at least one key, found none");
+        assert!(refused("ann 1234").starts_with("line 1: expected a name"));
+        assert!(Keys::none().add("x", "short").is_err());
+    }
+}

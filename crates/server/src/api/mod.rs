@@ -1,0 +1,466 @@
+//! The HTTP side: routes, who is let in, and what all dialects share.
+
+mod anthropic;
+mod auth;
+mod embeddings;
+mod error;
+mod json;
+mod models;
+mod openai;
+mod operations;
+mod responses;
+mod stream;
+mod tokens;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{get, post};
+use futures_util::StreamExt;
+use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+
+use crate::answer::{Answers, Ask, Summary, prepare};
+use crate::engine::{Engine, Job, Work, replies};
+use crate::metrics::Metrics;
+use crate::model::ModelText;
+use crate::settings::Settings;
+use json::At;
+
+pub use auth::{Keys, KeysError};
+pub(crate) use error::{ApiError, Dialect};
+
+/// How long a client may take to send a request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What every handler needs.
+pub(crate) struct App {
+    pub(crate) engine: Engine,
+    pub(crate) models: Vec<Arc<ModelText>>,
+    pub(crate) settings: Settings,
+    pub(crate) metrics: Arc<Metrics>,
+    /// What earlier responses can be continued from.
+    pub(crate) store: responses::Store,
+    /// Prompts and grammars are computed by so many at once.
+    preparing: Semaphore,
+    is_draining: AtomicBool,
+}
+
+pub(crate) type Shared = Arc<App>;
+
+/// Who asks.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    /// The number of the key.
+    key: usize,
+    key_name: String,
+    pub(crate) request_id: String,
+}
+
+/// A model that a request names.
+#[derive(Clone)]
+pub(crate) struct Named {
+    pub(crate) index: usize,
+    pub(crate) text: Arc<ModelText>,
+}
+
+impl App {
+    pub(crate) fn new(
+        engine: Engine,
+        models: Vec<Arc<ModelText>>,
+        settings: Settings,
+        metrics: Arc<Metrics>,
+    ) -> App {
+        let n_preparing = std::thread::available_parallelism().map_or(1, |n| n.get());
+        App {
+            engine,
+            models,
+            settings,
+            metrics,
+            store: responses::Store::default(),
+            preparing: Semaphore::new(n_preparing),
+            is_draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes no more requests.
+    pub(crate) fn drain(&self) {
+        self.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// The model called what `field` says.
+    pub(crate) fn model(&self, field: &At<'_>) -> Result<Named, ApiError> {
+        let name = field.required_text()?;
+        self.model_named(name).ok_or_else(|| {
+            let names: Vec<&str> = self
+                .models
+                .iter()
+                .map(|model| model.name.as_str())
+                .collect();
+            let message = format!(
+                "the model `{name}` does not exist; expected {}",
+                names.join(" or ")
+            );
+            ApiError::new(StatusCode::NOT_FOUND, message)
+                .at(field.path())
+                .with_code("model_not_found")
+        })
+    }
+
+    /// The same; the first one if none is named.
+    pub(crate) fn model_or_first(&self, field: &At<'_>) -> Result<Named, ApiError> {
+        match (field.is_absent(), self.models.first()) {
+            (true, Some(text)) => Ok(Named {
+                index: 0,
+                text: Arc::clone(text),
+            }),
+            _ => self.model(field),
+        }
+    }
+
+    pub(crate) fn model_named(&self, name: &str) -> Option<Named> {
+        let index = self.models.iter().position(|model| model.name == name)?;
+        Some(Named {
+            index,
+            text: Arc::clone(&self.models[index]),
+        })
+    }
+
+    /// Computes `work`, which takes a moment, where it stalls no connection.
+    pub(crate) async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let _permit = self.preparing.acquire().await;
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|error| {
+            ApiError::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("preparing the request: {error}"),
+            )
+        })
+    }
+
+    /// The answers to `asks`, of which each has as many as it says.
+    pub(crate) async fn answers(
+        &self,
+        caller: &Caller,
+        model: &Named,
+        dialect: &'static str,
+        asks: Vec<Ask>,
+    ) -> Result<Answers, ApiError> {
+        let text = Arc::clone(&model.text);
+        if text.is_encoder {
+            return Err(ApiError::invalid(format!(
+                "the model `{}` makes vectors of texts: expected a request to /v1/embeddings",
+                text.name
+            ))
+            .at("model"));
+        }
+        let prepared = self
+            .aside(move || {
+                let all = asks.into_iter().map(|ask| prepare(&text, ask));
+                all.collect::<Result<Vec<_>, _>>()
+            })
+            .await??;
+        let (mut requests, mut readers) = (Vec::new(), Vec::new());
+        for prepared in prepared {
+            requests.extend(prepared.requests);
+            readers.extend(prepared.readers);
+        }
+        let (replies, outputs) = replies(requests.len());
+        let jobs = requests
+            .into_iter()
+            .zip(replies)
+            .map(|(request, reply)| Job {
+                model: model.index,
+                key: caller.key,
+                work: Work::Generate(Box::new(request)),
+                reply,
+            });
+        self.engine.submit(jobs.collect())?;
+        let log = Arc::clone(&self.settings.log);
+        let head = json!({
+            "event": "answer",
+            "request_id": caller.request_id,
+            "key": caller.key_name,
+            "dialect": dialect,
+            "model": model.text.name,
+        });
+        Ok(Answers::new(outputs, readers, move |summary: &Summary| {
+            let mut record = match head {
+                Value::Object(members) => members,
+                _ => Map::new(),
+            };
+            summary.add_to(&mut record);
+            log(&record);
+        }))
+    }
+
+    /// Submits one piece of work that isn't an answer; its outputs.
+    pub(crate) fn submit(
+        &self,
+        caller: &Caller,
+        model: &Named,
+        work: Work,
+        reply: crate::engine::Reply,
+    ) -> Result<(), ApiError> {
+        let job = Job {
+            model: model.index,
+            key: caller.key,
+            work,
+            reply,
+        };
+        Ok(self.engine.submit(vec![job])?)
+    }
+}
+
+/// All routes.
+pub(crate) fn router(app: Shared) -> Router {
+    use Dialect::{Anthropic, OpenAi};
+
+    /// Routes requests with a body to a handler.
+    macro_rules! to {
+        ($dialect:expr, $handler:path) => {
+            post(|State(app): State<Shared>, request: Request| async move {
+                handle($dialect, app, request, $handler).await
+            })
+        };
+    }
+    let cors = cors(&app.settings.cors);
+    let routes = Router::new()
+        .route("/v1/chat/completions", to!(OpenAi, openai::chat::answer))
+        .route("/v1/completions", to!(OpenAi, openai::completions::answer))
+        .route("/v1/responses", to!(OpenAi, responses::answer))
+        .route("/v1/embeddings", to!(OpenAi, embeddings::answer))
+        .route("/v1/messages", to!(Anthropic, anthropic::answer))
+        .route(
+            "/v1/messages/count_tokens",
+            to!(Anthropic, anthropic::count_tokens),
+        )
+        .route("/tokenize", to!(OpenAi, tokens::tokenize))
+        .route("/detokenize", to!(OpenAi, tokens::detokenize))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::one))
+        .route("/metrics", get(operations::metrics))
+        .route("/health", get(operations::health))
+        .route("/v1/{*path}", axum::routing::any(no_such_path))
+        .with_state(Arc::clone(&app))
+        .layer(middleware::from_fn_with_state(app, gate));
+    match cors {
+        Some(cors) => routes.layer(cors),
+        None => routes,
+    }
+}
+
+/// What pages of `origins` may do, which is all that others may.
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    if origins.is_empty() {
+        return None;
+    }
+    let allowed = match origins.iter().any(|origin| origin == "*") {
+        true => AllowOrigin::any(),
+        false => AllowOrigin::list(origins.iter().filter_map(|origin| origin.parse().ok())),
+    };
+    Some(
+        CorsLayer::new()
+            .allow_origin(allowed)
+            .allow_methods(Any)
+            .allow_headers(Any)
+            .expose_headers(Any),
+    )
+}
+
+async fn no_such_path(request: Request) -> Response {
+    let dialect = dialect_of(&request);
+    let path = request.uri().path();
+    let message = format!("{} {path}: there is nothing here", request.method());
+    drain(request.into_body()).await;
+    ApiError::new(StatusCode::NOT_FOUND, message).respond(dialect)
+}
+
+/// Reads what comes with a request that is refused, if it is short and comes soon: its connection can be kept then.
+async fn drain(body: Body) {
+    const LIMIT: usize = 64 << 10;
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let _ = tokio::time::timeout(TIMEOUT, bytes(body, LIMIT)).await;
+}
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The same, as Anthropic's clients know it.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+/// What tells Anthropic's clients from OpenAI's.
+const ANTHROPIC_VERSION: &str = "anthropic-version";
+
+fn dialect_of(request: &Request) -> Dialect {
+    let of_path = request.uri().path().starts_with("/v1/messages");
+    match of_path || request.headers().contains_key(ANTHROPIC_VERSION) {
+        true => Dialect::Anthropic,
+        false => Dialect::OpenAi,
+    }
+}
+
+/// Lets requests in that may come in, and gives each a name in logs.
+async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let request_id = request_id(request.headers());
+    let dialect = dialect_of(&request);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let is_health = path == "/health";
+    let caller = app.settings.keys.find(request.headers());
+    let caller = caller.map(|(key, name)| Caller {
+        key,
+        key_name: name.to_owned(),
+        request_id: request_id.clone(),
+    });
+    let mut key_name = String::new();
+    let refused = match &caller {
+        None if !is_health => Some(
+            ApiError::new(
+                StatusCode::UNAUTHORIZED,
+                "expected a key that is let in, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+            )
+            .with_code("invalid_api_key"),
+        ),
+        _ if app.is_draining() && !is_health && path != "/metrics" => Some(ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the server is about to stop",
+        )),
+        _ => None,
+    };
+    let mut response = match refused {
+        Some(error) => {
+            drain(request.into_body()).await;
+            error.respond(dialect)
+        }
+        None => {
+            if let Some(caller) = caller {
+                key_name.clone_from(&caller.key_name);
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+    };
+    if let Ok(value) = HeaderValue::try_from(&request_id) {
+        let headers = response.headers_mut();
+        headers.insert(ANTHROPIC_REQUEST_ID, value.clone());
+        headers.insert(REQUEST_ID, value);
+    }
+    let status = response.status().as_u16();
+    if !is_health && path != "/metrics" {
+        let name = match dialect {
+            Dialect::OpenAi => "openai",
+            Dialect::Anthropic => "anthropic",
+        };
+        app.metrics.count(name, status);
+        let record = json!({
+            "event": "request",
+            "request_id": request_id,
+            "key": key_name,
+            "method": method.as_str(),
+            "path": path,
+            "status": status,
+            "ms": begun.elapsed().as_millis() as u64,
+        });
+        if let Value::Object(record) = record {
+            (app.settings.log)(&record);
+        }
+    }
+    response
+}
+
+/// The id that a client gave its request, if it is fit for a log, or a new one.
+fn request_id(headers: &HeaderMap) -> String {
+    const MAX_LEN: usize = 64;
+    let is_fit = |id: &&str| {
+        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
+        (1..=MAX_LEN).contains(&id.len()) && id.chars().all(fits)
+    };
+    let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    let given = given.filter(is_fit).map(str::to_owned);
+    given.unwrap_or_else(|| crate::id::new("req_"))
+}
+
+/// Answers `request`, whose body is JSON, by `answer`.
+async fn handle<F, A>(dialect: Dialect, app: Shared, request: Request, answer: F) -> Response
+where
+    F: FnOnce(Shared, Caller, Value) -> A,
+    A: Future<Output = Result<Response, ApiError>>,
+{
+    let answered = async {
+        let caller = request.extensions().get::<Caller>().cloned();
+        let caller = caller
+            .ok_or_else(|| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "nobody asked"))?;
+        let body = body(request, app.settings.max_body).await?;
+        answer(app, caller, body).await
+    };
+    match answered.await {
+        Ok(response) => response,
+        Err(error) => error.respond(dialect),
+    }
+}
+
+/// The JSON that `request` has, of at most `limit` bytes.
+async fn body(request: Request, limit: usize) -> Result<Value, ApiError> {
+    let (parts, body) = request.into_parts();
+    let kind = parts.headers.get(header::CONTENT_TYPE);
+    let kind = kind.and_then(|kind| kind.to_str().ok());
+    // Pages of any site may send forms and plain text; JSON they may not, unless CORS lets them.
+    if let Some(kind) = kind.filter(|kind| !kind.to_ascii_lowercase().contains("json")) {
+        return Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            format!("content-type: expected application/json, found {kind}"),
+        ));
+    }
+    let said = parts.headers.get(header::CONTENT_LENGTH);
+    let said = said.and_then(|len| len.to_str().ok()?.parse::<usize>().ok());
+    if said.is_some_and(|len| len > limit) {
+        return Err(too_large(limit));
+    }
+    let bytes = tokio::time::timeout(BODY_TIMEOUT, bytes(body, limit)).await;
+    let bytes = bytes.map_err(|_| {
+        ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "the request took too long to arrive",
+        )
+    })??;
+    let value: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::invalid(format!("the body: expected JSON: {error}")))?;
+    match value.is_object() {
+        true => Ok(value),
+        false => Err(At::body(&value).wrong("a JSON object")),
+    }
+}
+
+async fn bytes(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let mut stream = body.into_data_stream();
+    let mut bytes = Vec::new();
+    while let Some(chunk) = stream.next().await {
+        let chunk = chunk.map_err(|error| ApiError::invalid(format!("the body: {error}")))?;
+        if bytes.len() + chunk.len() > limit {
+            return Err(too_large(limit));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes.into())
+}
+
+fn too_large(limit: usize) -> ApiError {
+    ApiError::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        format!("the body: expected at most {limit} bytes, found more"),
+    )
+}

@@ -1,0 +1,94 @@
+//! Low-bit language models over HTTP: the dialects that clients speak, many answers at once.
+//!
+//! For programs that serve models, of which the `sterna` command is one. Not for sockets: whoever composes a server
+//! listens, and hands connections to a [`Server`]'s router. Not for arithmetic either: that is `sterna`'s.
+//!
+//! A request goes from its dialect to the engine thread, which owns every sequence, and comes back as one stream of
+//! events, which the dialect encodes. An answer doesn't depend on what else is asked at the same time.
+//!
+//! ```
+//! use sterna::Adapted;
+//! use sterna::native::{BUILTIN, LoadFrom, LocalModel, Weights, builtin};
+//! use sterna_engine::{Cpu, SessionOptions, plan::PlanOptions};
+//! use sterna_server::{Served, Server, Settings};
+//!
+//! let files = LocalModel::open(BUILTIN, builtin(), None, None)?;
+//! let plan = files.plan(&PlanOptions::default())?;
+//! let cpu = Cpu::new(1, sterna_kernels::Isa::detect());
+//! let options = LoadFrom { weights: Weights::Mapped, experts: None, n_threads: 1, progress: &|_| {} };
+//! let model = Adapted::new(files.load_on(plan.clone(), cpu, &options)?.model);
+//! let session = SessionOptions::new(512);
+//! let served = Served::new("tales", &files, plan, model, session, &mut Vec::new())?;
+//! let server = Server::start(vec![served], Settings::default())?;
+//! // To be served by whatever listens.
+//! let router: axum::Router = server.router();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod answer;
+mod api;
+mod engine;
+mod id;
+mod metrics;
+mod model;
+mod settings;
+
+use std::io;
+use std::sync::Arc;
+
+use axum::Router;
+use sterna::Adapted;
+use sterna_engine::Backend;
+
+use api::{App, Shared};
+use engine::Engine;
+use metrics::Metrics;
+
+pub use api::{Keys, KeysError};
+pub use engine::{EngineModel, EngineOptions};
+pub use model::Served;
+pub use settings::{CACHE_BYTES, Log, MAX_BODY, PARALLEL, QUEUE, Settings};
+
+/// The version of this runtime.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// A running engine, and the routes to it.
+#[derive(Clone)]
+pub struct Server {
+    app: Shared,
+}
+
+impl Server {
+    /// Starts the engine for `models`.
+    ///
+    /// Errors: the system has no thread left.
+    pub fn start<B>(models: Vec<Served<B>>, settings: Settings) -> io::Result<Server>
+    where
+        B: Backend + 'static,
+        Adapted<B>: Send,
+    {
+        let (mut texts, mut engines) = (Vec::new(), Vec::new());
+        for Served { text, engine } in models {
+            texts.push(Arc::new(text));
+            engines.push(engine);
+        }
+        let token_bytes = engines.first().map_or(0, |model: &EngineModel<B>| {
+            (model.cache_bytes)(1).saturating_sub((model.cache_bytes)(0))
+        });
+        let metrics = Arc::new(Metrics::new(settings.engine.cache_bytes, token_bytes));
+        let engine = Engine::start(engines, settings.engine, Arc::clone(&metrics))?;
+        let app = App::new(engine, texts, settings, metrics);
+        Ok(Server { app: Arc::new(app) })
+    }
+
+    /// The routes of the API.
+    pub fn router(&self) -> Router {
+        api::router(Arc::clone(&self.app))
+    }
+
+    /// Takes no more requests; those that were taken are answered.
+    pub fn drain(&self) {
+        self.app.drain();
+    }
+}

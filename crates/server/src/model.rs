@@ -1,0 +1,224 @@
+//! A served model: its text side, which requests are prepared with, and its engine side.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use sterna::constraint::Constraints;
+use sterna::embedding::Pooling;
+use sterna::{Adapted, ModelFiles, Result, Warning};
+use sterna_engine::{Backend, ModelPlan, SessionOptions};
+use sterna_format::hf::GenerationConfig;
+use sterna_text::{ChatInput, ChatTemplate, DateTime, Tokenizer};
+
+use crate::answer::tools::ToolFormat;
+use crate::engine::EngineModel;
+
+/// A model to be served.
+pub struct Served<B: Backend> {
+    pub(crate) text: ModelText,
+    pub(crate) engine: EngineModel<B>,
+}
+
+impl<B: Backend> Served<B> {
+    /// `adapted`, which is made of `files` as `plan` says, under the name `name`; its sequences have the settings
+    /// `session`. What is odd about its files is added to `warnings`.
+    ///
+    /// Errors: files without a tokenizer, or with one that can't be read.
+    pub fn new(
+        name: impl Into<String>,
+        files: &ModelFiles,
+        plan: ModelPlan,
+        adapted: Adapted<B>,
+        session: SessionOptions,
+        warnings: &mut Vec<Warning>,
+    ) -> Result<Served<B>> {
+        let text = ModelText::new(name.into(), files, &plan, session.ctx_len, warnings)?;
+        let cache = session.cache;
+        let engine = EngineModel {
+            adapted,
+            session,
+            cache_bytes: Box::new(move |len| plan.cache_bytes(len, cache)),
+        };
+        Ok(Served { text, engine })
+    }
+
+    /// The same, whose files have this digest.
+    #[must_use]
+    pub fn with_hash(mut self, hash: Option<String>) -> Served<B> {
+        self.text.hash = hash;
+        self
+    }
+}
+
+/// The text side of a model.
+pub(crate) struct ModelText {
+    pub(crate) name: String,
+    /// When it was loaded, in seconds since 1970.
+    pub(crate) created: u64,
+    /// The digest of its files, where that is known.
+    pub(crate) hash: Option<String>,
+    pub(crate) tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    /// For conversations with tools.
+    tool_template: Option<ChatTemplate>,
+    /// How it calls tools.
+    pub(crate) tools: ToolFormat,
+    /// Whether its template tells of the tools.
+    tells_tools: bool,
+    /// Whether it may think before it answers.
+    pub(crate) thinks: bool,
+    pub(crate) stop_ids: Vec<u32>,
+    pub(crate) recommended: GenerationConfig,
+    pub(crate) constraints: Constraints,
+    pub(crate) ctx_len: usize,
+    pub(crate) n_vocab: usize,
+    pub(crate) pooling: Option<Pooling>,
+    /// It has no answers, only vectors.
+    pub(crate) is_encoder: bool,
+}
+
+/// The opening of what a model thinks, and its end.
+pub(crate) const THINK: &str = "<think>";
+pub(crate) const THOUGHT: &str = "</think>";
+
+/// A conversation to be answered, in the form that templates know: that of OpenAI's API.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Conversation {
+    pub(crate) messages: Vec<Value>,
+    /// Functions, each as `{"type": "function", "function": {...}}`.
+    pub(crate) tools: Vec<Value>,
+    /// Whether the model is to think; `None` leaves it to the template.
+    pub(crate) thinking: Option<bool>,
+    /// Other variables of the template.
+    pub(crate) variables: serde_json::Map<String, Value>,
+}
+
+/// The prompt of a conversation.
+pub(crate) struct ChatPrompt {
+    pub(crate) ids: Vec<u32>,
+    /// The answer begins with what the model thinks.
+    pub(crate) opens_thinking: bool,
+}
+
+impl ModelText {
+    fn new(
+        name: String,
+        files: &ModelFiles,
+        plan: &ModelPlan,
+        ctx_len: usize,
+        warnings: &mut Vec<Warning>,
+    ) -> Result<ModelText> {
+        let tokenizer = files.require_tokenizer()?;
+        let recommended = files.generation_config(warnings)?;
+        let template = files.chat_template_for(&tokenizer, false)?;
+        let tool_template = files.chat_template_for(&tokenizer, true)?;
+        let probe = tool_template.as_ref().map(|template| {
+            let calls = ToolFormat::probe(|input| template.render(input).ok());
+            (calls, tells_tools(template))
+        });
+        let (format, tells_tools) = probe.unwrap_or_default();
+        let created = SystemTime::now().duration_since(UNIX_EPOCH);
+        Ok(ModelText {
+            name,
+            created: created.unwrap_or_default().as_secs(),
+            hash: None,
+            thinks: tokenizer.token_id(THOUGHT).is_some(),
+            stop_ids: files.stop_ids(Some(&tokenizer), &recommended)?,
+            constraints: Constraints::new(tokenizer.clone()),
+            pooling: files.pooling()?,
+            tokenizer,
+            template,
+            tool_template,
+            tools: format.unwrap_or_default(),
+            tells_tools,
+            recommended,
+            ctx_len,
+            n_vocab: plan.config().n_vocab,
+            is_encoder: plan.config().is_encoder(),
+        })
+    }
+
+    /// Whether it has a chat template.
+    pub(crate) fn can_chat(&self) -> bool {
+        self.template.is_some() && !self.is_encoder
+    }
+
+    /// The prompt of `conversation`.
+    ///
+    /// Errors: the template refuses it.
+    pub(crate) fn prompt(&self, conversation: &Conversation) -> Result<ChatPrompt> {
+        let has_tools = !conversation.tools.is_empty();
+        let template = match has_tools {
+            true => self.tool_template.as_ref().or(self.template.as_ref()),
+            false => self.template.as_ref(),
+        };
+        let Some(template) = template else {
+            return Err(sterna::Error::new(
+                sterna::ErrorCode::Unsupported,
+                format!(
+                    "the model {} has no chat template: expected a prompt for /v1/completions",
+                    self.name
+                ),
+            ));
+        };
+        let mut messages = conversation.messages.clone();
+        if has_tools && !self.tells_tools {
+            tell_tools(&mut messages, &conversation.tools);
+        }
+        let input = ChatInput {
+            messages,
+            tools: has_tools.then(|| conversation.tools.clone()),
+            add_generation_prompt: true,
+            enable_thinking: conversation.thinking,
+            extra: conversation.variables.clone(),
+            now: Some(now()),
+            ..ChatInput::default()
+        };
+        let prompt = template.prompt(&input, &self.tokenizer)?;
+        Ok(ChatPrompt {
+            ids: self.tokenizer.encode_prompt(&prompt)?,
+            opens_thinking: prompt.text().trim_end().ends_with(THINK),
+        })
+    }
+}
+
+/// Whether a conversation with tools has them in its prompt.
+fn tells_tools(template: &ChatTemplate) -> bool {
+    const NAME: &str = "probe_of_tools";
+    let tool = json!({"type": "function", "function": {
+        "name": NAME, "description": "", "parameters": {"type": "object", "properties": {}},
+    }});
+    let input = ChatInput {
+        tools: Some(vec![tool]),
+        ..ChatInput::conversation([("user", "x")])
+    };
+    template
+        .render(&input)
+        .is_ok_and(|text| text.contains(NAME))
+}
+
+/// Tells of `tools` in the system message, for templates that don't.
+fn tell_tools(messages: &mut Vec<Value>, tools: &[Value]) {
+    let list: Vec<String> = tools.iter().map(Value::to_string).collect();
+    let text = format!(
+        "You may call these functions:\n<tools>\n{}\n</tools>\nA call is a JSON object with name and arguments: \
+         <tool_call>\n{{\"name\": NAME, \"arguments\": OBJECT}}\n</tool_call>",
+        list.join("\n")
+    );
+    let system = (messages.first_mut()).filter(|message| message["role"] == "system");
+    match system.map(|message| &mut message["content"]) {
+        Some(Value::String(said)) => {
+            said.push_str("\n\n");
+            said.push_str(&text);
+        }
+        _ => messages.insert(0, json!({"role": "system", "content": text})),
+    }
+}
+
+/// The time, in UTC, for templates that ask for it.
+fn now() -> DateTime {
+    let since_1970 = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    DateTime::from_unix(since_1970.as_secs().try_into().unwrap_or(i64::MAX), 0)
+}

@@ -1,0 +1,59 @@
+//! What whoever starts the server chooses.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::api::Keys;
+use crate::engine::EngineOptions;
+
+/// Takes records of the log: what happened, to which request. No record has a word of a prompt or an answer.
+pub type Log = Arc<dyn Fn(&Map<String, Value>) + Send + Sync>;
+
+/// The settings of a server.
+#[derive(Clone)]
+pub struct Settings {
+    /// How the engine shares its time and memory.
+    pub engine: EngineOptions,
+    /// Who is let in.
+    pub keys: Keys,
+    /// The origins whose pages may ask; `*` are all.
+    pub cors: Vec<String>,
+    /// Bytes of a request at most.
+    pub max_body: usize,
+    /// Whether clients may say what answers have to match.
+    pub grammars: bool,
+    /// The commit that the program was built from.
+    pub commit: Option<String>,
+    /// Takes the log.
+    pub log: Log,
+}
+
+/// Answers at once unless another number is chosen: what a step of a small machine shares well.
+pub const PARALLEL: usize = 8;
+/// Requests that may wait.
+pub const QUEUE: usize = 64;
+/// Bytes of the cache.
+pub const CACHE_BYTES: u64 = 2 << 30;
+/// Bytes of a request.
+pub const MAX_BODY: usize = 16 << 20;
+
+impl Default for Settings {
+    /// Everybody is let in, no page of another site, and nothing is logged.
+    fn default() -> Settings {
+        Settings {
+            engine: EngineOptions {
+                parallel: PARALLEL,
+                queue: QUEUE,
+                cache_bytes: CACHE_BYTES,
+                chunk: 64,
+            },
+            keys: Keys::none(),
+            cors: Vec::new(),
+            max_body: MAX_BODY,
+            grammars: true,
+            commit: None,
+            log: Arc::new(|_| {}),
+        }
+    }
+}

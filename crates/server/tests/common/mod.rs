@@ -1,0 +1,213 @@
+//! A server on loopback with the built-in model, and a client that hides nothing.
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::LazyLock;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use sterna::Adapted;
+use sterna::native::{BUILTIN, LoadFrom, LocalModel, Weights, builtin};
+use sterna_engine::plan::PlanOptions;
+use sterna_engine::{Cpu, SessionOptions};
+use sterna_kernels::Isa;
+use sterna_server::{Served, Server, Settings};
+
+/// A running server.
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    pub(crate) server: Server,
+}
+
+/// The built-in model, called `name`, with room for `ctx_len` tokens.
+pub(crate) fn model(name: &str, ctx_len: usize) -> Served<Cpu> {
+    let files = LocalModel::open(BUILTIN, builtin(), None, None).unwrap();
+    let plan = files.plan(&PlanOptions::default()).unwrap();
+    let load_from = LoadFrom {
+        weights: Weights::Mapped,
+        experts: None,
+        n_threads: 2,
+        progress: &|_| {},
+    };
+    let loaded = files.load_on(plan.clone(), Cpu::new(2, Isa::detect()), &load_from);
+    let adapted = Adapted::new(loaded.unwrap().model);
+    let session = SessionOptions::new(ctx_len);
+    Served::new(name, &files, plan, adapted, session, &mut Vec::new()).unwrap()
+}
+
+/// A server with `settings`, which runs until the test does.
+pub(crate) fn start(settings: Settings) -> Running {
+    start_with(vec![model(BUILTIN, 4096)], settings)
+}
+
+/// The same, of these models.
+pub(crate) fn start_with(models: Vec<Served<Cpu>>, settings: Settings) -> Running {
+    let server = Server::start(models, settings).unwrap();
+    let router = server.router();
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            sender.send(listener.local_addr().unwrap()).unwrap();
+            axum::serve(listener, router).await.unwrap();
+        });
+    });
+    let address = receiver.recv().unwrap();
+    Running { address, server }
+}
+
+/// The one that tests share which need no other.
+pub(crate) fn shared() -> &'static Running {
+    static SHARED: LazyLock<Running> = LazyLock::new(|| {
+        start(Settings {
+            engine: sterna_server::EngineOptions {
+                queue: 512,
+                ..Settings::default().engine
+            },
+            ..Settings::default()
+        })
+    });
+    &SHARED
+}
+
+/// A response.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(own, _)| own == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.text()))
+    }
+
+    /// The events of a stream, with their names; what isn't JSON is text.
+    pub(crate) fn events(&self) -> Vec<(Option<String>, Value)> {
+        let mut events = Vec::new();
+        for block in self.text().split("\n\n").filter(|block| !block.is_empty()) {
+            let (mut name, mut data) = (None, None);
+            for line in block.lines() {
+                if let Some(value) = line.strip_prefix("event: ") {
+                    name = Some(value.to_owned());
+                } else if let Some(value) = line.strip_prefix("data: ") {
+                    let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+                    data = Some(value);
+                }
+            }
+            // What keeps the connection has no data.
+            events.extend(data.map(|data| (name, data)));
+        }
+        events
+    }
+}
+
+impl Running {
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        let patience = Duration::from_secs(300);
+        stream.set_read_timeout(Some(patience)).unwrap();
+        stream
+    }
+
+    /// Sends a request as it is; the whole response.
+    pub(crate) fn raw(&self, head: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let mut stream = self.connect();
+        send(&mut stream, head, headers, body);
+        read(stream)
+    }
+
+    pub(crate) fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.raw(&format!("GET {path}"), headers, b"")
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        self.post_with(path, body, &[])
+    }
+
+    pub(crate) fn post_with(&self, path: &str, body: &Value, headers: &[(&str, &str)]) -> Answer {
+        let mut all = vec![("Content-Type", "application/json")];
+        all.extend(headers);
+        self.raw(&format!("POST {path}"), &all, body.to_string().as_bytes())
+    }
+
+    /// The body of a response that has to be a success.
+    pub(crate) fn ok(&self, path: &str, body: &Value) -> Value {
+        let answer = self.post(path, body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()
+    }
+}
+
+pub(crate) fn send(stream: &mut TcpStream, head: &str, headers: &[(&str, &str)], body: &[u8]) {
+    let mut text = format!("{head} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n");
+    for (name, value) in headers {
+        text += &format!("{name}: {value}\r\n");
+    }
+    if !body.is_empty() {
+        text += &format!("Content-Length: {}\r\n", body.len());
+    }
+    text += "\r\n";
+    stream.write_all(text.as_bytes()).unwrap();
+    // Who is refused early may not read all of it.
+    let _ = stream.write_all(body);
+}
+
+pub(crate) fn read(stream: TcpStream) -> Answer {
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    let status = line.split(' ').nth(1).expect("a status").parse().unwrap();
+    let mut headers = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        let Some((name, value)) = line.trim_end().split_once(": ") else {
+            break;
+        };
+        headers.push((name.to_ascii_lowercase(), value.to_owned()));
+    }
+    let is_chunked = headers
+        .iter()
+        .any(|(name, value)| name == "transfer-encoding" && value == "chunked");
+    let mut body = Vec::new();
+    if is_chunked {
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            let len = usize::from_str_radix(line.trim(), 16).unwrap();
+            let mut chunk = vec![0; len + 2];
+            reader.read_exact(&mut chunk).unwrap();
+            if len == 0 {
+                break;
+            }
+            body.extend_from_slice(&chunk[..len]);
+        }
+    } else {
+        // The connection may be reset after what was refused.
+        let _ = reader.read_to_end(&mut body);
+    }
+    Answer {
+        status,
+        headers,
+        body,
+    }
+}

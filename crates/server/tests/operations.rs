@@ -1,0 +1,420 @@
+//! Many at once, who is let in, and what hostile clients send.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use common::{model, read, send, shared, start, start_with};
+use serde_json::{Value, json};
+use sterna_server::{EngineOptions, Keys, Settings};
+
+fn chat(prompt: &str, more: Value) -> Value {
+    let mut body = json!({"model": "builtin", "messages": [{"role": "user", "content": prompt}]});
+    let members = body.as_object_mut().unwrap();
+    members.extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn said(answer: &Value) -> String {
+    let content = &answer["choices"][0]["message"]["content"];
+    content
+        .as_str()
+        .unwrap_or_else(|| panic!("{answer}"))
+        .to_owned()
+}
+
+/// Requests that differ in all that may differ, with prompts that share beginnings.
+fn mixed(i: u64) -> Value {
+    let names = ["Ruby", "Max", "Stella", "Otto"];
+    let prompt = format!(
+        "Tell me a story about a fox named {}.",
+        names[i as usize % 4]
+    );
+    let more = match i % 5 {
+        0 => json!({"temperature": 0}),
+        1 => json!({"seed": i, "temperature": 1.2}),
+        2 => json!({"seed": i, "top_k": 5, "frequency_penalty": 0.5}),
+        3 => json!({"seed": i, "logprobs": true, "top_logprobs": 1}),
+        _ => {
+            json!({"seed": i, "response_format": {"type": "json_schema", "json_schema": {"schema": {
+                "type": "object", "properties": {"n": {"type": "integer", "maximum": 99999}}, "required": ["n"], "additionalProperties": false,
+            }}}})
+        }
+    };
+    let mut body = chat(&prompt, more);
+    body["max_tokens"] = 24.into();
+    body
+}
+
+#[test]
+fn sixty_four_at_once_are_sixty_four_alone() {
+    let server = shared();
+    let together: Vec<Value> = thread::scope(|scope| {
+        let all = (0..64).map(|i| {
+            scope.spawn(move || {
+                if i % 9 == 0 {
+                    // A neighbour that goes away in the middle.
+                    let mut stream = server.connect();
+                    let mut body = mixed(i + 1);
+                    body["stream"] = true.into();
+                    let body = body.to_string();
+                    let headers = [("Content-Type", "application/json")];
+                    send(
+                        &mut stream,
+                        "POST /v1/chat/completions",
+                        &headers,
+                        body.as_bytes(),
+                    );
+                }
+                server.ok("/v1/chat/completions", &mixed(i))
+            })
+        });
+        let all: Vec<_> = all.collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let alone = start(Settings {
+        engine: EngineOptions {
+            parallel: 1,
+            // Nothing is kept.
+            cache_bytes: 0,
+            ..Settings::default().engine
+        },
+        ..Settings::default()
+    });
+    for (i, together) in together.iter().enumerate() {
+        let answer = alone.ok("/v1/chat/completions", &mixed(i as u64));
+        assert_eq!(answer["choices"], together["choices"], "request {i}");
+        let details = &answer["usage"]["prompt_tokens_details"];
+        assert_eq!(details["cached_tokens"], 0);
+    }
+}
+
+/// An answer that takes its time: the tokens that would end it are banned.
+fn endless() -> Value {
+    json!({
+        "model": "builtin", "prompt": "Once", "max_tokens": 4000, "stream": true,
+        "logit_bias": {"1": -100, "2": -100},
+    })
+}
+
+#[test]
+fn who_goes_away_frees_the_place() {
+    let server = start(Settings {
+        engine: EngineOptions {
+            parallel: 1,
+            queue: 4,
+            ..Settings::default().engine
+        },
+        ..Settings::default()
+    });
+    let forever = endless();
+    let mut stream = server.connect();
+    let headers = [("Content-Type", "application/json")];
+    send(
+        &mut stream,
+        "POST /v1/completions",
+        &headers,
+        forever.to_string().as_bytes(),
+    );
+    // Once it is streamed, it is in the middle.
+    stream.read_exact(&mut [0; 600]).unwrap();
+    drop(stream);
+    // The only place is free again.
+    let answer = server.ok(
+        "/v1/chat/completions",
+        &chat("Hello", json!({"max_tokens": 2})),
+    );
+    assert!(!said(&answer).is_empty());
+    let metrics = server.get("/metrics", &[]);
+    assert!(
+        metrics.text().contains("sterna_cancelled_answers_total 1"),
+        "{}",
+        metrics.text()
+    );
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let server = start(Settings {
+        engine: EngineOptions {
+            parallel: 1,
+            queue: 1,
+            ..Settings::default().engine
+        },
+        ..Settings::default()
+    });
+    let long = endless();
+    let headers = [("Content-Type", "application/json")];
+    let waiting: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = server.connect();
+            send(
+                &mut stream,
+                "POST /v1/completions",
+                &headers,
+                long.to_string().as_bytes(),
+            );
+            stream
+        })
+        .collect();
+    // Both are taken once nothing more is.
+    let refused = loop {
+        let mut one = long.clone();
+        one["stream"] = false.into();
+        one["max_tokens"] = 1.into();
+        let answer = server.post("/v1/completions", &one);
+        if answer.status != 200 {
+            break answer;
+        }
+    };
+    assert_eq!(refused.status, 429);
+    assert!(
+        refused
+            .header("retry-after")
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+            >= 1
+    );
+    assert_eq!(refused.json()["error"]["code"], "queue_full");
+    let many = json!({"model": "builtin", "prompt": "x", "n": 3});
+    assert_eq!(server.post("/v1/completions", &many).status, 400);
+    drop(waiting);
+}
+
+#[test]
+fn only_who_has_a_key_is_answered() {
+    let mut keys = Keys::none();
+    keys.add("ann", "a long enough key").unwrap();
+    let records = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&records);
+    let server = start(Settings {
+        keys,
+        cors: vec!["https://example.org".to_owned()],
+        log: Arc::new(move |record| kept.lock().unwrap().push(Value::Object(record.clone()))),
+        ..Settings::default()
+    });
+    let body = chat("A secret question", json!({"max_tokens": 2}));
+    let refused = server.post("/v1/chat/completions", &body);
+    assert_eq!(refused.status, 401);
+    assert_eq!(refused.json()["error"]["code"], "invalid_api_key");
+    let refused = server.post("/v1/messages", &body);
+    assert_eq!(refused.json()["error"]["type"], "authentication_error");
+    assert_eq!(server.get("/metrics", &[]).status, 401);
+    assert_eq!(
+        server
+            .get("/v1/models", &[("x-api-key", "a long enough kex")])
+            .status,
+        401
+    );
+    assert_eq!(server.get("/health", &[]).status, 200);
+    let headers = [
+        ("Authorization", "Bearer a long enough key"),
+        ("X-Request-Id", "mine-1"),
+        ("Origin", "https://example.org"),
+    ];
+    let answer = server.post_with("/v1/chat/completions", &body, &headers);
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("x-request-id"), Some("mine-1"));
+    assert_eq!(
+        answer.header("access-control-allow-origin"),
+        Some("https://example.org")
+    );
+    // The log knows the request, and not a word of it.
+    let of_mine = |record: &Value| record["request_id"] == "mine-1";
+    let has_all = || {
+        let records = records.lock().unwrap();
+        records.iter().filter(|record| of_mine(record)).count() == 2
+    };
+    while !has_all() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let records = records.lock().unwrap();
+    let mine: Vec<&Value> = records.iter().filter(|record| of_mine(record)).collect();
+    for record in &mine {
+        assert_eq!(record["key"], "ann");
+    }
+    let answered = mine
+        .iter()
+        .find(|record| record["event"] == "answer")
+        .unwrap();
+    assert_eq!(answered["n_generated"], 2);
+    assert!(!format!("{records:?}").contains("secret"));
+}
+
+#[test]
+fn hostile_requests_are_refused_and_the_server_lives() {
+    let server = start(Settings {
+        max_body: 100_000,
+        ..Settings::default()
+    });
+    let json_type = [("Content-Type", "application/json")];
+    let post = |body: &[u8]| server.raw("POST /v1/chat/completions", &json_type, body);
+    let huge = vec![b' '; 200_000];
+    assert_eq!(post(&huge).status, 413);
+    let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000 - 1));
+    assert_eq!(post(&deep.as_bytes()[..90_000]).status, 400);
+    let deep = format!("{{\"model\": {}1{}}}", "[".repeat(2_000), "]".repeat(2_000));
+    let refused = post(deep.as_bytes());
+    assert!(
+        refused.text().contains("recursion limit"),
+        "{}",
+        refused.text()
+    );
+    assert_eq!(post(b"{\"model\": \"\xff\xfe\"}").status, 400);
+    assert_eq!(post(b"").status, 400);
+    assert_eq!(post(b"[]").status, 400);
+    assert_eq!(post(b"{").status, 400);
+    let form = [("Content-Type", "text/plain")];
+    let body = chat("x", json!({})).to_string();
+    let refused = server.raw("POST /v1/chat/completions", &form, body.as_bytes());
+    assert_eq!(refused.status, 415);
+    assert_eq!(server.get("/v1/chat/completions", &[]).status, 405);
+    assert_eq!(server.get("/v1/../etc/passwd", &[]).status, 404);
+    assert_eq!(server.get("/v1/frobnicate", &[]).status, 404);
+    // Schemas and patterns that would take for ever.
+    let deep = (0..300).fold(
+        json!({"type": "string"}),
+        |inner, _| json!({"type": "array", "items": inner, "minItems": 5}),
+    );
+    for more in [
+        json!({"guided_json": deep}),
+        json!({"regex": "((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}"}),
+        json!({"regex": "(".repeat(200)}),
+        json!({"grammar": "start: start"}),
+        json!({"grammar": "start: \"a\" start"}),
+        json!({"stop": vec!["x"; 100]}),
+        json!({"n": 1_000_000}),
+    ] {
+        let mut body = chat("x", more.clone());
+        body["max_tokens"] = 3.into();
+        let answer = server.post("/v1/chat/completions", &body);
+        assert!(
+            [200, 400].contains(&answer.status),
+            "{more}: {}",
+            answer.text()
+        );
+    }
+    // A request that never ends, beside others.
+    let mut slow = server.connect();
+    slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{")
+        .unwrap();
+    let answer = server.ok(
+        "/v1/chat/completions",
+        &chat("Hello", json!({"max_tokens": 2})),
+    );
+    assert!(!said(&answer).is_empty());
+    drop(slow);
+    assert_eq!(server.get("/health", &[]).json()["status"], "ok");
+}
+
+#[test]
+fn who_reads_slowly_stalls_nobody() {
+    let server = shared();
+    let slow: Vec<_> = (0..4)
+        .map(|i| {
+            let mut stream = server.connect();
+            let body = chat("Tell me a story.", json!({"stream": true, "seed": i})).to_string();
+            let headers = [("Content-Type", "application/json")];
+            send(
+                &mut stream,
+                "POST /v1/chat/completions",
+                &headers,
+                body.as_bytes(),
+            );
+            stream
+        })
+        .collect();
+    for seed in 0..4 {
+        let body = chat("Hello", json!({"max_tokens": 8, "seed": seed}));
+        server.ok("/v1/chat/completions", &body);
+    }
+    // They get their answers all the same.
+    for stream in slow {
+        let answer = read(stream);
+        assert_eq!(answer.events().pop().unwrap().1, "[DONE]");
+    }
+}
+
+#[test]
+fn gateways_read_their_metrics() {
+    let server = shared();
+    server.ok(
+        "/v1/chat/completions",
+        &chat("Hello", json!({"max_tokens": 2})),
+    );
+    let metrics = server.get("/metrics", &[]);
+    let text = metrics.text();
+    for name in [
+        "sterna_requests_total{dialect=\"openai\",status=\"200\"}",
+        "sterna_generated_tokens_total",
+        "sterna_time_to_first_token_seconds_bucket",
+        "sterna_cache_bytes",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:lora_requests_info{max_lora=\"0\"",
+        "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=",
+    ] {
+        assert!(text.contains(name), "{name}: {text}");
+    }
+    assert!(!text.contains("NaN") && text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn a_server_that_stops_takes_nothing_more() {
+    let server = start(Settings::default());
+    server.server.drain();
+    let refused = server.post("/v1/chat/completions", &chat("x", json!({})));
+    assert_eq!(refused.status, 503);
+    assert_eq!(server.get("/health", &[]).json()["status"], "stopping");
+}
+
+#[test]
+fn clients_may_be_kept_from_giving_grammars() {
+    let server = start(Settings {
+        grammars: false,
+        ..Settings::default()
+    });
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    for more in [
+        json!({"regex": "a"}),
+        json!({"response_format": {"type": "json_object"}}),
+        json!({"tools": tools, "tool_choice": "required"}),
+    ] {
+        assert_eq!(
+            server.post("/v1/chat/completions", &chat("x", more)).status,
+            400
+        );
+    }
+}
+
+#[test]
+fn models_are_answered_for_by_their_names() {
+    let models = vec![model("short", 40), model("long", 400)];
+    let server = start_with(models, Settings::default());
+    let ask = |name: &str| {
+        let mut body = chat("Tell me a story.", json!({"temperature": 0}));
+        body["model"] = name.into();
+        server.ok("/v1/chat/completions", &body)
+    };
+    let (short, long) = thread::scope(|scope| {
+        let short = scope.spawn(|| ask("short"));
+        let long = ask("long");
+        (short.join().unwrap(), long)
+    });
+    // The same model but for its context, in which nothing of the other's is kept.
+    assert_eq!(short["choices"][0]["finish_reason"], "length");
+    assert!(said(&long).starts_with(&said(&short)) && said(&long).len() > said(&short).len());
+    for answer in [&short, &long] {
+        assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    }
+    let list = server.get("/v1/models", &[]).json();
+    let names: Vec<&str> = (list["data"].as_array().unwrap().iter())
+        .map(|model| model["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["short", "long"]);
+}
