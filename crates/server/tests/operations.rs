@@ -148,8 +148,11 @@ fn a_full_queue_says_when_to_come_back() {
     });
     let long = endless();
     let headers = [("Content-Type", "application/json")];
-    let waiting: Vec<_> = (0..2)
-        .map(|_| {
+    // One is answered and one waits, each taken before the next request is sent: who waits behind them would wait for
+    // their end.
+    let waiting: Vec<_> = ["sterna_requests_running 1", "sterna_requests_waiting 1"]
+        .into_iter()
+        .map(|taken| {
             let mut stream = server.connect();
             send(
                 &mut stream,
@@ -157,19 +160,16 @@ fn a_full_queue_says_when_to_come_back() {
                 &headers,
                 long.to_string().as_bytes(),
             );
+            while !server.get("/metrics", &[]).text().contains(taken) {
+                thread::sleep(Duration::from_millis(5));
+            }
             stream
         })
         .collect();
-    // Both are taken once nothing more is.
-    let refused = loop {
-        let mut one = long.clone();
-        one["stream"] = false.into();
-        one["max_tokens"] = 1.into();
-        let answer = server.post("/v1/completions", &one);
-        if answer.status != 200 {
-            break answer;
-        }
-    };
+    let mut one = long.clone();
+    one["stream"] = false.into();
+    one["max_tokens"] = 1.into();
+    let refused = server.post("/v1/completions", &one);
     assert_eq!(refused.status, 429);
     assert!(
         refused
