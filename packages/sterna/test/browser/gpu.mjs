@@ -87,7 +87,7 @@ const KERNELS = {
   'a matrix product': ['(value.x, old.x + value.x', '(1.5 * value.x, old.x + value.x', 'product'],
   'quantization': ['bitcast<u32>(scale)', 'bitcast<u32>(1.5 * scale)', 'product'],
   'an embedding': ['params.factor * values', '1.5 * params.factor * values', 'embedding'],
-  'a norm': ['* inverse * weight[first + i]', '* inverse', 'norms'],
+  'a norm': ['* inverse * factor', '* inverse', 'norms'],
   'an activation': ['gated(x[i], y[other])', 'gated(x[i], 1.0)', 'activations'],
   'a norm within quantization': ['v * inverse * weight[i]', 'v * weight[i]', 'feed-forward'],
   'a residual within a product': ['select(value.x, old.x + value.x, EPILOGUE == 1u)', 'value.x', 'feed-forward'],
