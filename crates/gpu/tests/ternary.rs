@@ -238,7 +238,7 @@ fn check(device: &Device, n: usize, k: usize, m: usize, epilogue: Epilogue) {
         for (i, (got, want)) in got.iter().zip(want).enumerate() {
             // Compilers may add the last product of an exact sum and its scale without rounding it first.
             let unrounded = match epilogue {
-                Epilogue::Add => products[t * width + i].abs() * f32::EPSILON,
+                Epilogue::Add => (products[t * width + i].abs() + want.abs()) * f32::EPSILON,
                 Epilogue::Store | Epilogue::Gate(_) => 0.0,
             };
             let is_same = got.to_bits() == want.to_bits() || (got - want).abs() <= unrounded;
