@@ -428,9 +428,9 @@ impl<B: Backend> Session<B> {
         steps: &mut [Step<'_, B>],
         samplers: &[Option<&Sampler>],
     ) -> Result<Vec<Decoded>, EngineError> {
+        check_together(steps)?;
         let mut samples = Vec::with_capacity(steps.len());
         for (step, sampler) in steps.iter_mut().zip(samplers) {
-            step.session.check_continues(step.ids)?;
             let is_one = step.n_wanted() == 1;
             let Session { model, cache, .. } = &mut *step.session;
             samples.push(match sampler {
@@ -446,7 +446,6 @@ impl<B: Backend> Session<B> {
             let logits = Session::forward_together_async(steps).await?;
             return Ok(logits.into_iter().map(Decoded::Logits).collect());
         }
-        check_together(steps)?;
         let weights = steps[0].session.model.current();
         steps
             .iter_mut()

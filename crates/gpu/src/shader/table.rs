@@ -45,6 +45,7 @@ const RANDOM: Lib = Lib::File(wgsl!("../shaders/lib/random.wgsl"));
 const ACTIVATION: Lib = Lib::File(wgsl!("../shaders/lib/activation.wgsl"));
 const SOFTPLUS: Lib = Lib::File(wgsl!("../shaders/lib/softplus.wgsl"));
 const EPILOGUE: Lib = Lib::File(wgsl!("../shaders/lib/epilogue.wgsl"));
+const COOP: Lib = Lib::File(wgsl!("../shaders/lib/coop.wgsl"));
 const COOP_TERNARY: Lib = Lib::File(wgsl!("../shaders/lib/coop_ternary.wgsl"));
 const COOP_BLOCKS: Lib = Lib::File(wgsl!("../shaders/lib/coop_blocks.wgsl"));
 const GRID: Lib = Lib::File(wgsl!("../shaders/lib/grid.wgsl"));
@@ -262,33 +263,33 @@ shaders! {
     PERTURB = "perturb", [RANDOM], [Write, Read], PerturbParams, [];
     WEIGH = "weigh", [], [Read, Write], WeighParams, [];
     SAMPLE = "sample", [RANDOM], [Read, Read, Write, Write], SampleParams, [];
-    TERNARY_GEMM_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
+    TERNARY_GEMM_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q8_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+    GEMM_Q8_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+    GEMM_Q4_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+    GEMM_Q4_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q6_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+    GEMM_Q6_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q1_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+    GEMM_Q1_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q2_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+    GEMM_Q2_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    TERNARY_GEMM_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
+    TERNARY_GEMM_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q8_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+    GEMM_Q8_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+    GEMM_Q4_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+    GEMM_Q4_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q6_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+    GEMM_Q6_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q1_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+    GEMM_Q1_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q2_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+    GEMM_Q2_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     DEQUANTIZE = "dequantize", [EXACT], [Read, Read, Write], DequantizeParams, [];
 }

@@ -5,10 +5,6 @@
 // Workgroups of 128, four subgroups of 32: 128 rows of weights by 64 of activations, 64 by 32 per subgroup,
 // 64 columns at a time.
 
-@group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;
-
 @group(1) @binding(0) var<uniform> params: Params;
 
 // Of 128 rows and of 64 tokens, 64 columns as f16: sixteen vectors, in lines eighteen apart, so that lines
@@ -17,20 +13,6 @@ var<workgroup> tile_w: array<vec4<f16>, 2304>;
 var<workgroup> tile_x: array<vec4<f16>, 1152>;
 // Of each subgroup, four matrices of 16 tokens by 16 rows, tokens 20 apart.
 var<workgroup> tile_out: array<f32, 5120>;
-
-// The f16 with the bits of a word's halves. naga has no bitcast for it; compilers optimise this to one.
-fn pair_of(word: u32) -> vec2<f16> {
-    return vec2<f16>(unpack2x16float(word));
-}
-
-// The four bytes of a word as f16: the first and third, and the second and fourth.
-fn halves_of(word: u32) -> vec4<f16> {
-    // Offset by 128, they are the last bits of 1024 and more.
-    let bytes = word ^ 0x80808080u;
-    let even = pair_of((bytes & 0x00ff00ffu) | 0x64006400u);
-    let odd = pair_of(((bytes >> 8u) & 0x00ff00ffu) | 0x64006400u);
-    return vec4<f16>(even, odd) - vec4<f16>(1152.0h);
-}
 
 // Stores the results of the four matrices of this subgroup's tile, of which the first are of row `row` and
 // token `token`.

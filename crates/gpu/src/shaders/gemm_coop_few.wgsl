@@ -6,10 +6,6 @@
 // each subgroup multiplies 64; then their sums are added up. Small tiles keep a large device busy with few rows of
 // activations, and wide ones keep much of the weights on their way.
 
-@group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;
-
 @group(1) @binding(0) var<uniform> params: Params;
 
 // For each subgroup 32 rows, and 32 tokens, of 64 columns as f16: sixteen vectors, in lines eighteen apart, so that
@@ -18,20 +14,6 @@ var<workgroup> tile_w: array<vec4<f16>, 2304>;
 var<workgroup> tile_x: array<vec4<f16>, 2304>;
 // Of each subgroup, a matrix of 16 tokens by 16 rows, tokens 20 apart.
 var<workgroup> tile_out: array<f32, 1280>;
-
-// The f16 with the bits of a word's halves. naga has no bitcast for it; compilers optimise this to one.
-fn pair_of(word: u32) -> vec2<f16> {
-    return vec2<f16>(unpack2x16float(word));
-}
-
-// The four bytes of a word as f16: the first and third, and the second and fourth.
-fn halves_of(word: u32) -> vec4<f16> {
-    // Offset by 128, they are the last bits of 1024 and more.
-    let bytes = word ^ 0x80808080u;
-    let even = pair_of((bytes & 0x00ff00ffu) | 0x64006400u);
-    let odd = pair_of(((bytes >> 8u) & 0x00ff00ffu) | 0x64006400u);
-    return vec4<f16>(even, odd) - vec4<f16>(1152.0h);
-}
 
 // Stores what the subgroups have of 16 tokens by 16 rows, from these on, added up.
 fn put_sums(thread: u32, row: u32, token: u32) {
