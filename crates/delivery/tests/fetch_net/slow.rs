@@ -42,13 +42,14 @@ const EVERYTHING: fn(&Asked) -> bool = |_| true;
 const SHARDS: fn(&Asked) -> bool = |asked| asked.path.contains("shard_");
 
 /// Far less than one silence of a source, and than one wait for a busy one.
-const SOON: Duration = Duration::from_secs(4);
+const SOON: Duration = Duration::from_secs(30);
 
+/// Short, but long enough for a server of a machine that has much else to do.
 fn limits() -> Limits {
     Limits {
-        grace: Duration::from_millis(60),
-        least_rate_over: Duration::from_millis(200),
-        stall_timeout: Duration::from_millis(250),
+        grace: Duration::from_millis(700),
+        least_rate_over: Duration::from_secs(2),
+        stall_timeout: Duration::from_secs(3),
         ..Limits::default()
     }
 }
