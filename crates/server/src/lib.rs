@@ -30,6 +30,7 @@ mod answer;
 mod api;
 mod engine;
 mod id;
+mod infill;
 mod metrics;
 mod model;
 mod settings;

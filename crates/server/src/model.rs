@@ -8,10 +8,11 @@ use sterna::embedding::Pooling;
 use sterna::{Adapted, ModelFiles, Result, Warning};
 use sterna_engine::{Backend, ModelPlan, SessionOptions};
 use sterna_format::hf::GenerationConfig;
-use sterna_text::{ChatInput, ChatTemplate, DateTime, Tokenizer};
+use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::answer::tools::ToolFormat;
 use crate::engine::EngineModel;
+use crate::infill::Infill;
 
 /// A model to be served.
 pub struct Served<B: Backend> {
@@ -68,10 +69,13 @@ pub(crate) struct ModelText {
     /// Whether it may think before it answers.
     pub(crate) thinks: bool,
     pub(crate) stop_ids: Vec<u32>,
+    /// How it fills in between two texts, if it can.
+    pub(crate) infill: Option<Infill>,
     pub(crate) recommended: GenerationConfig,
     pub(crate) constraints: Constraints,
     pub(crate) ctx_len: usize,
     pub(crate) n_vocab: usize,
+    pub(crate) model_dim: usize,
     pub(crate) pooling: Option<Pooling>,
     /// It has no answers, only vectors.
     pub(crate) is_encoder: bool,
@@ -91,13 +95,39 @@ pub(crate) struct Conversation {
     pub(crate) thinking: Option<bool>,
     /// Other variables of the template.
     pub(crate) variables: serde_json::Map<String, Value>,
+    /// What the answer begins with.
+    pub(crate) begun: Option<Begun>,
+}
+
+/// What was said of an answer, which is to be continued.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Begun {
+    pub(crate) thought: String,
+    pub(crate) text: String,
+}
+
+impl Begun {
+    /// Takes the last of `messages`, if that is the beginning of an answer: said by the model, with no call.
+    pub(crate) fn take(messages: &mut Vec<Value>) -> Option<Begun> {
+        let is_begun =
+            |message: &mut Value| message["role"] == "assistant" && message["tool_calls"].is_null();
+        let message = messages.pop_if(is_begun)?;
+        let text = |name: &str| message[name].as_str().unwrap_or_default().to_owned();
+        Some(Begun {
+            thought: text("reasoning_content"),
+            text: text("content"),
+        })
+    }
 }
 
 /// The prompt of a conversation.
+#[derive(Debug, Default)]
 pub(crate) struct ChatPrompt {
     pub(crate) ids: Vec<u32>,
     /// The answer begins with what the model thinks.
     pub(crate) opens_thinking: bool,
+    /// It goes on with what was said.
+    pub(crate) is_begun: bool,
 }
 
 impl ModelText {
@@ -124,6 +154,7 @@ impl ModelText {
             hash: None,
             thinks: tokenizer.token_id(THOUGHT).is_some(),
             stop_ids: files.stop_ids(Some(&tokenizer), &recommended)?,
+            infill: Infill::of(&tokenizer),
             constraints: Constraints::new(tokenizer.clone()),
             pooling: files.pooling()?,
             tokenizer,
@@ -134,6 +165,7 @@ impl ModelText {
             recommended,
             ctx_len,
             n_vocab: plan.config().n_vocab,
+            model_dim: plan.config().model_dim,
             is_encoder: plan.config().is_encoder(),
         })
     }
@@ -174,12 +206,61 @@ impl ModelText {
             now: Some(now()),
             ..ChatInput::default()
         };
-        let prompt = template.prompt(&input, &self.tokenizer)?;
-        Ok(ChatPrompt {
-            ids: self.tokenizer.encode_prompt(&prompt)?,
-            opens_thinking: prompt.text().trim_end().ends_with(THINK),
-        })
+        let rendered = template.prompt(&input, &self.tokenizer)?;
+        let text = rendered.text();
+        let mut prompt = ChatPrompt {
+            ids: self.tokenizer.encode_prompt(&rendered)?,
+            opens_thinking: text.trim_end().ends_with(THINK),
+            is_begun: false,
+        };
+        if let Some(begun) = &conversation.begun {
+            let blank = blank_before_answer(template, input, text);
+            self.begin(&mut prompt, &blank, begun)?;
+        }
+        Ok(prompt)
     }
+
+    /// Puts what was said of the answer after its prompt, and `blank` before its first word. What people write are no
+    /// control tokens.
+    fn begin(&self, prompt: &mut ChatPrompt, blank: &str, begun: &Begun) -> Result<()> {
+        let mut add = |text: &str, encode| {
+            prompt.ids.extend(self.tokenizer.encode(text, encode)?);
+            Ok::<(), sterna::Error>(())
+        };
+        let Begun { thought, text } = begun;
+        if self.thinks && !thought.is_empty() {
+            if !prompt.opens_thinking {
+                add(&format!("{THINK}\n"), Encode::TEMPLATE)?;
+                prompt.opens_thinking = true;
+            }
+            add(thought, Encode::PLAIN)?;
+        }
+        if !text.is_empty() {
+            if prompt.opens_thinking {
+                add(&format!("\n{THOUGHT}\n\n"), Encode::TEMPLATE)?;
+                prompt.opens_thinking = false;
+                add(text, Encode::PLAIN)?;
+            } else {
+                add(&format!("{blank}{text}"), Encode::PLAIN)?;
+            }
+            prompt.is_begun = true;
+        }
+        Ok(())
+    }
+}
+
+/// The white space that `template` has between the prompt `text` of `input` and the first word of an answer.
+fn blank_before_answer(template: &ChatTemplate, mut input: ChatInput, text: &str) -> String {
+    const MARK: &str = "beginning-of-the-answer";
+    let answer = json!({"role": "assistant", "content": MARK});
+    input.messages.push(answer);
+    input.add_generation_prompt = false;
+    let rendered = template.render(&input).unwrap_or_default();
+    let after = rendered.strip_prefix(text);
+    let blank = after.and_then(|after| Some(after.split_once(MARK)?.0));
+    // A template that writes past answers otherwise doesn't say.
+    let blank = blank.filter(|blank| blank.trim().is_empty());
+    blank.unwrap_or_default().to_owned()
 }
 
 /// Whether a conversation with tools has them in its prompt.

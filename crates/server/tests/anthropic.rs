@@ -145,6 +145,25 @@ fn blocks_of_all_kinds_are_read_and_tools_are_called() {
 }
 
 #[test]
+fn answers_are_continued() {
+    let server = shared();
+    let text = |messages: Value| {
+        let body = message(json!({"messages": messages, "temperature": 0, "max_tokens": 40}));
+        let answer = server.ok("/v1/messages", &body);
+        answer["content"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let user = json!({"role": "user", "content": "Tell me a story about a fox."});
+    let whole = text(json!([user]));
+    let at = whole.match_indices(' ').nth(5).unwrap().0;
+    let begun = json!([{"type": "text", "text": &whole[..at]}]);
+    let rest = text(json!([user, {"role": "assistant", "content": begun}]));
+    assert!(
+        format!("{}{rest}", &whole[..at]).starts_with(&whole),
+        "{rest}"
+    );
+}
+
+#[test]
 fn errors_have_the_shape_of_the_dialect() {
     let server = shared();
     let mut body = message(json!({}));

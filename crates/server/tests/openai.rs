@@ -115,6 +115,77 @@ fn settings_are_kept() {
 }
 
 #[test]
+fn answers_are_continued() {
+    let server = shared();
+    let text = |messages: Value, more: Value| {
+        let mut body = chat(json!({"messages": messages, "temperature": 0, "max_tokens": 40}));
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let answer = server.ok("/v1/chat/completions", &body);
+        let text = answer["choices"][0]["message"]["content"].as_str();
+        text.unwrap().to_owned()
+    };
+    let user = json!({"role": "user", "content": STORY});
+    let whole = text(json!([user]), json!({}));
+    // The rest of the answer, whose first words were said.
+    let at = whole.match_indices(' ').nth(5).unwrap().0;
+    let begun = json!([user, {"role": "assistant", "content": &whole[..at]}]);
+    for more in [json!({}), json!({"continue_final_message": true})] {
+        let rest = text(begun.clone(), more);
+        assert!(
+            format!("{}{rest}", &whole[..at]).starts_with(&whole),
+            "{rest}"
+        );
+    }
+    // As a turn of its own it isn't continued.
+    let next = text(begun, json!({"continue_final_message": false}));
+    assert!(!next.starts_with(' '), "{next}");
+    let refused = server.post(
+        "/v1/chat/completions",
+        &chat(json!({"continue_final_message": true})),
+    );
+    assert_eq!(refused.json()["error"]["param"], "continue_final_message");
+}
+
+#[test]
+fn tokens_end_answers_as_clients_say() {
+    let server = shared();
+    let ask = |more: Value| {
+        let mut body = json!({"model": "builtin", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8});
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        server.ok("/v1/completions", &body)
+    };
+    let whole = ask(json!({"logprobs": 0}));
+    let tokens = whole["choices"][0]["logprobs"]["tokens"]
+        .as_array()
+        .unwrap();
+    let third = tokens[2].as_str().unwrap();
+    let id = server.ok(
+        "/tokenize",
+        &json!({"content": third, "add_special": false}),
+    );
+    let cut = ask(json!({"stop_token_ids": id["tokens"], "logprobs": 0}));
+    assert_eq!(cut["choices"][0]["finish_reason"], "stop");
+    assert!(cut["usage"]["completion_tokens"].as_u64().unwrap() <= 3);
+    // The model would end long before.
+    let mut body = chat(json!({"temperature": 0, "max_tokens": 300, "ignore_eos": true}));
+    let answer = server.ok("/v1/chat/completions", &body);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    body["stop_token_ids"] = json!([1_000_000]);
+    let refused = server.post("/v1/chat/completions", &body);
+    assert_eq!(refused.json()["error"]["param"], "stop_token_ids[0]");
+    let body = json!({"model": "builtin", "prompt": "def f(", "suffix": "return x"});
+    let refused = server.post("/v1/completions", &body);
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["param"]),
+        (400, &json!("suffix"))
+    );
+}
+
+#[test]
 fn several_answers_are_those_of_their_seeds() {
     let server = shared();
     let texts = |answer: &Value| -> Vec<String> {
@@ -380,11 +451,71 @@ fn models_tokens_and_vectors() {
     let length: f64 = vector(0).iter().map(|x| x * x).sum();
     assert!((length - 1.0).abs() < 1e-4);
     assert_ne!(vector(0), vector(1));
+    // The first elements, of length 1 again.
+    let short = ask(json!({"dimensions": 16}));
+    let short: Vec<f64> = (short["data"][1]["embedding"].as_array().unwrap().iter())
+        .map(|x| x.as_f64().unwrap())
+        .collect();
+    let length: f64 = vector(1)[..16].iter().map(|x| x * x).sum::<f64>().sqrt();
+    assert_eq!(short.len(), 16);
+    for (a, b) in short.iter().zip(vector(1)) {
+        assert!((a - b / length).abs() < 1e-5, "{a} {b}");
+    }
+    let mut body = json!({"model": "builtin", "input": "x", "pooling": "mean", "dimensions": 257});
+    let refused = server.post("/v1/embeddings", &body);
+    assert_eq!(refused.json()["error"]["param"], "dimensions");
+    body.as_object_mut().unwrap().remove("pooling");
+    body["dimensions"] = 1.into();
+    let refused = server.post("/v1/embeddings", &body);
+    assert_eq!(refused.json()["error"]["param"], "pooling");
     let coded = ask(json!({"encoding_format": "base64"}));
     assert_eq!(
         coded["data"][0]["embedding"].as_str().unwrap().len(),
         4 * (256 * 4_usize).div_ceil(3)
     );
+}
+
+#[test]
+fn documents_are_sorted_by_how_near_they_are() {
+    let server = shared();
+    let texts = ["The dog ran home.", "A fox named Ruby.", "The fox slept."];
+    let query = "A fox named Ruby.";
+    let body = json!({
+        "model": "builtin", "query": query, "documents": [texts[0], {"text": texts[1]}, texts[2]],
+        "pooling": "mean", "return_documents": true,
+    });
+    let ranking = server.ok("/v1/rerank", &body);
+    let results = ranking["results"].as_array().unwrap();
+    assert_eq!((&results[0]["index"], results.len()), (&json!(1), 3));
+    assert!((results[0]["relevance_score"].as_f64().unwrap() - 1.0).abs() < 1e-4);
+    // The cosines of the vectors that embeddings are.
+    let body_of = json!({"model": "builtin", "input": [query, texts[0], texts[1], texts[2]], "pooling": "mean"});
+    let vectors = server.ok("/v1/embeddings", &body_of);
+    let vector = |index: usize| -> Vec<f64> {
+        let values = vectors["data"][index]["embedding"].as_array().unwrap();
+        values.iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    for result in results {
+        let index = result["index"].as_u64().unwrap() as usize;
+        let cosine: f64 = vector(0)
+            .iter()
+            .zip(vector(index + 1))
+            .map(|(a, b)| a * b)
+            .sum();
+        assert!((result["relevance_score"].as_f64().unwrap() - cosine).abs() < 1e-5);
+        assert_eq!(result["document"]["text"], texts[index]);
+    }
+    let mut few = body.clone();
+    few["top_n"] = 1.into();
+    few["return_documents"] = false.into();
+    let few = server.ok("/rerank", &few);
+    assert_eq!(few["results"].as_array().unwrap().len(), 1);
+    assert!(few["results"][0].get("document").is_none());
+    assert_eq!(few["usage"], vectors["usage"]);
+    let mut none = body;
+    none["documents"] = json!([]);
+    let refused = server.post("/v1/rerank", &none);
+    assert_eq!(refused.json()["error"]["param"], "documents");
 }
 
 #[test]
@@ -420,13 +551,13 @@ fn wrong_values_are_refused_with_their_path() {
             json!({"model": "builtin", "messages": [{"role": "king", "content": ""}]}),
             400,
             json!("messages[0].role"),
-            "messages[0].role: expected system",
+            "messages[0].role: expected assistant, system",
         ),
         (
             json!({"model": "builtin", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
             400,
             json!("messages[0].content[0].type"),
-            "messages[0].content[0].type: expected text, which",
+            "messages[0].content[0].type: expected text, input_text, output_text or refusal, which",
         ),
         (
             json!({"model": "builtin", "messages": user, "temperature": "hot"}),

@@ -1,6 +1,7 @@
 //! Answers: from what a dialect asks for to the requests of the engine, and from its outputs to one stream of events,
 //! which dialects encode.
 
+mod budget;
 mod scan;
 mod split;
 pub(crate) mod tools;
@@ -18,7 +19,8 @@ use sterna_engine::Sampler;
 use sterna_text::{Decode, Tokenizer};
 
 use crate::engine::{Output, Outputs};
-use crate::model::{Conversation, ModelText, THOUGHT};
+use crate::model::{ChatPrompt, Conversation, ModelText, THINK, THOUGHT};
+use budget::ThoughtBudget;
 use split::{Expected, Part, Splitter};
 use tools::{Tool, ToolFormat};
 
@@ -31,6 +33,12 @@ pub(crate) struct Ask {
     pub(crate) sampling: SamplingOptions,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) stop: Vec<String>,
+    /// Tokens that end an answer, beside those of the model.
+    pub(crate) stop_ids: Vec<u32>,
+    /// Those of the model are tokens as others are.
+    pub(crate) ignores_end: bool,
+    /// Tokens that may be thought.
+    pub(crate) max_thought: Option<usize>,
     pub(crate) logprobs: Option<usize>,
     /// What the answer has to match.
     pub(crate) grammar: Option<Grammar>,
@@ -93,13 +101,18 @@ impl From<sterna_engine::sampling::SamplerError> for Unprepared {
 /// Prepares what `ask` asks of `model`. Takes a moment: templates, tokens and grammars are computed here.
 pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unprepared> {
     let is_chat = matches!(ask.prompt, Prompt::Chat(_));
-    let (prompt, opens_thinking) = match &ask.prompt {
-        Prompt::Ids(ids) => (ids.clone(), false),
-        Prompt::Chat(conversation) => {
-            let prompt = model.prompt(conversation)?;
-            (prompt.ids, prompt.opens_thinking)
-        }
+    let prompt = match &ask.prompt {
+        Prompt::Ids(ids) => ChatPrompt {
+            ids: ids.clone(),
+            ..ChatPrompt::default()
+        },
+        Prompt::Chat(conversation) => model.prompt(conversation)?,
     };
+    let ChatPrompt {
+        ids: prompt,
+        opens_thinking,
+        is_begun,
+    } = prompt;
     if prompt.len() >= model.ctx_len {
         return Err(Unprepared::TooLong {
             n_prompt: prompt.len(),
@@ -108,19 +121,26 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
     }
     let constraint = constraint(model, &ask, opens_thinking)?;
     let is_constrained = constraint.is_some();
+    let may_think = is_chat && model.thinks && (!is_constrained || opens_thinking) && !is_begun;
+    let constraint = match ask.max_thought.filter(|_| may_think) {
+        Some(n_left) => within(model, n_left, opens_thinking, constraint),
+        None => constraint,
+    };
     let expected = Expected {
         opens_thinking,
-        may_think: is_chat && model.thinks && (!is_constrained || opens_thinking),
+        may_think,
         calls: match &ask.calls {
             Calls::None => None,
             Calls::May | Calls::Must { .. } => Some(model.tools),
         },
-        trims: is_chat && !is_constrained,
+        trims: is_chat && !is_constrained && !is_begun,
     };
     let mut readers = Vec::with_capacity(ask.n);
     let mut requests = Vec::with_capacity(ask.n);
     let recommended = model.recommended.max_new_tokens;
     let max_tokens = ask.max_tokens.or(recommended).unwrap_or(usize::MAX);
+    let own_ids = model.stop_ids.iter().filter(|_| !ask.ignores_end);
+    let stop_ids: Vec<u32> = own_ids.chain(&ask.stop_ids).copied().collect();
     for choice in 0..ask.n.max(1) {
         let seed = ask.sampling.seed.unwrap_or_else(random_seed);
         let sampling = SamplingOptions {
@@ -130,7 +150,7 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         let sampler = Sampler::new(sampling.config(&model.recommended), model.n_vocab)?;
         requests.push(Request {
             max_tokens,
-            stop_ids: model.stop_ids.clone(),
+            stop_ids: stop_ids.clone(),
             logprobs: ask.logprobs,
             text: Some(TextOptions {
                 tokenizer: model.tokenizer.clone(),
@@ -152,6 +172,26 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         });
     }
     Ok(Prepared { requests, readers })
+}
+
+/// `constraint`, and a thought of at most `n_left` tokens before.
+fn within(
+    model: &ModelText,
+    n_left: usize,
+    is_thinking: bool,
+    inner: Option<Box<dyn TokenConstraint>>,
+) -> Option<Box<dyn TokenConstraint>> {
+    let Some(end) = model.tokenizer.token_id(THOUGHT) else {
+        return inner;
+    };
+    Some(Box::new(ThoughtBudget {
+        begin: model.tokenizer.token_id(THINK),
+        end,
+        is_thinking,
+        n_left,
+        n_vocab: model.n_vocab,
+        inner,
+    }))
 }
 
 /// What the answer to `ask` has to match.

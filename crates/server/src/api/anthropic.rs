@@ -1,7 +1,6 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's dialect.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -9,45 +8,143 @@ use serde_json::{Map, Value, json};
 use sterna::constraint::Grammar;
 use sterna::sampling::SamplingOptions;
 
-use super::json::At;
+use super::json::{At, Checked};
+use super::openai::fields;
+use super::shape::{COUNT, Field, OBJECT, Shape, TEXT, field, items, required, word};
 use super::stream::{self, Encoder, Frame};
 use super::{ApiError, Caller, Dialect, Shared, openai};
 use crate::answer::tools::as_mapping;
 use crate::answer::{Ask, Calls, Event, Finish, Prompt, Usage, Whole, whole};
-use crate::model::{Conversation, ModelText};
+use crate::model::{Begun, Conversation};
 use crate::settings::Settings;
 
-pub(super) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<Response, ApiError> {
-    let at = At::body(&body);
+/// What a request may have.
+pub(super) const REQUEST: Shape = Shape::Object(&[
+    &[
+        required("max_tokens", COUNT),
+        field("temperature", fields::TEMPERATURE),
+        field("top_k", fields::TOP_K),
+        field("top_p", fields::SHARE),
+        field("seed", fields::SEED),
+        field("stop_sequences", fields::STOPS),
+        field("stream", Shape::Flag),
+        field(
+            "output_config",
+            Shape::Object(&[&[field("format", FORMAT)]]),
+        ),
+        field("output_format", FORMAT),
+    ],
+    CONVERSATION,
+]);
+
+/// What a request to count tokens may have.
+pub(super) const COUNT_REQUEST: Shape = Shape::Object(&[CONVERSATION]);
+
+const CONVERSATION: &[Field] = &[
+    required("model", Shape::Model),
+    required("messages", items(&TURN, "messages")),
+    field("system", fields::CONTENT),
+    field("tools", items(&TOOL, "tools")),
+    field(
+        "tool_choice",
+        Shape::OneOf(&[
+            Shape::Object(&[&[
+                required("type", word(&["auto", "any", "none"])),
+                field("disable_parallel_tool_use", Shape::Flag),
+            ]]),
+            Shape::Object(&[&[
+                required("type", word(&["tool"])),
+                required("name", TEXT),
+                field("disable_parallel_tool_use", Shape::Flag),
+            ]]),
+        ]),
+    ),
+    field(
+        "thinking",
+        Shape::Object(&[&[
+            required("type", word(&["enabled", "adaptive", "disabled"])),
+            field("budget_tokens", COUNT),
+        ]]),
+    ),
+];
+
+const FORMAT: Shape = Shape::Object(&[&[
+    required("type", word(&["json_schema"])),
+    required("schema", OBJECT),
+]]);
+
+/// Tools that Anthropic's own servers have are not here.
+const TOOL: Shape = Shape::OneOf(&[
+    Shape::Object(&[&[
+        field("type", word(&["custom"])),
+        required("name", Shape::Name),
+        field("description", TEXT),
+        field("input_schema", OBJECT),
+    ]]),
+    Shape::Object(&[&[required("type", Shape::OtherThan(&["custom"]))]]),
+]);
+
+const TURN: Shape = Shape::Object(&[&[
+    required("role", word(&["user", "assistant", "system"])),
+    required("content", Shape::OneOf(&[TEXT, items(&BLOCK, "blocks")])),
+]]);
+
+const BLOCK: Shape = Shape::OneOf(&[
+    Shape::Object(&[&[
+        required(
+            "type",
+            Shape::Word(&["text"], ", which is all that models read"),
+        ),
+        required("text", TEXT),
+    ]]),
+    Shape::Object(&[&[
+        required("type", word(&["thinking"])),
+        required("thinking", TEXT),
+    ]]),
+    Shape::Object(&[&[required("type", word(&["redacted_thinking"]))]]),
+    Shape::Object(&[&[
+        required("type", word(&["tool_use"])),
+        required("name", TEXT),
+        field("id", TEXT),
+        field("input", OBJECT),
+    ]]),
+    Shape::Object(&[&[
+        required("type", word(&["tool_result"])),
+        required("tool_use_id", TEXT),
+        field("content", fields::CONTENT),
+    ]]),
+]);
+
+pub(super) async fn answer(
+    app: Shared,
+    caller: Caller,
+    body: Checked,
+) -> Result<Response, ApiError> {
+    let at = body.at();
     let model = app.model(&at.get("model"))?;
-    let limit = at.get("max_tokens");
-    let max_tokens = limit.whole(1..=usize::MAX)?;
-    let max_tokens = max_tokens.ok_or_else(|| limit.wrong("a whole number of at least 1"))?;
     let (conversation, calls) = conversation(&at, &app.settings)?;
     let ask = Ask {
         prompt: Prompt::Chat(conversation),
         n: 1,
         sampling: SamplingOptions {
-            temperature: at.get("temperature").number(0.0..=f32::MAX)?,
-            top_k: at.get("top_k").whole(0..=usize::MAX)?,
-            top_p: at
-                .get("top_p")
-                .number(0.0..=1.0)?
-                .map(|p| p.max(f32::MIN_POSITIVE)),
-            seed: at.get("seed").seed()?,
+            temperature: at.get("temperature").number(),
+            top_k: at.get("top_k").whole(),
+            top_p: openai::top_p(&at),
+            seed: at.get("seed").seed(),
             ..SamplingOptions::default()
         },
-        max_tokens: Some(max_tokens),
-        stop: openai::stops(&at.get("stop_sequences"))?,
-        logprobs: None,
+        max_tokens: at.get("max_tokens").whole(),
+        stop: at.get("stop_sequences").texts(),
+        max_thought: at.get("thinking").get("budget_tokens").whole(),
         grammar: grammar(&at, &app.settings)?,
         calls,
+        ..Ask::default()
     };
-    let is_streamed = at.get("stream").flag()?.unwrap_or(false);
+    let is_streamed = at.get("stream").flag().unwrap_or(false);
     let answers = app.answers(&caller, &model, "messages", vec![ask]).await?;
     let form = Form {
         id: crate::id::new("msg_"),
-        model: model.text,
+        model: model.name,
     };
     if is_streamed {
         let encoder = MessageStream {
@@ -66,9 +163,9 @@ pub(super) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
 pub(super) async fn count_tokens(
     app: Shared,
     _: Caller,
-    body: Value,
+    body: Checked,
 ) -> Result<Response, ApiError> {
-    let at = At::body(&body);
+    let at = body.at();
     let model = app.model(&at.get("model"))?.text;
     let (conversation, _) = conversation(&at, &app.settings)?;
     let prompt = app.aside(move || model.prompt(&conversation)).await??;
@@ -81,20 +178,13 @@ fn grammar(at: &At<'_>, settings: &Settings) -> Result<Option<Grammar>, ApiError
         true => at.get("output_format"),
         false => format,
     };
-    let kind = format.get("type");
-    match kind.text()? {
-        None if format.is_absent() => Ok(None),
-        Some("json_schema") if !settings.grammars => {
-            Err(format.refused("this server takes no schemas"))
+    match (format.is_absent(), settings.grammars) {
+        (true, _) => Ok(None),
+        (false, false) => Err(format.refused("this server takes no schemas")),
+        (false, true) => {
+            let schema = format.get("schema").value().to_string();
+            Ok(Some(Grammar::JsonSchema(schema)))
         }
-        Some("json_schema") => {
-            let schema = format.get("schema");
-            match schema.object()? {
-                Some(_) => Ok(Some(Grammar::JsonSchema(schema.value().to_string()))),
-                None => Err(schema.wrong("a JSON schema")),
-            }
-        }
-        _ => Err(kind.wrong("json_schema")),
     }
 }
 
@@ -103,25 +193,17 @@ fn conversation(at: &At<'_>, settings: &Settings) -> Result<(Conversation, Calls
     let mut messages = Vec::new();
     let system = at.get("system");
     if !system.is_absent() {
-        let text = openai::text_of(&system)?;
+        let text = openai::text_of(&system);
         messages.push(json!({"role": "system", "content": text}));
     }
-    let turns = at.get("messages");
-    if turns.is_absent() {
-        return Err(turns.wrong("an array of messages"));
-    }
-    for turn in turns.items()? {
+    for turn in at.get("messages").items() {
         message(&turn, &mut messages)?;
     }
     let (told, calls) = tools(at, settings)?;
-    let thinking = at.get("thinking").get("type");
-    let thinking = match thinking.text()? {
-        None => None,
-        Some("disabled") => Some(false),
-        Some("enabled" | "adaptive") => Some(true),
-        Some(_) => return Err(thinking.wrong("enabled, adaptive or disabled")),
-    };
+    let thinking = at.get("thinking").get("type").text();
+    let thinking = thinking.map(|kind| kind != "disabled");
     let conversation = Conversation {
+        begun: Begun::take(&mut messages),
         messages,
         tools: told,
         thinking,
@@ -132,13 +214,9 @@ fn conversation(at: &At<'_>, settings: &Settings) -> Result<(Conversation, Calls
 
 fn tools(at: &At<'_>, settings: &Settings) -> Result<(Vec<Value>, Calls), ApiError> {
     let (mut told, mut tools) = (Vec::new(), Vec::new());
-    for tool in at.get("tools").items()? {
+    for tool in at.get("tools").items() {
         // Tools that Anthropic's own servers have are not here.
-        if tool
-            .get("type")
-            .text()?
-            .is_some_and(|kind| kind != "custom")
-        {
+        if tool.get("type").text().is_some_and(|kind| kind != "custom") {
             continue;
         }
         let (told_of, function) = openai::tool_of(
@@ -152,13 +230,13 @@ fn tools(at: &At<'_>, settings: &Settings) -> Result<(Vec<Value>, Calls), ApiErr
     let choice = at.get("tool_choice");
     let kind = choice.get("type");
     let alone = choice.get("disable_parallel_tool_use");
-    let parallel = !alone.flag()?.unwrap_or(false);
-    match kind.text()? {
+    let parallel = !alone.flag().unwrap_or(false);
+    match kind.text() {
         Some("none") => Ok((Vec::new(), Calls::None)),
         None | Some("auto") if tools.is_empty() => Ok((Vec::new(), Calls::None)),
         None | Some("auto") => Ok((told, Calls::May)),
         Some("any") => openai::must(&choice, told, tools, parallel, settings),
-        Some("tool") => {
+        Some(_) => {
             let name = choice.get("name");
             let named = name.required_text()?;
             tools.retain(|tool| tool.name == named);
@@ -167,27 +245,19 @@ fn tools(at: &At<'_>, settings: &Settings) -> Result<(Vec<Value>, Calls), ApiErr
                 false => openai::must(&choice, told, tools, false, settings),
             }
         }
-        Some(_) => Err(kind.wrong("auto, any, tool or none")),
     }
 }
 
 /// Adds what `turn` says: results of tools are messages of their own.
 fn message(turn: &At<'_>, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-    let role = turn.get("role");
-    let role = match role.required_text()? {
-        known @ ("user" | "assistant" | "system") => known,
-        _ => return Err(role.wrong("user or assistant")),
-    };
+    let role = turn.get("role").required_text()?;
     let content = turn.get("content");
     if let Some(text) = content.value().as_str() {
         messages.push(json!({"role": role, "content": text}));
         return Ok(());
     }
-    if content.is_absent() {
-        return Err(content.wrong("text or an array of blocks"));
-    }
     let (mut texts, mut thought, mut calls) = (Vec::new(), Vec::new(), Vec::new());
-    for block in content.items()? {
+    for block in content.items() {
         let kind = block.get("type");
         match kind.required_text()? {
             "text" => texts.push(block.get("text").required_text()?),
@@ -195,28 +265,21 @@ fn message(turn: &At<'_>, messages: &mut Vec<Value>) -> Result<(), ApiError> {
             "redacted_thinking" => {}
             "tool_use" => {
                 let name = block.get("name").required_text()?;
-                let id = block.get("id").text()?.unwrap_or_default();
+                let id = block.get("id").text().unwrap_or_default();
                 let input = block.get("input");
-                let input = match input.object()? {
+                let input = match input.object() {
                     Some(_) => input.value().clone(),
                     None => json!({}),
                 };
                 calls.push(openai::called(id, name, input));
             }
             "tool_result" => {
-                let inner = block.get("content");
-                let text = match inner.is_absent() {
-                    true => String::new(),
-                    false => openai::text_of(&inner)?,
-                };
+                let text = openai::text_of(&block.get("content"));
                 let id = block.get("tool_use_id").required_text()?;
                 messages.push(json!({"role": "tool", "tool_call_id": id, "content": text}));
             }
-            other => {
-                return Err(kind.refused(format!(
-                    "expected text, which is all that the model reads, found {other:?}"
-                )));
-            }
+            // The table has no others.
+            _ => {}
         }
     }
     let is_result_alone = texts.is_empty() && calls.is_empty() && role == "user";
@@ -236,7 +299,7 @@ fn message(turn: &At<'_>, messages: &mut Vec<Value>) -> Result<(), ApiError> {
 
 struct Form {
     id: String,
-    model: Arc<ModelText>,
+    model: String,
 }
 
 fn stop_reason(finish: Option<&Finish>) -> (&'static str, Option<&str>) {
@@ -283,7 +346,7 @@ impl Form {
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.model.name,
+            "model": self.model,
             "content": content,
             "stop_reason": finish,
             "stop_sequence": stop,

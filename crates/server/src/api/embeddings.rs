@@ -8,82 +8,58 @@ use serde_json::{Value, json};
 use sterna::embedding::Pooling;
 use sterna_text::Encode;
 
-use super::json::At;
-use super::{ApiError, Caller, Shared, openai};
-use crate::engine::{Output, Work, replies};
+use super::json::{At, Checked};
+use super::shape::{COUNT, Shape, field, required, word};
+use super::{ApiError, Caller, Named, Shared, openai};
+use crate::engine::{Output, Refused, Work};
 
 /// Texts of a request at most, as OpenAI has it.
-const MAX_TEXTS: usize = 2048;
+pub(super) const MAX_TEXTS: usize = 2048;
 
-pub(super) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<Response, ApiError> {
-    let at = At::body(&body);
+/// What a request may have.
+pub(super) const REQUEST: Shape = Shape::Object(&[&[
+    required("model", Shape::Model),
+    required("input", openai::fields::INPUTS),
+    field("encoding_format", word(&["float", "base64"])),
+    field("dimensions", COUNT),
+    field("pooling", POOLING),
+    field("normalize", Shape::Flag),
+]]);
+
+/// How one vector is made of those of all tokens.
+pub(super) const POOLING: Shape = word(&["mean", "cls", "last"]);
+
+pub(super) async fn answer(
+    app: Shared,
+    caller: Caller,
+    body: Checked,
+) -> Result<Response, ApiError> {
+    let at = body.at();
     let model = app.model(&at.get("model"))?;
     let input = at.get("input");
     let texts = openai::inputs(&input, &model.text)?;
     if texts.is_empty() || texts.len() > MAX_TEXTS {
         return Err(input.wrong(&format!("1 to {MAX_TEXTS} texts")));
     }
-    let is_base64 = match at.get("encoding_format").text()? {
-        None | Some("float") => false,
-        Some("base64") => true,
-        Some(_) => return Err(at.get("encoding_format").wrong("float or base64")),
-    };
+    let is_base64 = at.get("encoding_format").text() == Some("base64");
     let dimensions = at.get("dimensions");
-    if !dimensions.is_absent() {
-        return Err(
-            dimensions.refused("vectors of another length than the model's aren't supported")
-        );
-    }
-    let asked = at.get("pooling");
-    let named = match asked.text()? {
-        None => None,
-        Some(name) => {
-            let known = Pooling::NAMES.iter().find(|(known, _)| *known == name);
-            let (_, pooling) = known.ok_or_else(|| asked.wrong("mean, cls or last"))?;
-            Some(*pooling)
-        }
+    let n_dimensions = match dimensions.is_absent() {
+        true => model.text.model_dim,
+        false => dimensions.whole_in(1..=model.text.model_dim)?,
     };
-    let pooling = named.or(model.text.pooling).ok_or_else(|| {
-        ApiError::invalid(format!(
-            "the model `{}` doesn't say how its vectors are pooled; say it with `pooling`: mean, cls or last",
-            model.text.name
-        ))
-        .at("pooling")
-    })?;
-    let normalised = at.get("normalize").flag()?.unwrap_or(true);
+    let normalised = at.get("normalize").flag().unwrap_or(true);
+    let how = How {
+        pooling: pooling(&at.get("pooling"), &model)?,
+        normalised,
+    };
     let text = model.text.clone();
     let encoded = app
         .aside(move || openai::encoded(texts, &text, Encode::RAW))
         .await??;
-    let ctx_len = model.text.ctx_len;
-    for (index, ids) in encoded.iter().enumerate() {
-        if ids.is_empty() || ids.len() > ctx_len {
-            return Err(ApiError::invalid(format!(
-                "input[{index}]: expected 1 to {ctx_len} tokens, found {}",
-                ids.len()
-            ))
-            .at("input"));
-        }
-    }
     let n_tokens: usize = encoded.iter().map(Vec::len).sum();
-    let n_texts = encoded.len();
-    let (reply, mut outputs) = replies(1);
-    for reply in reply {
-        let work = Work::Embed {
-            texts: encoded.clone(),
-            pooling,
-            normalised,
-        };
-        app.submit(&caller, &model, work, reply)?;
-    }
-    let mut vectors = Vec::with_capacity(n_texts);
-    while vectors.len() < n_texts {
-        match outputs.recv().await {
-            Some((_, Output::Embedded(vector))) => vectors.push(vector),
-            Some((_, Output::Failed(error))) => return Err(error.into()),
-            Some(_) => {}
-            None => return Err(crate::engine::Refused::Stopped.into()),
-        }
+    let mut vectors = vectors(&app, &caller, &model, ("input", encoded), how).await?;
+    for vector in &mut vectors {
+        cut(vector, n_dimensions, normalised);
     }
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding = match is_base64 {
@@ -98,8 +74,83 @@ pub(super) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
     Ok(Json(json!({
         "object": "list",
         "data": data.collect::<Vec<_>>(),
-        "model": model.text.name,
+        "model": model.name,
         "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
     }))
     .into_response())
+}
+
+/// How a vector is made of those of a text's tokens.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct How {
+    pub(super) pooling: Pooling,
+    /// To length 1.
+    pub(super) normalised: bool,
+}
+
+/// The pooling that `asked` says, or else the one of `model`.
+pub(super) fn pooling(asked: &At<'_>, model: &Named) -> Result<Pooling, ApiError> {
+    let named = asked.text().and_then(|name| {
+        let mut known = Pooling::NAMES.iter();
+        known.find(|(known, _)| *known == name)
+    });
+    let named = named.map(|(_, pooling)| *pooling);
+    named.or(model.text.pooling).ok_or_else(|| {
+        asked.refused(format!(
+            "the model `{}` doesn't say how its vectors are pooled: expected mean, cls or last",
+            model.name
+        ))
+    })
+}
+
+/// A vector of each of `texts`, of which errors say where they were.
+pub(super) async fn vectors(
+    app: &Shared,
+    caller: &Caller,
+    model: &Named,
+    (place, texts): (&str, Vec<Vec<u32>>),
+    How {
+        pooling,
+        normalised,
+    }: How,
+) -> Result<Vec<Vec<f32>>, ApiError> {
+    let ctx_len = model.text.ctx_len;
+    for (index, ids) in texts.iter().enumerate() {
+        if ids.is_empty() || ids.len() > ctx_len {
+            return Err(ApiError::invalid(format!(
+                "{place}[{index}]: expected 1 to {ctx_len} tokens, found {}",
+                ids.len()
+            ))
+            .at(place));
+        }
+    }
+    let n_texts = texts.len();
+    let work = Work::Embed {
+        texts,
+        pooling,
+        normalised,
+    };
+    let mut outputs = app.submit(caller, model, work)?;
+    let mut vectors = Vec::with_capacity(n_texts);
+    while vectors.len() < n_texts {
+        match outputs.recv().await {
+            Some((_, Output::Embedded(vector))) => vectors.push(vector),
+            Some((_, Output::Failed(error))) => return Err(error.into()),
+            Some(_) => {}
+            None => return Err(Refused::Stopped.into()),
+        }
+    }
+    Ok(vectors)
+}
+
+/// Keeps the first `n` elements, which models that are trained so say most with, and the length of 1 if `normalised`.
+fn cut(vector: &mut Vec<f32>, n: usize, normalised: bool) {
+    if n >= vector.len() {
+        return;
+    }
+    vector.truncate(n);
+    let length = vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+    if normalised && length > 0.0 {
+        vector.iter_mut().for_each(|x| *x /= length);
+    }
 }

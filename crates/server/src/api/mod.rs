@@ -7,8 +7,12 @@ mod error;
 mod json;
 mod models;
 mod openai;
+mod openapi;
 mod operations;
+mod rerank;
 mod responses;
+mod routes;
+mod shape;
 mod stream;
 mod tokens;
 
@@ -23,18 +27,18 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{get, post};
 use futures_util::StreamExt;
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::answer::{Answers, Ask, Summary, prepare};
-use crate::engine::{Engine, Job, Work, replies};
+use crate::engine::{Engine, Job, Outputs, Work, replies};
 use crate::metrics::Metrics;
 use crate::model::ModelText;
 use crate::settings::Settings;
-use json::At;
+use json::{At, Checked};
+use shape::Shape;
 
 pub use auth::{Keys, KeysError};
 pub(crate) use error::{ApiError, Dialect};
@@ -70,6 +74,8 @@ pub(crate) struct Caller {
 #[derive(Clone)]
 pub(crate) struct Named {
     pub(crate) index: usize,
+    /// What the request calls it.
+    pub(crate) name: String,
     pub(crate) text: Arc<ModelText>,
 }
 
@@ -105,15 +111,8 @@ impl App {
     pub(crate) fn model(&self, field: &At<'_>) -> Result<Named, ApiError> {
         let name = field.required_text()?;
         self.model_named(name).ok_or_else(|| {
-            let names: Vec<&str> = self
-                .models
-                .iter()
-                .map(|model| model.name.as_str())
-                .collect();
-            let message = format!(
-                "the model `{name}` does not exist; expected {}",
-                names.join(" or ")
-            );
+            let names = self.names().join(" or ");
+            let message = format!("the model `{name}` does not exist; expected {names}");
             ApiError::new(StatusCode::NOT_FOUND, message)
                 .at(field.path())
                 .with_code("model_not_found")
@@ -125,16 +124,24 @@ impl App {
         match (field.is_absent(), self.models.first()) {
             (true, Some(text)) => Ok(Named {
                 index: 0,
+                name: text.name.clone(),
                 text: Arc::clone(text),
             }),
             _ => self.model(field),
         }
     }
 
+    /// What the models are called.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let names = self.models.iter().map(|model| model.name.clone());
+        names.collect()
+    }
+
     pub(crate) fn model_named(&self, name: &str) -> Option<Named> {
         let index = self.models.iter().position(|model| model.name == name)?;
         Some(Named {
             index,
+            name: name.to_owned(),
             text: Arc::clone(&self.models[index]),
         })
     }
@@ -198,7 +205,7 @@ impl App {
             "request_id": caller.request_id,
             "key": caller.key_name,
             "dialect": dialect,
-            "model": model.text.name,
+            "model": model.name,
         });
         Ok(Answers::new(outputs, readers, move |summary: &Summary| {
             let mut record = match head {
@@ -216,48 +223,23 @@ impl App {
         caller: &Caller,
         model: &Named,
         work: Work,
-        reply: crate::engine::Reply,
-    ) -> Result<(), ApiError> {
-        let job = Job {
+    ) -> Result<Outputs, ApiError> {
+        let (replies, outputs) = replies(1);
+        let jobs = replies.into_iter().zip([work]).map(|(reply, work)| Job {
             model: model.index,
             key: caller.key,
             work,
             reply,
-        };
-        Ok(self.engine.submit(vec![job])?)
+        });
+        self.engine.submit(jobs.collect())?;
+        Ok(outputs)
     }
 }
 
 /// All routes.
 pub(crate) fn router(app: Shared) -> Router {
-    use Dialect::{Anthropic, OpenAi};
-
-    /// Routes requests with a body to a handler.
-    macro_rules! to {
-        ($dialect:expr, $handler:path) => {
-            post(|State(app): State<Shared>, request: Request| async move {
-                handle($dialect, app, request, $handler).await
-            })
-        };
-    }
     let cors = cors(&app.settings.cors);
-    let routes = Router::new()
-        .route("/v1/chat/completions", to!(OpenAi, openai::chat::answer))
-        .route("/v1/completions", to!(OpenAi, openai::completions::answer))
-        .route("/v1/responses", to!(OpenAi, responses::answer))
-        .route("/v1/embeddings", to!(OpenAi, embeddings::answer))
-        .route("/v1/messages", to!(Anthropic, anthropic::answer))
-        .route(
-            "/v1/messages/count_tokens",
-            to!(Anthropic, anthropic::count_tokens),
-        )
-        .route("/tokenize", to!(OpenAi, tokens::tokenize))
-        .route("/detokenize", to!(OpenAi, tokens::detokenize))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*name}", get(models::one))
-        .route("/metrics", get(operations::metrics))
-        .route("/health", get(operations::health))
-        .route("/v1/{*path}", axum::routing::any(no_such_path))
+    let routes = routes::router()
         .with_state(Arc::clone(&app))
         .layer(middleware::from_fn_with_state(app, gate));
     match cors {
@@ -394,10 +376,16 @@ fn request_id(headers: &HeaderMap) -> String {
     given.unwrap_or_else(|| crate::id::new("req_"))
 }
 
-/// Answers `request`, whose body is JSON, by `answer`.
-async fn handle<F, A>(dialect: Dialect, app: Shared, request: Request, answer: F) -> Response
+/// Answers `request`, whose body is JSON of the shape `shape`, by `answer`.
+async fn handle<F, A>(
+    dialect: Dialect,
+    app: Shared,
+    request: Request,
+    shape: Shape,
+    answer: F,
+) -> Response
 where
-    F: FnOnce(Shared, Caller, Value) -> A,
+    F: FnOnce(Shared, Caller, Checked) -> A,
     A: Future<Output = Result<Response, ApiError>>,
 {
     let answered = async {
@@ -405,7 +393,7 @@ where
         let caller = caller
             .ok_or_else(|| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "nobody asked"))?;
         let body = body(request, app.settings.max_body).await?;
-        answer(app, caller, body).await
+        answer(app, caller, Checked::new(body, shape)?).await
     };
     match answered.await {
         Ok(response) => response,
@@ -437,12 +425,8 @@ async fn body(request: Request, limit: usize) -> Result<Value, ApiError> {
             "the request took too long to arrive",
         )
     })??;
-    let value: Value = serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::invalid(format!("the body: expected JSON: {error}")))?;
-    match value.is_object() {
-        true => Ok(value),
-        false => Err(At::body(&value).wrong("a JSON object")),
-    }
+    serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::invalid(format!("the body: expected JSON: {error}")))
 }
 
 async fn bytes(body: Body, limit: usize) -> Result<Bytes, ApiError> {

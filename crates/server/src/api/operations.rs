@@ -22,8 +22,10 @@ pub(super) async fn health(State(app): State<Shared>) -> Response {
     (code, Json(json!({ "status": status }))).into_response()
 }
 
+/// The type of what Prometheus reads.
+pub(super) const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 /// What Prometheus reads.
 pub(super) async fn metrics(State(app): State<Shared>) -> Response {
-    const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, TYPE)], app.metrics.text()).into_response()
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], app.metrics.text()).into_response()
 }

@@ -8,12 +8,12 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use sterna::constraint::Grammar;
 
-use super::json::At;
+use super::json::{At, Checked};
+use super::shape::{COUNT, OBJECT, Shape, TEXT, field, items, required, word};
 use super::stream::{self, Encoder, Frame};
-use super::{ApiError, Caller, Shared, openai};
+use super::{ApiError, Caller, Named, Shared, openai};
 use crate::answer::tools::as_mapping;
 use crate::answer::{Answers, Ask, Call, Event, Finish, Prompt, Usage, Whole};
-use crate::model::ModelText;
 
 /// Responses that are kept at most, to be continued.
 const MAX_STORED: usize = 1024;
@@ -63,11 +63,72 @@ impl Store {
     }
 }
 
-pub(super) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<Response, ApiError> {
-    let at = At::body(&body);
+/// What a request may have.
+pub(super) const REQUEST: Shape = Shape::Object(&[
+    &[
+        required("model", Shape::Model),
+        field("input", Shape::OneOf(&[TEXT, items(&ITEM, "items")])),
+        field("instructions", TEXT),
+        field("previous_response_id", TEXT),
+        field("max_output_tokens", COUNT),
+        field("stream", Shape::Flag),
+        field("store", Shape::Flag),
+        field("text", Shape::Object(&[&[field("format", FORMAT)]])),
+        // What is only said again.
+        field("metadata", Shape::Any),
+        field("prompt_cache_key", Shape::Any),
+        field("safety_identifier", Shape::Any),
+        field("user", Shape::Any),
+    ],
+    openai::fields::SAMPLING,
+    openai::fields::TOOLS,
+    openai::fields::TEMPLATE,
+]);
+
+/// What the text of an answer has to match.
+const FORMAT: Shape = Shape::OneOf(&[
+    Shape::Object(&[&[required("type", word(&["text", "json_object"]))]]),
+    Shape::Object(&[&[
+        required("type", word(openai::fields::FORMATS)),
+        required("schema", OBJECT),
+    ]]),
+]);
+
+const MESSAGE: &[&str] = &["message"];
+const CALL: &[&str] = &["function_call"];
+const OUTPUT: &[&str] = &["function_call_output"];
+const KNOWN: &[&str] = &["message", "function_call", "function_call_output"];
+
+/// What a conversation has: messages, calls and their results; items of other kinds are of tools that aren't here.
+const ITEM: Shape = Shape::OneOf(&[
+    Shape::Object(&[&[
+        field("type", word(MESSAGE)),
+        required("role", word(&["system", "developer", "user", "assistant"])),
+        required("content", openai::fields::CONTENT),
+    ]]),
+    Shape::Object(&[&[
+        required("type", word(CALL)),
+        required("name", TEXT),
+        field("call_id", TEXT),
+        field("arguments", TEXT),
+    ]]),
+    Shape::Object(&[&[
+        required("type", word(OUTPUT)),
+        required("call_id", TEXT),
+        field("output", openai::fields::CONTENT),
+    ]]),
+    Shape::Object(&[&[required("type", Shape::OtherThan(KNOWN))]]),
+]);
+
+pub(super) async fn answer(
+    app: Shared,
+    caller: Caller,
+    body: Checked,
+) -> Result<Response, ApiError> {
+    let at = body.at();
     let model = app.model(&at.get("model"))?;
     let previous = at.get("previous_response_id");
-    let mut messages = match previous.text()? {
+    let mut messages = match previous.text() {
         None => Vec::new(),
         Some(id) => app.store.get(id, caller.key).ok_or_else(|| {
             previous
@@ -78,31 +139,32 @@ pub(super) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
     input(&at.get("input"), &mut messages)?;
     // Instructions are of this response alone.
     let mut prompt = messages.clone();
-    if let Some(text) = at.get("instructions").text()? {
+    if let Some(text) = at.get("instructions").text() {
         prompt.insert(0, json!({"role": "system", "content": text}));
     }
     merge_instructions(&mut prompt);
-    let parallel = at.get("parallel_tool_calls").flag()?.unwrap_or(true);
+    let parallel = at.get("parallel_tool_calls").flag().unwrap_or(true);
     let (told, calls) = openai::tools(
         &at.get("tools"),
         &at.get("tool_choice"),
         parallel,
         &app.settings,
     )?;
-    let conversation = openai::conversation(&at, prompt, told)?;
+    let conversation = openai::conversation(&at, prompt, told);
     let ask = Ask {
         prompt: Prompt::Chat(conversation),
         n: 1,
-        sampling: openai::sampling(&at)?,
-        max_tokens: at.get("max_output_tokens").whole(1..=usize::MAX)?,
-        stop: Vec::new(),
+        sampling: openai::sampling(&at),
+        max_tokens: at.get("max_output_tokens").whole(),
+        max_thought: openai::max_thought(&at),
         logprobs: None,
         grammar: grammar(&at, &app)?,
         calls,
+        ..Ask::default()
     };
-    let is_streamed = at.get("stream").flag()?.unwrap_or(false);
-    let is_stored = at.get("store").flag()?.unwrap_or(true);
-    let form = Form::new(&at, &model.text);
+    let is_streamed = at.get("stream").flag().unwrap_or(false);
+    let is_stored = at.get("store").flag().unwrap_or(true);
+    let form = Form::new(&at, &model);
     let answers = app.answers(&caller, &model, "responses", vec![ask]).await?;
     let stored = is_stored.then(|| Kept {
         app: Arc::clone(&app),
@@ -158,19 +220,13 @@ fn merge_instructions(messages: &mut Vec<Value>) {
 
 fn grammar(at: &At<'_>, app: &Shared) -> Result<Option<Grammar>, ApiError> {
     let format = at.get("text").get("format");
-    let kind = format.get("type");
-    let grammar = match kind.text()? {
-        None if format.is_absent() => None,
-        Some("text") => None,
+    let grammar = match format.get("type").text() {
         Some("json_object") => Some(Grammar::JsonObject),
         Some("json_schema") => {
-            let schema = format.get("schema");
-            match schema.object()? {
-                Some(_) => Some(Grammar::JsonSchema(schema.value().to_string())),
-                None => return Err(schema.wrong("a JSON schema")),
-            }
+            let schema = format.get("schema").value().to_string();
+            Some(Grammar::JsonSchema(schema))
         }
-        _ => return Err(kind.wrong("text, json_object or json_schema")),
+        _ => None,
     };
     match grammar.is_some() && !app.settings.grammars {
         true => Err(format.refused("this server takes no schemas, patterns or grammars")),
@@ -180,42 +236,31 @@ fn grammar(at: &At<'_>, app: &Shared) -> Result<Option<Grammar>, ApiError> {
 
 /// Adds what `field` says to `messages`.
 fn input(field: &At<'_>, messages: &mut Vec<Value>) -> Result<(), ApiError> {
-    match field.value() {
-        Value::Null => return Ok(()),
-        Value::String(text) => {
-            messages.push(json!({"role": "user", "content": text}));
-            return Ok(());
-        }
-        Value::Array(_) => {}
-        _ => return Err(field.wrong("text or an array of items")),
+    if let Value::String(text) = field.value() {
+        messages.push(json!({"role": "user", "content": text}));
+        return Ok(());
     }
-    for item in field.items()? {
+    for item in field.items() {
         let kind = item.get("type");
-        match kind.text()? {
+        match kind.text() {
             None | Some("message") => {
-                let role = item.get("role");
-                let role = match role.required_text()? {
+                let role = match item.get("role").required_text()? {
                     "developer" => "system",
-                    known @ ("system" | "user" | "assistant") => known,
-                    _ => return Err(role.wrong("system, developer, user or assistant")),
+                    known => known,
                 };
-                let text = openai::text_of(&item.get("content"))?;
+                let text = openai::text_of(&item.get("content"));
                 messages.push(json!({"role": role, "content": text}));
             }
             Some("function_call") => {
                 let name = item.get("name").required_text()?;
-                let id = item.get("call_id").text()?.unwrap_or_default();
-                let arguments = item.get("arguments").text()?.unwrap_or_default();
+                let id = item.get("call_id").text().unwrap_or_default();
+                let arguments = item.get("arguments").text().unwrap_or_default();
                 let call = openai::called(id, name, as_mapping(arguments));
                 add_call(messages, call);
             }
             Some("function_call_output") => {
                 let id = item.get("call_id").required_text()?;
-                let output = item.get("output");
-                let text = match output.is_absent() {
-                    true => String::new(),
-                    false => openai::text_of(&output)?,
-                };
+                let text = openai::text_of(&item.get("output"));
                 messages.push(json!({"role": "tool", "tool_call_id": id, "content": text}));
             }
             // What models thought before isn't told again; other items are of tools that aren't here.
@@ -243,12 +288,12 @@ fn add_call(messages: &mut Vec<Value>, call: Value) {
 struct Form {
     id: String,
     created: u64,
-    model: Arc<ModelText>,
+    model: String,
     repeated: Map<String, Value>,
 }
 
 impl Form {
-    fn new(at: &At<'_>, model: &Arc<ModelText>) -> Form {
+    fn new(at: &At<'_>, model: &Named) -> Form {
         let or = |name: &str, default: Value| match at.get(name).value() {
             Value::Null => default,
             value => value.clone(),
@@ -315,7 +360,7 @@ impl Form {
         Form {
             id: crate::id::new("resp_"),
             created: openai::now(),
-            model: Arc::clone(model),
+            model: model.name.clone(),
             repeated: repeated.into_iter().collect(),
         }
     }
@@ -344,7 +389,7 @@ impl Form {
             "completed_at": is_over.then(openai::now),
             "status": status,
             "incomplete_details": (status == "incomplete").then(|| json!({"reason": "max_output_tokens"})),
-            "model": self.model.name,
+            "model": self.model,
             "output": output,
             "error": error,
             "usage": usage,

@@ -2,16 +2,40 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde_json::json;
 use sterna_text::{Decode, Encode};
 
-use super::json::At;
+use super::json::Checked;
+use super::shape::{Field, Shape, TEXT, field, required};
 use super::{ApiError, Caller, Shared, openai};
 use crate::model::Conversation;
 
+/// What a request for tokens may have.
+pub(super) const TOKENIZE: Shape = Shape::OneOf(&[
+    Shape::Object(&[&[openai::fields::MESSAGES], TOKENIZE_FIELDS]),
+    Shape::Object(&[&[required("prompt", TEXT)], TOKENIZE_FIELDS]),
+    Shape::Object(&[&[required("content", TEXT)], TOKENIZE_FIELDS]),
+    Shape::Object(&[&[required("text", TEXT)], TOKENIZE_FIELDS]),
+]);
+
+const TOKENIZE_FIELDS: &[Field] = &[
+    field("model", Shape::Model),
+    field("add_special_tokens", Shape::Flag),
+    field("add_special", Shape::Flag),
+    field("parse_special", Shape::Flag),
+    field("with_pieces", Shape::Flag),
+    field("return_token_strs", Shape::Flag),
+];
+
+/// What a request for text may have.
+pub(super) const DETOKENIZE: Shape = Shape::Object(&[&[
+    field("model", Shape::Model),
+    required("tokens", openai::fields::IDS),
+]]);
+
 /// Of a text or a conversation.
-pub(super) async fn tokenize(app: Shared, _: Caller, body: Value) -> Result<Response, ApiError> {
-    let at = At::body(&body);
+pub(super) async fn tokenize(app: Shared, _: Caller, body: Checked) -> Result<Response, ApiError> {
+    let at = body.at();
     let model = app.model_or_first(&at.get("model"))?.text;
     let ids = if at.get("messages").is_absent() {
         let text = at.get_any(&["content", "prompt", "text"]).required_text()?;
@@ -19,9 +43,9 @@ pub(super) async fn tokenize(app: Shared, _: Caller, body: Value) -> Result<Resp
         let encode = Encode {
             add_special: at
                 .get_any(&["add_special_tokens", "add_special"])
-                .flag()?
+                .flag()
                 .unwrap_or(true),
-            parse_special: at.get("parse_special").flag()?.unwrap_or(false),
+            parse_special: at.get("parse_special").flag().unwrap_or(false),
         };
         let model = model.clone();
         let ids = app.aside(move || model.tokenizer.encode(&text, encode));
@@ -35,7 +59,7 @@ pub(super) async fn tokenize(app: Shared, _: Caller, body: Value) -> Result<Resp
         app.aside(move || model.prompt(&conversation)).await??.ids
     };
     let pieces = at.get_any(&["with_pieces", "return_token_strs"]);
-    let pieces = pieces.flag()?.unwrap_or(false).then(|| {
+    let pieces = pieces.flag().unwrap_or(false).then(|| {
         let piece = |id: &u32| openai::token_text(&model.tokenizer, *id);
         ids.iter().map(piece).collect::<Vec<_>>()
     });
@@ -49,8 +73,12 @@ pub(super) async fn tokenize(app: Shared, _: Caller, body: Value) -> Result<Resp
 }
 
 /// The text of tokens.
-pub(super) async fn detokenize(app: Shared, _: Caller, body: Value) -> Result<Response, ApiError> {
-    let at = At::body(&body);
+pub(super) async fn detokenize(
+    app: Shared,
+    _: Caller,
+    body: Checked,
+) -> Result<Response, ApiError> {
+    let at = body.at();
     let model = app.model_or_first(&at.get("model"))?.text;
     let ids = openai::ids(&at.get("tokens"), &model)?;
     let text = app.aside(move || {

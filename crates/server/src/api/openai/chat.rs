@@ -1,40 +1,61 @@
 //! `/v1/chat/completions`.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::super::json::At;
+use super::super::json::Checked;
+use super::super::shape::{COUNT, Shape, field, required};
 use super::super::stream::{self, Encoder, Frame};
-use super::super::{ApiError, Caller, Dialect, Shared};
+use super::super::{ApiError, Caller, Shared};
 use super::{
-    MAX_TOP, UsageSum, conversation, fingerprint, finish_reason, grammar, messages, n_choices, now,
-    sampling, scored, stops, streaming, tools,
+    Chunks, Head, UsageSum, conversation, fields, finish_reason, grammar, ids, max_thought,
+    messages, n_choices, sampling, scored, streaming, tools,
 };
 use crate::answer::{Ask, Call, Event, Prompt, Whole, whole};
-use crate::model::ModelText;
+use crate::model::{Begun, Conversation};
 
-pub(crate) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<Response, ApiError> {
-    let at = At::body(&body);
+/// What a request may have.
+pub(crate) const REQUEST: Shape = Shape::Object(&[
+    &[
+        required("model", Shape::Model),
+        fields::MESSAGES,
+        field("max_tokens", COUNT),
+        field("max_completion_tokens", COUNT),
+        field("logprobs", Shape::Flag),
+        field("continue_final_message", Shape::Flag),
+    ],
+    fields::ANSWERS,
+    fields::SAMPLING,
+    fields::TOOLS,
+    fields::GRAMMARS,
+    fields::TEMPLATE,
+]);
+
+pub(crate) async fn answer(
+    app: Shared,
+    caller: Caller,
+    body: Checked,
+) -> Result<Response, ApiError> {
+    let at = body.at();
     let model = app.model(&at.get("model"))?;
     if !model.text.can_chat() {
         let message =
             "a base model, which has no chat template: expected a prompt for /v1/completions";
         return Err(at.get("model").refused(message));
     }
-    let parallel = at.get("parallel_tool_calls").flag()?.unwrap_or(true);
+    let parallel = at.get("parallel_tool_calls").flag().unwrap_or(true);
     let (told, calls) = tools(
         &at.get("tools"),
         &at.get("tool_choice"),
         parallel,
         &app.settings,
     )?;
-    let n = n_choices(&at)?;
-    let top = at.get("top_logprobs").whole(0..=MAX_TOP)?;
-    let logprobs = match at.get("logprobs").flag()? {
+    let n = n_choices(&at);
+    let top = at.get("top_logprobs").whole();
+    let logprobs = match at.get("logprobs").flag() {
         Some(true) => Some(top.unwrap_or(0)),
         _ if top.is_some_and(|top| top > 0) => {
             return Err(at
@@ -44,29 +65,43 @@ pub(crate) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
         _ => None,
     };
     let limit = at.get_any(&["max_completion_tokens", "max_tokens"]);
+    let mut messages = messages(&at.get("messages"))?;
+    let continues = at.get("continue_final_message");
+    let begun = match continues.flag() {
+        Some(false) => None,
+        _ => Begun::take(&mut messages),
+    };
+    if continues.flag() == Some(true) && begun.is_none() {
+        let message = "expected a message of the assistant, without calls, at the end of messages";
+        return Err(continues.refused(message));
+    }
+    let conversation = Conversation {
+        begun,
+        ..conversation(&at, messages, told)
+    };
     let ask = Ask {
-        prompt: Prompt::Chat(conversation(&at, messages(&at.get("messages"))?, told)?),
+        prompt: Prompt::Chat(conversation),
         n,
-        sampling: sampling(&at)?,
-        max_tokens: limit.whole(1..=usize::MAX)?,
-        stop: stops(&at.get("stop"))?,
+        sampling: sampling(&at),
+        max_tokens: limit.whole(),
+        stop: at.get("stop").texts(),
+        stop_ids: ids(&at.get("stop_token_ids"), &model.text)?,
+        ignores_end: at.get("ignore_eos").flag().unwrap_or(false),
+        max_thought: max_thought(&at),
         logprobs,
         grammar: grammar(&at, &app.settings)?,
         calls,
     };
-    let (is_streamed, with_usage) = streaming(&at)?;
+    let (is_streamed, with_usage) = streaming(&at);
     let answers = app.answers(&caller, &model, "chat", vec![ask]).await?;
     let form = Form {
-        id: crate::id::new("chatcmpl-"),
-        created: now(),
-        model: model.text,
+        head: Head::new("chatcmpl-", &model),
         has_logprobs: logprobs.is_some(),
     };
     if is_streamed {
         let encoder = ChatStream {
             form,
-            usage: with_usage.then(|| UsageSum::new(n)),
-            has_failed: false,
+            chunks: Chunks::new("chat.completion.chunk", with_usage, n),
         };
         return Ok(stream::respond(answers, encoder));
     }
@@ -76,9 +111,7 @@ pub(crate) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
 
 /// What all of a response's parts have.
 struct Form {
-    id: String,
-    created: u64,
-    model: Arc<ModelText>,
+    head: Head,
     has_logprobs: bool,
 }
 
@@ -90,15 +123,9 @@ impl Form {
             self.choice(index, answer)
         });
         let choices: Vec<Value> = choices.collect();
-        json!({
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model.name,
-            "system_fingerprint": fingerprint(),
-            "choices": choices,
-            "usage": usage.json(),
-        })
+        let mut body = self.head.body("chat.completion", choices.into());
+        body["usage"] = usage.json();
+        body
     }
 
     fn choice(&self, index: usize, answer: &Whole) -> Value {
@@ -134,7 +161,7 @@ impl Form {
     }
 
     fn logprobs<'a>(&self, tokens: impl Iterator<Item = &'a crate::answer::ScoredToken>) -> Value {
-        let tokens = tokens.map(|token| scored(&self.model.tokenizer, token));
+        let tokens = tokens.map(|token| scored(&self.head.model.tokenizer, token));
         json!({"content": tokens.collect::<Vec<_>>(), "refusal": null})
     }
 }
@@ -150,27 +177,10 @@ fn call(call: &Call) -> Value {
 /// Encodes events as chunks.
 struct ChatStream {
     form: Form,
-    /// Of all answers, if it is asked for.
-    usage: Option<UsageSum>,
-    has_failed: bool,
+    chunks: Chunks,
 }
 
 impl ChatStream {
-    fn chunk(&self, choices: Value, usage: Option<Value>) -> Frame {
-        let mut chunk = json!({
-            "id": self.form.id,
-            "object": "chat.completion.chunk",
-            "created": self.form.created,
-            "model": self.form.model.name,
-            "system_fingerprint": fingerprint(),
-            "choices": choices,
-        });
-        if self.usage.is_some() {
-            chunk["usage"] = usage.unwrap_or(Value::Null);
-        }
-        Frame::data(&chunk)
-    }
-
     fn delta(&self, choice: usize, delta: Value, logprobs: Value, finish: Value) -> Frame {
         let choice = json!({
             "index": choice,
@@ -178,7 +188,7 @@ impl ChatStream {
             "logprobs": logprobs,
             "finish_reason": finish,
         });
-        self.chunk(json!([choice]), None)
+        self.chunks.of(&self.form.head, choice)
     }
 }
 
@@ -214,15 +224,11 @@ impl Encoder for ChatStream {
                     let reason = finish_reason(Some(&finish)).into();
                     let logprobs = logprobs.take();
                     frames.push_back(self.delta(choice, json!({}), logprobs, reason));
-                    if let Some(sum) = &mut self.usage {
-                        sum.add(choice, usage);
-                    }
+                    self.chunks.ended(choice, usage);
                     continue;
                 }
                 Event::Failed(error) => {
-                    self.has_failed = true;
-                    let error = ApiError::from(error).body(Dialect::OpenAi);
-                    frames.push_back(Frame::data(&error));
+                    frames.push_back(self.chunks.failed(error));
                     continue;
                 }
             };
@@ -236,13 +242,6 @@ impl Encoder for ChatStream {
     }
 
     fn end(&mut self, frames: &mut VecDeque<Frame>) {
-        if let Some(usage) = self.usage.as_ref().filter(|_| !self.has_failed) {
-            let usage = usage.json();
-            frames.push_back(self.chunk(json!([]), Some(usage)));
-        }
-        frames.push_back(Frame {
-            name: None,
-            data: "[DONE]".to_owned(),
-        });
+        self.chunks.end(&self.form.head, frames);
     }
 }

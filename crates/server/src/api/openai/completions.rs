@@ -8,58 +8,98 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use sterna_text::{Decode, Encode, Tokenizer};
 
-use super::super::json::At;
+use super::super::json::Checked;
+use super::super::shape::{COUNT, Shape, TEXT, field, required};
 use super::super::stream::{self, Encoder, Frame};
-use super::super::{ApiError, Caller, Dialect, Named, Shared};
+use super::super::{ApiError, Caller, Named, Shared};
 use super::{
-    Input, MAX_TOP, UsageSum, encoded, fingerprint, finish_reason, finite, grammar, inputs,
-    n_choices, now, sampling, stops, streaming, token_text,
+    Chunks, Head, Input, MAX_TOP, UsageSum, encoded, fields, finish_reason, finite, grammar, ids,
+    inputs, n_choices, sampling, streaming, token_text,
 };
 use crate::answer::{Ask, Calls, Event, Prompt, ScoredToken, Usage, Whole, whole};
-use crate::engine::{Output, Refused, Work, replies};
-use crate::model::ModelText;
+use crate::engine::{Output, Refused, Work};
 
 /// Tokens of an answer, if nothing else is asked for: what OpenAI has.
 const MAX_TOKENS: usize = 16;
 
-pub(crate) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<Response, ApiError> {
-    let at = At::body(&body);
+/// What a request may have.
+pub(crate) const REQUEST: Shape = Shape::Object(&[
+    &[
+        required("model", Shape::Model),
+        required("prompt", fields::INPUTS),
+        field("suffix", TEXT),
+        field("echo", Shape::Flag),
+        field("best_of", COUNT),
+        field("max_tokens", Shape::Whole(0, u64::MAX)),
+        field("max_completion_tokens", Shape::Whole(0, u64::MAX)),
+        // Flags are how chats have it.
+        field(
+            "logprobs",
+            Shape::OneOf(&[Shape::Flag, Shape::Whole(0, MAX_TOP as u64)]),
+        ),
+    ],
+    fields::ANSWERS,
+    fields::SAMPLING,
+    fields::GRAMMARS,
+]);
+
+pub(crate) async fn answer(
+    app: Shared,
+    caller: Caller,
+    body: Checked,
+) -> Result<Response, ApiError> {
+    let at = body.at();
     let model = app.model(&at.get("model"))?;
     let suffix = at.get("suffix");
-    if suffix.text()?.is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(suffix.refused("the model isn't made to fill in between two texts"));
-    }
+    let gap = match suffix.text().filter(|text| !text.is_empty()) {
+        None => None,
+        Some(text) => {
+            let infill = model.text.infill.clone().ok_or_else(|| {
+                suffix.refused("the model isn't made to fill in between two texts")
+            })?;
+            Some((infill, text.to_owned()))
+        }
+    };
     let prompt = at.get("prompt");
-    if prompt.is_absent() {
-        return Err(prompt.wrong("text, an array of texts, or ids of tokens"));
-    }
     let prompts = inputs(&prompt, &model.text)?;
-    let n = n_choices(&at)?;
-    if at.get("best_of").whole(1..=usize::MAX)?.unwrap_or(n) > n {
+    let n = n_choices(&at);
+    if at.get("best_of").whole().unwrap_or(n) > n {
         return Err(at
             .get("best_of")
             .refused("expected no more answers than are returned"));
     }
-    let echo = at.get("echo").flag()?.unwrap_or(false);
+    let echo = at.get("echo").flag().unwrap_or(false);
+    if echo && gap.is_some() {
+        return Err(suffix.refused("what is filled in can't be echoed: expected echo to be false"));
+    }
     let logprobs = match at.get("logprobs").value() {
         // As chats have it.
-        Value::Bool(true) => Some(at.get("top_logprobs").whole(0..=MAX_TOP)?.unwrap_or(0)),
+        Value::Bool(true) => Some(at.get("top_logprobs").whole().unwrap_or(0)),
         Value::Bool(false) => None,
-        _ => at.get("logprobs").whole(0..=MAX_TOP)?,
+        _ => at.get("logprobs").whole(),
     };
     let max_tokens = at.get_any(&["max_tokens", "max_completion_tokens"]);
-    let max_tokens = max_tokens.whole(0..=usize::MAX)?.unwrap_or(MAX_TOKENS);
+    let max_tokens = max_tokens.whole().unwrap_or(MAX_TOKENS);
     let common = Ask {
         n,
-        sampling: sampling(&at)?,
+        sampling: sampling(&at),
         max_tokens: Some(max_tokens),
-        stop: stops(&at.get("stop"))?,
+        stop: at.get("stop").texts(),
+        stop_ids: [
+            ids(&at.get("stop_token_ids"), &model.text)?,
+            gap.iter()
+                .flat_map(|(infill, _)| infill.stop_ids.clone())
+                .collect(),
+        ]
+        .concat(),
+        ignores_end: at.get("ignore_eos").flag().unwrap_or(false),
+        max_thought: None,
         logprobs,
         grammar: grammar(&at, &app.settings)?,
         calls: Calls::None,
         prompt: Prompt::default(),
     };
-    let (is_streamed, with_usage) = streaming(&at)?;
+    let (is_streamed, with_usage) = streaming(&at);
     let texts: Vec<Option<String>> = prompts
         .iter()
         .map(|prompt| match prompt {
@@ -68,15 +108,25 @@ pub(crate) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
         })
         .collect();
     let text = Arc::clone(&model.text);
-    let ids = app
-        .aside(move || encoded(prompts, &text, Encode::TEXT))
+    let tokens = app
+        .aside(move || match gap {
+            None => encoded(prompts, &text, Encode::TEXT),
+            Some((infill, suffix)) => {
+                let prefixes = encoded(prompts, &text, Encode::PLAIN)?;
+                let prompts = prefixes.iter().map(|prefix| {
+                    let prompt = infill.prompt(prefix, &suffix, &text.tokenizer);
+                    Ok(prompt.map_err(sterna::Error::from)?)
+                });
+                prompts.collect()
+            }
+        })
         .await??;
-    if ids.is_empty() {
+    if tokens.is_empty() {
         return Err(prompt.wrong("at least one prompt"));
     }
     let mut echoes = Vec::new();
     if echo {
-        for (ids, text) in ids.iter().zip(texts) {
+        for (ids, text) in tokens.iter().zip(texts) {
             let scores = match logprobs {
                 Some(n_top) => Some(scores(&app, &caller, &model, ids, n_top).await?),
                 None => None,
@@ -91,14 +141,12 @@ pub(crate) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
         }
     }
     let form = Form {
-        id: crate::id::new("cmpl-"),
-        created: now(),
-        model: Arc::clone(&model.text),
+        head: Head::new("cmpl-", &model),
         has_logprobs: logprobs.is_some(),
         echoes,
         n,
     };
-    let n_all = n * ids.len();
+    let n_all = n * tokens.len();
     if echo && max_tokens == 0 && logprobs.is_some() && !is_streamed {
         // All is known.
         let whole = |ids: &Vec<u32>| Whole {
@@ -109,10 +157,12 @@ pub(crate) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
             },
             ..Whole::default()
         };
-        let all = ids.iter().flat_map(|ids| (0..n).map(move |_| whole(ids)));
+        let all = tokens
+            .iter()
+            .flat_map(|ids| (0..n).map(move |_| whole(ids)));
         return Ok(Json(form.whole(all.collect())).into_response());
     }
-    let asks = ids.into_iter().map(|ids| Ask {
+    let asks = tokens.into_iter().map(|ids| Ask {
         prompt: Prompt::Ids(ids),
         ..common.clone()
     });
@@ -120,9 +170,8 @@ pub(crate) async fn answer(app: Shared, caller: Caller, body: Value) -> Result<R
     let answers = app.answers(&caller, &model, "completions", asks).await?;
     if is_streamed {
         let encoder = CompletionStream {
-            usage: with_usage.then(|| UsageSum::new(n)),
+            chunks: Chunks::new("text_completion", with_usage, n),
             offsets: vec![0; n_all],
-            has_failed: false,
             form,
         };
         return Ok(stream::respond(answers, encoder));
@@ -147,14 +196,11 @@ async fn scores(
         ))
         .at("prompt"));
     }
-    let (reply, mut outputs) = replies(1);
-    for reply in reply {
-        let work = Work::Score {
-            ids: ids.to_vec(),
-            n_top,
-        };
-        app.submit(caller, model, work, reply)?;
-    }
+    let work = Work::Score {
+        ids: ids.to_vec(),
+        n_top,
+    };
+    let mut outputs = app.submit(caller, model, work)?;
     match outputs.recv().await {
         Some((_, Output::Scored(scores))) => {
             let scored = ids[1..].iter().zip(scores);
@@ -175,9 +221,7 @@ struct Echo {
 }
 
 struct Form {
-    id: String,
-    created: u64,
-    model: Arc<ModelText>,
+    head: Head,
     has_logprobs: bool,
     echoes: Vec<Echo>,
     /// Answers to each prompt.
@@ -197,10 +241,10 @@ impl Form {
             let text = echo.map(|echo| echo.text.as_str()).unwrap_or_default();
             let mut logprobs = Logprobs::default();
             if let Some(echo) = echo {
-                logprobs.add_echo(echo, &self.model.tokenizer);
+                logprobs.add_echo(echo, &self.head.model.tokenizer);
             }
             for token in &answer.logprobs {
-                logprobs.add(token, &self.model.tokenizer);
+                logprobs.add(token, &self.head.model.tokenizer);
             }
             json!({
                 "index": index,
@@ -210,15 +254,9 @@ impl Form {
             })
         });
         let choices: Vec<Value> = choices.collect();
-        json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model.name,
-            "system_fingerprint": fingerprint(),
-            "choices": choices,
-            "usage": usage.json(),
-        })
+        let mut body = self.head.body("text_completion", choices.into());
+        body["usage"] = usage.json();
+        body
     }
 }
 
@@ -276,28 +314,12 @@ impl Logprobs {
 
 struct CompletionStream {
     form: Form,
-    usage: Option<UsageSum>,
+    chunks: Chunks,
     /// Characters of each answer's tokens so far.
     offsets: Vec<usize>,
-    has_failed: bool,
 }
 
 impl CompletionStream {
-    fn chunk(&self, choices: Value, usage: Option<Value>) -> Frame {
-        let mut chunk = json!({
-            "id": self.form.id,
-            "object": "text_completion",
-            "created": self.form.created,
-            "model": self.form.model.name,
-            "system_fingerprint": fingerprint(),
-            "choices": choices,
-        });
-        if self.usage.is_some() {
-            chunk["usage"] = usage.unwrap_or(Value::Null);
-        }
-        Frame::data(&chunk)
-    }
-
     fn text(&mut self, choice: usize, text: &str, logprobs: Logprobs, finish: Value) -> Frame {
         self.offsets[choice] = logprobs.offset.max(self.offsets[choice]);
         let has_some = self.form.has_logprobs && !logprobs.tokens.is_empty();
@@ -307,7 +329,7 @@ impl CompletionStream {
             "logprobs": has_some.then(|| logprobs.json()),
             "finish_reason": finish,
         });
-        self.chunk(json!([choice]), None)
+        self.chunks.of(&self.form.head, choice)
     }
 }
 
@@ -319,7 +341,7 @@ impl Encoder for CompletionStream {
         };
         for event in &events {
             if let Event::Logprobs(token) = event {
-                logprobs.add(token, &self.form.model.tokenizer);
+                logprobs.add(token, &self.form.head.model.tokenizer);
             }
         }
         let mut is_said = logprobs.tokens.is_empty();
@@ -328,7 +350,7 @@ impl Encoder for CompletionStream {
                 Event::Begun { .. } => {
                     if let Some(echo) = self.form.echo(choice) {
                         let mut of_echo = Logprobs::default();
-                        of_echo.add_echo(echo, &self.form.model.tokenizer);
+                        of_echo.add_echo(echo, &self.form.head.model.tokenizer);
                         let text = echo.text.clone();
                         let frame = self.text(choice, &text, of_echo, Value::Null);
                         frames.push_back(frame);
@@ -346,14 +368,10 @@ impl Encoder for CompletionStream {
                     let logprobs = std::mem::take(&mut logprobs);
                     let frame = self.text(choice, "", logprobs, reason);
                     frames.push_back(frame);
-                    if let Some(sum) = &mut self.usage {
-                        sum.add(choice, usage);
-                    }
+                    self.chunks.ended(choice, usage);
                 }
                 Event::Failed(error) => {
-                    self.has_failed = true;
-                    let error = ApiError::from(error).body(Dialect::OpenAi);
-                    frames.push_back(Frame::data(&error));
+                    frames.push_back(self.chunks.failed(error));
                 }
                 _ => {}
             }
@@ -365,13 +383,6 @@ impl Encoder for CompletionStream {
     }
 
     fn end(&mut self, frames: &mut VecDeque<Frame>) {
-        if let Some(usage) = self.usage.as_ref().filter(|_| !self.has_failed) {
-            let usage = usage.json();
-            frames.push_back(self.chunk(json!([]), Some(usage)));
-        }
-        frames.push_back(Frame {
-            name: None,
-            data: "[DONE]".to_owned(),
-        });
+        self.chunks.end(&self.form.head, frames);
     }
 }

@@ -2,7 +2,10 @@
 
 pub(super) mod chat;
 pub(super) mod completions;
+pub(super) mod fields;
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
@@ -10,8 +13,9 @@ use sterna::constraint::Grammar;
 use sterna::sampling::SamplingOptions;
 use sterna_text::{Encode, Tokenizer};
 
-use super::ApiError;
 use super::json::At;
+use super::stream::Frame;
+use super::{ApiError, Dialect, Named};
 use crate::answer::tools::{Tool, as_mapping};
 use crate::answer::{Calls, Finish, ScoredToken, Usage};
 use crate::model::{Conversation, ModelText};
@@ -38,92 +42,65 @@ pub(super) fn now() -> u64 {
 }
 
 /// How tokens are sampled.
-pub(super) fn sampling(body: &At<'_>) -> Result<SamplingOptions, ApiError> {
-    let any = f32::MIN..=f32::MAX;
+pub(super) fn sampling(body: &At<'_>) -> SamplingOptions {
     let penalty = body.get_any(&["repetition_penalty", "repeat_penalty"]);
-    let top_p = body.get("top_p").number(0.0..=1.0)?;
-    // -1 keeps all, for some clients.
-    let top_k = body.get("top_k");
-    let top_k = match top_k.value().as_i64() {
-        Some(-1) => Some(0),
-        _ => top_k.whole(0..=usize::MAX)?,
-    };
-    Ok(SamplingOptions {
-        temperature: body.get("temperature").number(0.0..=f32::MAX)?,
-        top_k,
-        // The sampler takes no 0; this also keeps only the best token.
-        top_p: top_p.map(|p| p.max(f32::MIN_POSITIVE)),
-        min_p: body.get("min_p").number(0.0..=1.0)?,
-        repeat_penalty: penalty.number(f32::MIN_POSITIVE..=f32::MAX)?,
+    SamplingOptions {
+        temperature: body.get("temperature").number(),
+        top_k: body.get("top_k").whole(),
+        top_p: top_p(body),
+        min_p: body.get("min_p").number(),
+        repeat_penalty: penalty.number(),
         repeat_last_n: None,
-        frequency_penalty: body.get("frequency_penalty").number(any.clone())?,
-        presence_penalty: body.get("presence_penalty").number(any)?,
-        logit_bias: logit_bias(&body.get("logit_bias"))?,
-        seed: body.get("seed").seed()?,
-    })
+        frequency_penalty: body.get("frequency_penalty").number(),
+        presence_penalty: body.get("presence_penalty").number(),
+        logit_bias: logit_bias(&body.get("logit_bias")),
+        seed: body.get("seed").seed(),
+    }
 }
 
-fn logit_bias(field: &At<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
-    let members = field.object()?.into_iter().flatten();
+/// The share of the most probable tokens. The sampler takes no 0; what is nearly 0 also keeps only the best token.
+pub(super) fn top_p(body: &At<'_>) -> Option<f32> {
+    let top_p = body.get("top_p").number();
+    top_p.map(|p| p.max(f32::MIN_POSITIVE))
+}
+
+fn logit_bias(field: &At<'_>) -> Vec<(u32, f32)> {
+    let members = field.object().into_iter().flatten();
     members
-        .map(|(id, _)| {
-            let bias = field.get(id);
-            let id = id
-                .parse()
-                .map_err(|_| bias.refused("expected the id of a token as its name"))?;
-            let bias = bias
-                .number(-100.0..=100.0)?
-                .ok_or_else(|| bias.wrong("a number"))?;
+        .filter_map(|(id, _)| {
+            let bias = field.get(id).number()?;
             // The most that is asked for bans a token.
-            Ok((
-                id,
-                if bias <= -100.0 {
-                    f32::NEG_INFINITY
-                } else {
-                    bias
-                },
-            ))
+            let bias = match bias <= -100.0 {
+                true => f32::NEG_INFINITY,
+                false => bias,
+            };
+            Some((id.parse().ok()?, bias))
         })
         .collect()
 }
 
-/// Text that ends the answer.
-pub(super) fn stops(field: &At<'_>) -> Result<Vec<String>, ApiError> {
-    let stops = field.texts()?;
-    match stops.len() > MAX_STOPS || stops.iter().any(String::is_empty) {
-        true => Err(field.refused(format!(
-            "expected at most {MAX_STOPS} texts, none of them empty"
-        ))),
-        false => Ok(stops),
-    }
-}
-
 /// What the answer has to match, in any of the ways in which clients say it.
 pub(super) fn grammar(body: &At<'_>, settings: &Settings) -> Result<Option<Grammar>, ApiError> {
-    let schema = |field: &At<'_>| match field.value() {
-        Value::String(text) => Ok(Grammar::JsonSchema(text.clone())),
-        value @ (Value::Object(_) | Value::Bool(_)) => Ok(Grammar::JsonSchema(value.to_string())),
-        _ => Err(field.wrong("a JSON schema")),
+    let schema = |field: &At<'_>| {
+        Grammar::JsonSchema(match field.value() {
+            Value::String(text) => text.clone(),
+            value => value.to_string(),
+        })
     };
     let format = body.get("response_format");
-    let kind = format.get("type");
-    let asked = match kind.text()? {
-        None if format.is_absent() => None,
-        Some("text") => None,
-        Some("json_object") if format.get("schema").is_absent() => {
-            Some((format.clone(), Grammar::JsonObject))
-        }
-        Some("json_object") => Some((format.clone(), schema(&format.get("schema"))?)),
+    let asked = match format.get("type").text() {
+        Some("json_object") if format.get("schema").is_absent() => Some(Grammar::JsonObject),
+        Some("json_object") => Some(schema(&format.get("schema"))),
         Some("json_schema") => {
             let inner = format.get("json_schema").get("schema");
-            let inner = match inner.is_absent() {
+            Some(schema(&match inner.is_absent() {
                 true => format.get("schema"),
                 false => inner,
-            };
-            Some((format.clone(), schema(&inner)?))
+            }))
         }
-        _ => return Err(kind.wrong("text, json_object or json_schema")),
+        _ => None,
     };
+    let asked = asked.map(|grammar| (format, grammar));
     let structured = body.get("structured_outputs");
     let mut all: Vec<(At<'_>, Grammar)> = asked.into_iter().collect();
     for field in [
@@ -132,7 +109,7 @@ pub(super) fn grammar(body: &At<'_>, settings: &Settings) -> Result<Option<Gramm
         structured.get("json"),
     ] {
         if !field.is_absent() {
-            let grammar = schema(&field)?;
+            let grammar = schema(&field);
             all.push((field, grammar));
         }
     }
@@ -141,7 +118,7 @@ pub(super) fn grammar(body: &At<'_>, settings: &Settings) -> Result<Option<Gramm
         body.get("regex"),
         structured.get("regex"),
     ] {
-        if let Some(text) = field.text()? {
+        if let Some(text) = field.text() {
             all.push((field, Grammar::Regex(text.to_owned())));
         }
     }
@@ -150,7 +127,7 @@ pub(super) fn grammar(body: &At<'_>, settings: &Settings) -> Result<Option<Gramm
         body.get("grammar"),
         structured.get("grammar"),
     ] {
-        if let Some(text) = field.text()? {
+        if let Some(text) = field.text() {
             all.push((field, Grammar::Lark(text.to_owned())));
         }
     }
@@ -175,18 +152,19 @@ pub(super) fn tools(
     settings: &Settings,
 ) -> Result<(Vec<Value>, Calls), ApiError> {
     let (mut told, mut tools) = (Vec::new(), Vec::new());
-    for tool in field.items()? {
+    for tool in field.items() {
         if tool
             .get("type")
-            .text()?
+            .text()
             .is_some_and(|kind| kind != "function")
         {
             continue;
         }
         // The Responses API has no level between.
-        let function = match tool.get("function").is_absent() {
+        let inner = tool.get("function");
+        let function = match inner.is_absent() {
             true => tool.clone(),
-            false => tool.get("function"),
+            false => inner,
         };
         let (told_of, function) = tool_of(
             &function.get("name"),
@@ -197,7 +175,7 @@ pub(super) fn tools(
         tools.push(function);
     }
     let named = match choice.value() {
-        Value::Object(_) => match choice.get("type").text()? {
+        Value::Object(_) => match choice.get("type").text() {
             Some("allowed_tools") => None,
             _ => {
                 let inner = choice.get("function").get("name");
@@ -218,15 +196,14 @@ pub(super) fn tools(
         return must(choice, told, tools, false, settings);
     }
     let mode = match choice.value() {
-        Value::Object(_) => choice.get("mode").text()?,
-        _ => choice.text()?,
+        Value::Object(_) => choice.get("mode").text(),
+        _ => choice.text(),
     };
     match mode {
         Some("none") => Ok((Vec::new(), Calls::None)),
         None | Some("auto") if tools.is_empty() => Ok((Vec::new(), Calls::None)),
         None | Some("auto") => Ok((told, Calls::May)),
-        Some("required" | "any") => must(choice, told, tools, parallel, settings),
-        Some(_) => Err(choice.wrong("none, auto, required or the name of a function")),
+        Some(_) => must(choice, told, tools, parallel, settings),
     }
 }
 
@@ -253,17 +230,12 @@ pub(super) fn tool_of(
     description: &At<'_>,
     parameters: &At<'_>,
 ) -> Result<(Value, Tool), ApiError> {
-    const MAX_NAME: usize = 128;
     let text = name.required_text()?;
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    if text.is_empty() || text.len() > MAX_NAME || !text.chars().all(fits) {
-        return Err(name.wrong(&format!("1 to {MAX_NAME} letters, digits, - and _")));
-    }
-    let schema = parameters.object()?.map(|_| parameters.value());
+    let schema = parameters.object().map(|_| parameters.value());
     let tool = Tool::new(text, schema);
     let told = json!({"type": "function", "function": {
         "name": text,
-        "description": description.text()?.unwrap_or_default(),
+        "description": description.text().unwrap_or_default(),
         "parameters": schema.cloned().unwrap_or_else(|| json!({"type": "object", "properties": {}})),
     }});
     Ok((told, tool))
@@ -271,28 +243,16 @@ pub(super) fn tool_of(
 
 /// Messages in the form that templates know: texts joined, arguments as mappings.
 pub(super) fn messages(field: &At<'_>) -> Result<Vec<Value>, ApiError> {
-    if field.is_absent() {
-        return Err(field.wrong("an array of messages"));
-    }
-    field.items()?.iter().map(message).collect()
+    field.items().iter().map(message).collect()
 }
 
 fn message(at: &At<'_>) -> Result<Value, ApiError> {
-    if at.object()?.is_none() {
-        return Err(at.wrong("a message"));
-    }
-    let role = at.get("role");
-    let role = match role.required_text()? {
+    let role = match at.get("role").required_text()? {
         "developer" => "system",
-        known @ ("system" | "user" | "assistant" | "tool" | "function") => known,
-        _ => return Err(role.wrong("system, developer, user, assistant or tool")),
+        known => known,
     };
     let calls = at.get("tool_calls");
-    let content = at.get("content");
-    let content = match content.is_absent() {
-        true if role == "assistant" => String::new(),
-        _ => text_of(&content)?,
-    };
+    let content = text_of(&at.get("content"));
     let mut message = Map::new();
     message.insert("role".to_owned(), role.into());
     message.insert("content".to_owned(), content.into());
@@ -303,7 +263,7 @@ fn message(at: &At<'_>) -> Result<Value, ApiError> {
     {
         message.insert("reasoning_content".to_owned(), thought.into());
     }
-    let calls = calls.items()?;
+    let calls = calls.items();
     if !calls.is_empty() {
         let calls = calls.iter().map(|call| {
             let function = call.get("function");
@@ -313,14 +273,14 @@ fn message(at: &At<'_>) -> Result<Value, ApiError> {
                 Value::Null => json!({}),
                 other => other.clone(),
             };
-            let id = call.get("id").text()?.unwrap_or_default();
+            let id = call.get("id").text().unwrap_or_default();
             Ok(called(id, name, arguments))
         });
         let calls = calls.collect::<Result<Vec<_>, ApiError>>()?;
         message.insert("tool_calls".to_owned(), calls.into());
     }
     for name in ["tool_call_id", "name"] {
-        if let Some(text) = at.get(name).text()? {
+        if let Some(text) = at.get(name).text() {
             message.insert(name.to_owned(), text.into());
         }
     }
@@ -332,41 +292,21 @@ pub(super) fn called(id: &str, name: &str, arguments: Value) -> Value {
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 
-/// The text of a message's content: itself, or its parts, joined by line breaks.
-pub(super) fn text_of(content: &At<'_>) -> Result<String, ApiError> {
-    match content.value() {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(_) => {
-            let mut texts = Vec::new();
-            for part in content.items()? {
-                let kind = part.get("type");
-                match kind.text()? {
-                    None | Some("text" | "input_text" | "output_text" | "refusal") => {
-                        let text = part.get_any(&["text", "refusal"]);
-                        texts.push(text.required_text()?);
-                    }
-                    Some(other) => {
-                        return Err(kind.refused(format!(
-                            "expected text, which is all that the model reads, found {other:?}"
-                        )));
-                    }
-                }
-            }
-            Ok(texts.join("\n"))
-        }
-        _ => Err(content.wrong("text or an array of parts")),
+/// The text of a message's content: itself, or its parts, joined by line breaks; empty if there is none.
+pub(super) fn text_of(content: &At<'_>) -> String {
+    if let Value::Array(_) = content.value() {
+        let parts = content.items().into_iter();
+        let texts = parts.filter_map(|part| part.get_any(&["text", "refusal"]).text());
+        return texts.collect::<Vec<_>>().join("\n");
     }
+    content.text().unwrap_or_default().to_owned()
 }
 
 /// A conversation, with what else its template is told.
-pub(super) fn conversation(
-    body: &At<'_>,
-    messages: Vec<Value>,
-    tools: Vec<Value>,
-) -> Result<Conversation, ApiError> {
+pub(super) fn conversation(body: &At<'_>, messages: Vec<Value>, tools: Vec<Value>) -> Conversation {
     let variables = body.get("chat_template_kwargs");
-    let thinking = variables.get("enable_thinking").flag()?;
-    let mut variables = variables.object()?.cloned().unwrap_or_default();
+    let thinking = variables.get("enable_thinking").flag();
+    let mut variables = variables.object().cloned().unwrap_or_default();
     variables.remove("enable_thinking");
     // What the conversation itself is can't be said twice.
     for name in ["messages", "tools", "documents", "add_generation_prompt"] {
@@ -377,17 +317,24 @@ pub(super) fn conversation(
         true => body.get("reasoning").get("effort"),
         false => effort,
     };
-    let effort = effort.text()?;
+    let effort = effort.text();
     if let Some(effort) = effort {
         let value = Value::from(effort);
         variables.entry("reasoning_effort").or_insert(value);
     }
-    Ok(Conversation {
+    Conversation {
         messages,
         tools,
         thinking: thinking.or((effort == Some("none")).then_some(false)),
         variables,
-    })
+        begun: None,
+    }
+}
+
+/// Tokens that the model may think.
+pub(super) fn max_thought(body: &At<'_>) -> Option<usize> {
+    let own = body.get("thinking_token_budget").whole();
+    own.or_else(|| body.get("reasoning").get("max_tokens").whole())
 }
 
 /// Texts, or texts as tokens.
@@ -398,32 +345,27 @@ pub(super) enum Input {
 
 /// What `field` has: a text, an array of texts, the ids of one, or an array of those.
 pub(super) fn inputs(field: &At<'_>, model: &ModelText) -> Result<Vec<Input>, ApiError> {
-    match field.value() {
-        Value::String(text) => Ok(vec![Input::Text(text.clone())]),
-        Value::Array(items) => match items.first() {
-            Some(Value::Number(_)) => Ok(vec![Input::Ids(ids(field, model)?)]),
-            Some(Value::Array(_)) => {
-                let items = field.items()?;
-                let inner = items.iter().map(|item| ids(item, model).map(Input::Ids));
-                inner.collect()
-            }
-            _ => Ok(field.texts()?.into_iter().map(Input::Text).collect()),
-        },
-        _ => Err(field.wrong("text, an array of texts, or ids of tokens")),
+    let Value::Array(items) = field.value() else {
+        let text = field.required_text()?;
+        return Ok(vec![Input::Text(text.to_owned())]);
+    };
+    match items.first() {
+        Some(Value::Number(_)) => Ok(vec![Input::Ids(ids(field, model)?)]),
+        Some(Value::Array(_)) => {
+            let items = field.items();
+            let inner = items.iter().map(|item| ids(item, model).map(Input::Ids));
+            inner.collect()
+        }
+        _ => Ok(field.texts().into_iter().map(Input::Text).collect()),
     }
 }
 
 /// Ids of tokens of `model`.
 pub(super) fn ids(field: &At<'_>, model: &ModelText) -> Result<Vec<u32>, ApiError> {
-    if field.is_absent() {
-        return Err(field.wrong("an array of ids"));
-    }
-    let most = model.n_vocab.saturating_sub(1);
-    let ids = field.items()?.into_iter().map(|id| {
-        let found = id.whole(0..=most)?;
-        found.map(|id| id as u32).ok_or_else(|| id.wrong("an id"))
-    });
-    ids.collect()
+    let known = 0..=model.n_vocab.saturating_sub(1);
+    let ids = field.items().into_iter();
+    ids.map(|id| Ok(id.whole_in(known.clone())? as u32))
+        .collect()
 }
 
 /// The tokens of `inputs`.
@@ -443,15 +385,15 @@ pub(super) fn encoded(
 }
 
 /// How many answers.
-pub(super) fn n_choices(body: &At<'_>) -> Result<usize, ApiError> {
-    Ok(body.get("n").whole(1..=MAX_CHOICES)?.unwrap_or(1))
+pub(super) fn n_choices(body: &At<'_>) -> usize {
+    body.get("n").whole().unwrap_or(1)
 }
 
 /// Whether the answer is streamed, and whether that ends with its usage.
-pub(super) fn streaming(body: &At<'_>) -> Result<(bool, bool), ApiError> {
+pub(super) fn streaming(body: &At<'_>) -> (bool, bool) {
     let options = body.get("stream_options");
-    let usage = options.get("include_usage").flag()?.unwrap_or(false);
-    Ok((body.get("stream").flag()?.unwrap_or(false), usage))
+    let usage = options.get("include_usage").flag().unwrap_or(false);
+    (body.get("stream").flag().unwrap_or(false), usage)
 }
 
 pub(super) fn finish_reason(finish: Option<&Finish>) -> &'static str {
@@ -505,6 +447,96 @@ impl UsageSum {
             "prompt_tokens_details": {"cached_tokens": n_cached},
             "completion_tokens_details": {"reasoning_tokens": n_reasoning},
         })
+    }
+}
+
+/// What every part of a response says of it.
+pub(super) struct Head {
+    id: String,
+    created: u64,
+    /// What the request called the model.
+    name: String,
+    model: Arc<ModelText>,
+}
+
+impl Head {
+    /// Of a response by `model`, with an id that begins with `prefix`.
+    pub(super) fn new(prefix: &str, model: &Named) -> Head {
+        Head {
+            id: crate::id::new(prefix),
+            created: now(),
+            name: model.name.clone(),
+            model: Arc::clone(&model.text),
+        }
+    }
+
+    /// The kind of response called `object`, with these choices.
+    fn body(&self, object: &str, choices: Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.name,
+            "system_fingerprint": fingerprint(),
+            "choices": choices,
+        })
+    }
+}
+
+/// What chunks of a stream have in common, whatever is in their choices.
+pub(super) struct Chunks {
+    /// The kind of chunks.
+    object: &'static str,
+    /// Of all answers, if it is asked for.
+    usage: Option<UsageSum>,
+    has_failed: bool,
+}
+
+impl Chunks {
+    /// Chunks of the kind `object`; the usage of `n` answers to each prompt comes last if `with_usage`.
+    fn new(object: &'static str, with_usage: bool, n: usize) -> Chunks {
+        Chunks {
+            object,
+            usage: with_usage.then(|| UsageSum::new(n)),
+            has_failed: false,
+        }
+    }
+
+    fn chunk(&self, head: &Head, choices: Value, usage: Option<Value>) -> Frame {
+        let mut chunk = head.body(self.object, choices);
+        if self.usage.is_some() {
+            chunk["usage"] = usage.unwrap_or(Value::Null);
+        }
+        Frame::data(&chunk)
+    }
+
+    /// A chunk with a part of one answer.
+    fn of(&self, head: &Head, choice: Value) -> Frame {
+        self.chunk(head, json!([choice]), None)
+    }
+
+    /// Notes what the answer `choice`, which has ended, used.
+    fn ended(&mut self, choice: usize, usage: Usage) {
+        if let Some(sum) = &mut self.usage {
+            sum.add(choice, usage);
+        }
+    }
+
+    /// What is sent of an answer that failed.
+    fn failed(&mut self, error: sterna::Error) -> Frame {
+        self.has_failed = true;
+        Frame::data(&ApiError::from(error).body(Dialect::OpenAi))
+    }
+
+    /// Sends what comes after all answers.
+    fn end(&self, head: &Head, frames: &mut VecDeque<Frame>) {
+        if let Some(usage) = self.usage.as_ref().filter(|_| !self.has_failed) {
+            frames.push_back(self.chunk(head, json!([]), Some(usage.json())));
+        }
+        frames.push_back(Frame {
+            name: None,
+            data: "[DONE]".to_owned(),
+        });
     }
 }
 
