@@ -21,6 +21,8 @@ type Share = Gauge<f64, AtomicU64>;
 pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) requests: Family<Labels, Counter>,
+    limited: Family<Labels, Counter>,
+    key_tokens: Family<Labels, Counter>,
     pub(crate) prompt_tokens: Counter,
     pub(crate) cached_tokens: Counter,
     pub(crate) generated_tokens: Counter,
@@ -58,6 +60,8 @@ impl Metrics {
         let metrics = Metrics {
             registry: Registry::default(),
             requests: Family::default(),
+            limited: Family::default(),
+            key_tokens: Family::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
@@ -82,6 +86,16 @@ impl Metrics {
             "requests",
             "Requests by dialect and status",
             self.requests.clone(),
+        );
+        own.register(
+            "limited_requests",
+            "Requests refused because their key had spent what it may use in a minute",
+            self.limited.clone(),
+        );
+        own.register(
+            "key_tokens",
+            "Tokens by key and kind",
+            self.key_tokens.clone(),
         );
         own.register(
             "prompt_tokens",
@@ -200,6 +214,18 @@ impl Metrics {
             ("status", status.to_string()),
         ];
         self.requests.get_or_create(&labels).inc();
+    }
+
+    /// Counts a request of `key` that was refused because of a limit.
+    pub(crate) fn count_limited(&self, key: &str, limit: &str) {
+        let labels = vec![("key", key.to_owned()), ("limit", limit.to_owned())];
+        self.limited.get_or_create(&labels).inc();
+    }
+
+    /// Counts `n` tokens of the kind `kind` that `key` used.
+    pub(crate) fn count_tokens(&self, key: &str, kind: &str, n: usize) {
+        let labels = vec![("key", key.to_owned()), ("kind", kind.to_owned())];
+        self.key_tokens.get_or_create(&labels).inc_by(n as u64);
     }
 
     /// All of them as text.

@@ -418,3 +418,102 @@ fn models_are_answered_for_by_their_names() {
         .collect();
     assert_eq!(names, ["short", "long"]);
 }
+
+#[test]
+fn keys_use_what_they_may() {
+    let mut keys = Keys::none();
+    let mut line = |name: &str, rest: &str| {
+        let (key, line) = Keys::make(name);
+        keys.add_list(&format!("{line} {rest}")).unwrap();
+        key
+    };
+    let (ann, bob, eve) = (line("ann", "rpm=2"), line("bob", "tpm=40"), line("eve", ""));
+    let server = start(Settings {
+        keys,
+        ..Settings::default()
+    });
+    let ask = |path: &str, key: &str| {
+        let headers = [("Authorization", format!("Bearer {key}"))];
+        let headers = headers
+            .each_ref()
+            .map(|(name, value)| (*name, value.as_str()));
+        let body = chat("Hello", json!({"max_tokens": 4}));
+        server.post_with(path, &body, &headers)
+    };
+    let chat_path = "/v1/chat/completions";
+    for left in ["1", "0"] {
+        let answer = ask(chat_path, &ann);
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.header("x-ratelimit-limit-requests"), Some("2"));
+        assert_eq!(answer.header("x-ratelimit-remaining-requests"), Some(left));
+        assert!(
+            answer
+                .header("x-ratelimit-reset-requests")
+                .unwrap()
+                .ends_with('s')
+        );
+        assert_eq!(answer.header("x-ratelimit-limit-tokens"), None);
+    }
+    let refused = ask(chat_path, &ann);
+    assert_eq!(refused.status, 429);
+    let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((20..=30).contains(&wait), "{wait}");
+    let error = &refused.json()["error"];
+    assert_eq!(
+        (&error["type"], &error["code"]),
+        (&json!("rate_limit_error"), &json!("rate_limit_exceeded"))
+    );
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .starts_with("the key `ann` may send 2 requests a minute")
+    );
+    let refused = ask("/v1/messages", &ann);
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    assert_eq!(
+        refused.header("anthropic-ratelimit-requests-remaining"),
+        Some("0")
+    );
+    assert!(
+        refused
+            .header("anthropic-ratelimit-requests-reset")
+            .unwrap()
+            .ends_with('Z')
+    );
+    // What is only looked at isn't counted.
+    assert_eq!(server.get("/v1/models", &[("x-api-key", &ann)]).status, 200);
+    // The tokens of prompts and answers: the second request owes some, the third waits.
+    let mut n_answered = 0;
+    let refused = loop {
+        let answer = ask(chat_path, &bob);
+        match answer.status {
+            200 => n_answered += 1,
+            _ => break answer,
+        }
+        assert!(n_answered < 40);
+    };
+    assert!(n_answered >= 1);
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.header("x-ratelimit-remaining-tokens"), Some("0"));
+    let message = refused.json()["error"]["message"].clone();
+    assert!(
+        message
+            .as_str()
+            .unwrap()
+            .contains("may use 40 tokens a minute"),
+        "{message}"
+    );
+    for _ in 0..4 {
+        assert_eq!(ask(chat_path, &eve).status, 200);
+    }
+    let metrics = server.get("/metrics", &[("x-api-key", &eve)]);
+    for name in [
+        "sterna_limited_requests_total{key=\"ann\",limit=\"requests\"} 2",
+        "sterna_limited_requests_total{key=\"bob\",limit=\"tokens\"} 1",
+        "sterna_key_tokens_total{key=\"eve\",kind=\"generated\"} 16",
+        "sterna_key_tokens_total{key=\"eve\",kind=\"prompt\"}",
+    ] {
+        assert!(metrics.text().contains(name), "{name}: {}", metrics.text());
+    }
+}

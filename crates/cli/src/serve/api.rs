@@ -55,7 +55,8 @@ pub(super) struct ApiFlags {
     )]
     api_key: Option<String>,
 
-    /// File with a name and the BLAKE3 digest of a key on each line; --new-api-key makes such lines
+    /// File with a name and the BLAKE3 digest of a key on each line, and what it may use in a minute (rpm=60
+    /// requests, tpm=100000 tokens); --new-api-key makes such lines
     #[arg(long, value_name = "FILE", env = "STERNA_API_KEYS")]
     api_keys: Option<PathBuf>,
 

@@ -431,6 +431,8 @@ type Tell = Box<dyn FnOnce(&Summary) + Send>;
 pub(crate) struct Summary {
     begun: Instant,
     usage: Usage,
+    /// Tokens of them that came, also of those that did not end.
+    pub(crate) n_read: usize,
     /// How they ended, each.
     finishes: Vec<&'static str>,
 }
@@ -442,6 +444,7 @@ impl Summary {
             begun,
             usage,
             finishes,
+            ..
         } = self;
         let ms = begun.elapsed().as_millis() as u64;
         record.insert("n_prompt".into(), usage.n_prompt.into());
@@ -496,6 +499,7 @@ impl Answers {
             summary: Summary {
                 begun: Instant::now(),
                 usage: Usage::default(),
+                n_read: 0,
                 finishes: Vec::new(),
             },
             tell: Some(Box::new(tell)),
@@ -517,6 +521,7 @@ impl Answers {
             let Some(reader) = self.readers.get_mut(choice) else {
                 continue;
             };
+            self.summary.n_read += usize::from(matches!(output, Output::Token(_)));
             let events = reader.read(output);
             events.iter().for_each(|event| self.summary.note(event));
             let is_over = |event: &Event| matches!(event, Event::Ended { .. } | Event::Failed(_));

@@ -1,6 +1,10 @@
-//! Who may ask: keys, of which only digests are kept.
+//! Who may ask: keys, of which only digests are kept, and what each may use.
+
+use std::num::NonZero;
 
 use axum::http::{HeaderMap, header};
+
+use super::limits::Quota;
 
 /// The keys that are let in; with none, everybody is.
 #[derive(Debug, Clone, Default)]
@@ -10,13 +14,19 @@ pub struct Keys(Vec<Key>);
 struct Key {
     name: String,
     digest: blake3::Hash,
+    quota: Quota,
+    /// Whether it may change what is served.
+    is_admin: bool,
 }
 
 /// Why a list of keys can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// A line that is no key.
-    #[error("line {line}: expected a name and 64 hexadecimal digits, the BLAKE3 digest of a key")]
+    #[error(
+        "line {line}: expected a name, 64 hexadecimal digits, the BLAKE3 digest of a key, and rpm=NUMBER, tpm=NUMBER \
+         or admin"
+    )]
     Line {
         /// Its number.
         line: usize,
@@ -56,11 +66,15 @@ impl Keys {
         self.0.push(Key {
             name: name.to_owned(),
             digest: blake3::hash(key.as_bytes()),
+            quota: Quota::default(),
+            is_admin: false,
         });
         Ok(())
     }
 
-    /// Lets in who has the keys whose digests are in `list`: a name and a digest on each line; `#` begins a remark.
+    /// Lets in who has the keys whose digests are in `list`: a name and a digest on each line, then what the key may
+    /// use in a minute (`rpm=60` requests, `tpm=100000` tokens), and `admin` if it may change what is served; `#`
+    /// begins a remark.
     ///
     /// Errors: the first line that is none, or that there are none.
     pub fn add_list(&mut self, list: &str) -> Result<(), KeysError> {
@@ -70,20 +84,23 @@ impl Keys {
             if line.is_empty() {
                 continue;
             }
-            let key = line
-                .rsplit_once(char::is_whitespace)
-                .and_then(|(name, digest)| {
-                    Some(Key {
-                        name: name.trim().to_owned(),
-                        digest: blake3::Hash::from_hex(digest).ok()?,
-                    })
-                });
-            self.0.push(key.ok_or(KeysError::Line { line: index + 1 })?);
+            let key = Key::parse(line).ok_or(KeysError::Line { line: index + 1 })?;
+            self.0.push(key);
         }
         match self.0.len() > before {
             true => Ok(()),
             false => Err(KeysError::Empty),
         }
+    }
+
+    /// What each key may use, in order.
+    pub(crate) fn quotas(&self) -> impl Iterator<Item = Quota> {
+        self.0.iter().map(|key| key.quota)
+    }
+
+    /// Whether the key of this number may change what is served.
+    pub(crate) fn is_admin(&self, key: usize) -> bool {
+        self.0.get(key).is_some_and(|key| key.is_admin)
     }
 
     /// A new key, and the line of a list that lets it in under `name`.
@@ -110,6 +127,34 @@ impl Keys {
         keys.fold(None, |found, (index, key)| match key.digest == digest {
             true => Some((index, key.name.as_str())),
             false => found,
+        })
+    }
+}
+
+impl Key {
+    /// The key of a line.
+    fn parse(line: &str) -> Option<Key> {
+        let mut words: Vec<&str> = line.split_whitespace().collect();
+        let mut quota = Quota::default();
+        let mut is_admin = false;
+        let digest = loop {
+            let word = words.pop()?;
+            let number = |text: &str| text.parse::<NonZero<u64>>().ok().map(Some);
+            match word.split_once('=') {
+                Some(("rpm", text)) => quota.requests = number(text)?,
+                Some(("tpm", text)) => quota.tokens = number(text)?,
+                None if word == "admin" => is_admin = true,
+                _ => break word,
+            }
+        };
+        Some(Key {
+            digest: blake3::Hash::from_hex(digest).ok()?,
+            name: match words.is_empty() {
+                true => return None,
+                false => words.join(" "),
+            },
+            quota,
+            is_admin,
         })
     }
 }
@@ -145,6 +190,32 @@ mod tests {
         assert_eq!(found("authorization", &key), None);
         assert_eq!(found("authorization", "Bearer a key of bob's owm"), None);
         assert_eq!(keys.find(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn lines_say_what_keys_may_use() {
+        let digest = blake3::hash(b"x").to_hex();
+        let list = format!(
+            "ann of ops {digest} rpm=60  tpm=1000 admin # all\nbob {digest} tpm=5\n admin {digest}"
+        );
+        let mut keys = Keys::none();
+        keys.add_list(&list).unwrap();
+        let quota = |requests, tokens| Quota {
+            requests: NonZero::new(requests),
+            tokens: NonZero::new(tokens),
+        };
+        let quotas: Vec<Quota> = keys.quotas().collect();
+        assert_eq!(quotas, [quota(60, 1000), quota(0, 5), quota(0, 0)]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|key| keys.is_admin(key)),
+            [true, false, false, false]
+        );
+        assert_eq!(keys.0[0].name, "ann of ops");
+        assert_eq!(keys.0[2].name, "admin");
+        for rest in ["rpm=0", "rpm=x", "tpm=-1", "rps=4", "4"] {
+            let list = format!("ann {digest} {rest}");
+            assert!(Keys::none().add_list(&list).is_err(), "{rest}");
+        }
     }
 
     #[test]

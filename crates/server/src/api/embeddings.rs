@@ -125,12 +125,13 @@ pub(super) async fn vectors(
         }
     }
     let n_texts = texts.len();
+    let n_tokens = texts.iter().map(Vec::len).sum();
     let work = Work::Embed {
         texts,
         pooling,
         normalised,
     };
-    let mut outputs = app.submit(caller, model, work)?;
+    let mut outputs = app.submit(caller, model, work, n_tokens)?;
     let mut vectors = Vec::with_capacity(n_texts);
     while vectors.len() < n_texts {
         match outputs.recv().await {

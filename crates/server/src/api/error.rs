@@ -59,6 +59,12 @@ impl ApiError {
         self
     }
 
+    /// The same error, which is none after so long.
+    pub(crate) fn retry_after(mut self, wait: Duration) -> ApiError {
+        self.retry_after = Some(wait);
+        self
+    }
+
     #[cfg(test)]
     pub(crate) fn message(&self) -> &str {
         &self.message
@@ -68,6 +74,7 @@ impl ApiError {
     fn openai_type(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
             StatusCode::NOT_FOUND => "not_found_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
@@ -114,7 +121,7 @@ impl ApiError {
     pub(crate) fn respond(self, dialect: Dialect) -> Response {
         let mut response = (self.status, Json(self.body(dialect))).into_response();
         if let Some(wait) = self.retry_after {
-            let seconds = HeaderValue::from(wait.as_secs().max(1));
+            let seconds = HeaderValue::from((wait.as_secs_f64().ceil() as u64).max(1));
             response.headers_mut().insert(header::RETRY_AFTER, seconds);
         }
         if self.status == StatusCode::UNAUTHORIZED {

@@ -128,7 +128,7 @@ impl<'a> At<'a> {
 
     /// A whole number; one below 0 is 0 here.
     pub(crate) fn whole(&self) -> Option<usize> {
-        self.assert(|shape| matches!(shape, Shape::Whole(..)));
+        self.assert(|shape| matches!(shape, Shape::Whole(..) | Shape::Id));
         let whole = shape::whole(self.value)?.max(0);
         Some(usize::try_from(whole).unwrap_or(usize::MAX))
     }

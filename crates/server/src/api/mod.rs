@@ -5,6 +5,7 @@ mod auth;
 mod embeddings;
 mod error;
 mod json;
+mod limits;
 mod models;
 mod openai;
 mod openapi;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use futures_util::StreamExt;
@@ -38,6 +39,7 @@ use crate::metrics::Metrics;
 use crate::model::ModelText;
 use crate::settings::Settings;
 use json::{At, Checked};
+use limits::{Limited, Limits, Spent};
 use shape::Shape;
 
 pub use auth::{Keys, KeysError};
@@ -52,6 +54,8 @@ pub(crate) struct App {
     pub(crate) models: Vec<Arc<ModelText>>,
     pub(crate) settings: Settings,
     pub(crate) metrics: Arc<Metrics>,
+    /// What keys have left.
+    pub(crate) limits: Limits,
     /// What earlier responses can be continued from.
     pub(crate) store: responses::Store,
     /// Prompts and grammars are computed by so many at once.
@@ -90,6 +94,7 @@ impl App {
         App {
             engine,
             models,
+            limits: Limits::new(settings.keys.quotas()),
             settings,
             metrics,
             store: responses::Store::default(),
@@ -163,7 +168,7 @@ impl App {
 
     /// The answers to `asks`, of which each has as many as it says.
     pub(crate) async fn answers(
-        &self,
+        self: &Arc<App>,
         caller: &Caller,
         model: &Named,
         dialect: &'static str,
@@ -184,7 +189,11 @@ impl App {
             })
             .await??;
         let (mut requests, mut readers) = (Vec::new(), Vec::new());
+        let mut n_prompt = 0;
         for prepared in prepared {
+            // However many answers a prompt has.
+            let prompt = prepared.requests.first().map(|request| &request.prompt);
+            n_prompt += prompt.map_or(0, Vec::len);
             requests.extend(prepared.requests);
             readers.extend(prepared.readers);
         }
@@ -199,7 +208,9 @@ impl App {
                 reply,
             });
         self.engine.submit(jobs.collect())?;
+        self.spend(caller, n_prompt, "prompt");
         let log = Arc::clone(&self.settings.log);
+        let (app, caller) = (Arc::clone(self), caller.clone());
         let head = json!({
             "event": "answer",
             "request_id": caller.request_id,
@@ -213,16 +224,26 @@ impl App {
                 _ => Map::new(),
             };
             summary.add_to(&mut record);
+            app.spend(&caller, summary.n_read, "generated");
             log(&record);
         }))
     }
 
-    /// Submits one piece of work that isn't an answer; its outputs.
+    /// Counts `n` tokens of the kind `kind` that `caller` used.
+    fn spend(&self, caller: &Caller, n: usize, kind: &str) {
+        if !self.settings.keys.is_empty() {
+            self.limits.spend(caller.key, n);
+            self.metrics.count_tokens(&caller.key_name, kind, n);
+        }
+    }
+
+    /// Submits one piece of work that isn't an answer, of `n_tokens`; its outputs.
     pub(crate) fn submit(
         &self,
         caller: &Caller,
         model: &Named,
         work: Work,
+        n_tokens: usize,
     ) -> Result<Outputs, ApiError> {
         let (replies, outputs) = replies(1);
         let jobs = replies.into_iter().zip([work]).map(|(reply, work)| Job {
@@ -232,6 +253,7 @@ impl App {
             reply,
         });
         self.engine.submit(jobs.collect())?;
+        self.spend(caller, n_tokens, "prompt");
         Ok(outputs)
     }
 }
@@ -321,8 +343,18 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
             StatusCode::SERVICE_UNAVAILABLE,
             "the server is about to stop",
         )),
+        // What is only looked at isn't counted.
+        Some(caller) if method == Method::POST => {
+            let spent = app.limits.admit(caller.key).err();
+            spent.map(|spent| {
+                let limit = spent.what.name();
+                app.metrics.count_limited(&caller.key_name, limit);
+                refusal(&caller.key_name, spent)
+            })
+        }
         _ => None,
     };
+    let key = caller.as_ref().map(|caller| caller.key);
     let mut response = match refused {
         Some(error) => {
             drain(request.into_body()).await;
@@ -340,6 +372,9 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
         let headers = response.headers_mut();
         headers.insert(ANTHROPIC_REQUEST_ID, value.clone());
         headers.insert(REQUEST_ID, value);
+    }
+    if let Some(key) = key {
+        tell_limits(&app, key, dialect, response.headers_mut());
     }
     let status = response.status().as_u16();
     if !is_health && path != "/metrics" {
@@ -362,6 +397,57 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
         }
     }
     response
+}
+
+/// What is said to `key`, which has spent what it may.
+fn refusal(key: &str, spent: Spent) -> ApiError {
+    let Spent {
+        what,
+        limit,
+        retry_after,
+    } = spent;
+    let verb = match what {
+        Limited::Requests => "send",
+        Limited::Tokens => "use",
+    };
+    let seconds = retry_after.as_secs_f64().ceil();
+    let message = format!(
+        "the key `{key}` may {verb} {limit} {} a minute: try again in {seconds} s",
+        what.name()
+    );
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
+        .with_code("rate_limit_exceeded")
+        .retry_after(retry_after)
+}
+
+/// Says in `headers` what `key` has left, as clients of OpenAI read it, and those of Anthropic.
+fn tell_limits(app: &App, key: usize, dialect: Dialect, headers: &mut HeaderMap) {
+    for left in app.limits.left(key) {
+        let what = left.what.name();
+        let reset = left.reset.as_secs_f64();
+        let mut all = vec![
+            (format!("x-ratelimit-limit-{what}"), left.limit.to_string()),
+            (
+                format!("x-ratelimit-remaining-{what}"),
+                left.remaining.to_string(),
+            ),
+            (format!("x-ratelimit-reset-{what}"), format!("{reset:.3}s")),
+        ];
+        if dialect == Dialect::Anthropic {
+            let at = openai::now() + left.reset.as_secs_f64().ceil() as u64;
+            let of = |name| format!("anthropic-ratelimit-{what}-{name}");
+            all.extend([
+                (of("limit"), left.limit.to_string()),
+                (of("remaining"), left.remaining.to_string()),
+                (of("reset"), models::rfc3339(at)),
+            ]);
+        }
+        for (name, value) in all {
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), value.parse()) {
+                headers.insert(name, value);
+            }
+        }
+    }
 }
 
 /// The id that a client gave its request, if it is fit for a log, or a new one.

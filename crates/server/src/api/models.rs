@@ -83,7 +83,7 @@ fn of_anthropic(model: &ModelText) -> Value {
 }
 
 /// The time that is `seconds` after the beginning of 1970.
-fn rfc3339(seconds: u64) -> String {
+pub(super) fn rfc3339(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     // Days since the first of March of the year 0, in eras of 400 years.
     let days = days + 719_468;

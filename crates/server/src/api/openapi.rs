@@ -5,24 +5,27 @@ use axum::extract::State;
 use serde_json::{Map, Value, json};
 
 use super::routes::{self, Answer, Route};
-use super::shape::{Field, Shape, TEXT, field, items, required};
+use super::shape::{Field, Served, Shape, TEXT, field, items, required};
 use super::{ANTHROPIC_VERSION, Dialect, Shared};
 use crate::VERSION;
 
 /// The document, of the models that are served now.
 pub(super) async fn document(State(app): State<Shared>) -> Json<Value> {
-    let names = app.names();
+    let served = Served {
+        models: app.names(),
+        n_vocab: (app.models.iter().map(|model| model.n_vocab).min()).unwrap_or_default(),
+    };
     let mut paths = Map::new();
     for route in routes::all() {
         let method = match route.request {
             Some(_) => "post",
             None => "get",
         };
-        let operation = operation(&route, &names);
+        let operation = operation(&route, &served);
         paths.insert(route.path.to_owned(), json!({ method: operation }));
     }
     let schemas = ANSWERS.iter().map(|(name, shape)| {
-        let schema = shape.schema(&names);
+        let schema = shape.schema(&served);
         ((*name).to_owned(), schema)
     });
     let mut document = json!({
@@ -48,11 +51,11 @@ pub(super) async fn document(State(app): State<Shared>) -> Json<Value> {
     Json(document)
 }
 
-fn operation(route: &Route, models: &[String]) -> Value {
+fn operation(route: &Route, served: &Served) -> Value {
     let mut parameters = Vec::new();
     if route.path.contains("{name}") {
         parameters.push(json!({
-            "name": "name", "in": "path", "required": true, "schema": Shape::Model.schema(models),
+            "name": "name", "in": "path", "required": true, "schema": Shape::Model.schema(served),
         }));
     }
     if route.path.starts_with("/v1/models") {
@@ -67,7 +70,7 @@ fn operation(route: &Route, models: &[String]) -> Value {
         Answer::Json(name) => json!({"application/json": {"schema": reference(name)}}),
         Answer::JsonOrEvents(name) => json!({
             "application/json": {"schema": reference(name)},
-            "text/event-stream": {"schema": {"type": "string"}},
+            "text/event-stream": {"schema": EVENT.schema(served)},
         }),
     };
     let error = match (route.dialect, parameters.is_empty()) {
@@ -122,7 +125,7 @@ fn operation(route: &Route, models: &[String]) -> Value {
         operation["parameters"] = parameters.into();
     }
     if let Some(shape) = route.request {
-        let schema = shape.schema(models);
+        let schema = shape.schema(served);
         operation["requestBody"] = json!({
             "required": true, "content": {"application/json": {"schema": schema}},
         });
@@ -133,6 +136,8 @@ fn operation(route: &Route, models: &[String]) -> Value {
     operation
 }
 
+/// An event of a stream.
+const EVENT: Shape = Shape::Object(&[&[field("event", TEXT), field("data", TEXT)]]);
 const N: Shape = Shape::Whole(0, u64::MAX);
 const ANYTHING: Shape = Shape::Object(&[]);
 const OBJECTS: Shape = items(&ANYTHING, "objects");

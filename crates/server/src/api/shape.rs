@@ -23,6 +23,8 @@ pub(crate) enum Shape {
     Model,
     Number(f32, f32),
     Whole(i64, u64),
+    /// The id of a token.
+    Id,
     /// So many elements, which errors call so.
     Items(&'static Shape, &'static str, usize, usize),
     /// An object with the fields of all of these lists, and any others.
@@ -33,6 +35,15 @@ pub(crate) enum Shape {
     Schema,
     /// What one of these is.
     OneOf(&'static [Shape]),
+}
+
+/// What schemas are of.
+#[derive(Debug)]
+pub(crate) struct Served {
+    /// What the models are called.
+    pub(crate) models: Vec<String>,
+    /// Tokens that each of them has.
+    pub(crate) n_vocab: usize,
 }
 
 /// A field of an object.
@@ -105,6 +116,7 @@ impl Shape {
             Shape::Whole(min, max) => {
                 whole(value).is_some_and(|n| (i128::from(min)..=i128::from(max)).contains(&n))
             }
+            Shape::Id => whole(value).is_some_and(|n| (0..=i128::from(u32::MAX)).contains(&n)),
             Shape::Schema => value.is_object() || value.is_boolean() || value.is_string(),
             Shape::Items(shape, _, min, max) => {
                 let Some(all) = value.as_array() else {
@@ -174,7 +186,7 @@ impl Shape {
         match self {
             Shape::Object(_) | Shape::ById(_) => value.is_object(),
             Shape::Items(..) => value.is_array(),
-            Shape::Number(..) | Shape::Whole(..) => value.is_number(),
+            Shape::Number(..) | Shape::Whole(..) | Shape::Id => value.is_number(),
             Shape::Text(..) | Shape::Name | Shape::Word(..) | Shape::OtherThan(_) => {
                 value.is_string()
             }
@@ -223,6 +235,7 @@ impl Shape {
             Shape::Whole(i64::MIN, u64::MAX) => "a whole number".to_owned(),
             Shape::Whole(min, u64::MAX) => format!("a whole number of at least {min}"),
             Shape::Whole(min, max) => format!("a whole number from {min} to {max}"),
+            Shape::Id => "the id of a token".to_owned(),
             Shape::Items(_, called, 0, usize::MAX) => format!("an array of {called}"),
             Shape::Items(_, called, min, usize::MAX) => {
                 format!("an array of {called}, {min} at least")
@@ -280,8 +293,8 @@ impl Shape {
         }
     }
 
-    /// The same as a JSON schema, where models are called `models`.
-    pub(crate) fn schema(self, models: &[String]) -> Value {
+    /// The same as a JSON schema, of what is `served`.
+    pub(crate) fn schema(self, served: &Served) -> Value {
         match self {
             Shape::Any => json!({}),
             Shape::Flag => json!({"type": "boolean"}),
@@ -293,12 +306,16 @@ impl Shape {
             }),
             Shape::Word(words, _) => json!({"type": "string", "enum": words}),
             Shape::OtherThan(words) => json!({"type": "string", "not": {"enum": words}}),
-            Shape::Model => json!({"type": "string", "enum": models}),
+            Shape::Model => json!({"type": "string", "enum": served.models}),
+            Shape::Id => {
+                let most = served.n_vocab.saturating_sub(1);
+                json!({"type": "integer", "minimum": 0, "maximum": most})
+            }
             Shape::Number(min, max) => bounded("number", (min, f32::MIN), (max, f32::MAX)),
             Shape::Whole(min, max) => bounded("integer", (min, i64::MIN), (max, u64::MAX)),
             Shape::Schema => json!({"type": ["object", "boolean", "string"]}),
             Shape::Items(shape, _, min, max) => {
-                let mut schema = json!({"type": "array", "items": shape.schema(models)});
+                let mut schema = json!({"type": "array", "items": shape.schema(served)});
                 if min > 0 {
                     schema["minItems"] = min.into();
                 }
@@ -310,12 +327,12 @@ impl Shape {
             Shape::ById(shape) => json!({
                 "type": "object",
                 "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-                "additionalProperties": shape.schema(models),
+                "additionalProperties": shape.schema(served),
             }),
             Shape::Object(lists) => {
                 let (mut properties, mut needed) = (Map::new(), Vec::new());
                 for field in lists.iter().copied().flatten() {
-                    let schema = field.shape.schema(models);
+                    let schema = field.shape.schema(served);
                     let schema = match field.is_required {
                         true => schema,
                         false => or_null(schema),
@@ -335,7 +352,7 @@ impl Shape {
                 schema
             }
             Shape::OneOf(shapes) => {
-                let all: Vec<Value> = shapes.iter().map(|shape| shape.schema(models)).collect();
+                let all: Vec<Value> = shapes.iter().map(|shape| shape.schema(served)).collect();
                 json!({ "anyOf": all })
             }
         }
@@ -557,8 +574,13 @@ mod tests {
 
     #[test]
     fn schemas_say_the_same() {
-        let models = ["m".to_owned()];
-        let schema = BODY.schema(&models);
+        let served = Served {
+            models: vec!["m".to_owned()],
+            n_vocab: 9,
+        };
+        let schema = BODY.schema(&served);
+        let ids = items(&Shape::Id, "ids").schema(&served);
+        assert_eq!(ids["items"]["maximum"], 8);
         assert_eq!(schema["required"], json!(["model"]));
         let of = |name: &str| schema["properties"][name].clone();
         assert_eq!(of("model"), json!({"type": "string", "enum": ["m"]}));

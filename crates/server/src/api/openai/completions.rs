@@ -200,7 +200,7 @@ async fn scores(
         ids: ids.to_vec(),
         n_top,
     };
-    let mut outputs = app.submit(caller, model, work)?;
+    let mut outputs = app.submit(caller, model, work, ids.len())?;
     match outputs.recv().await {
         Some((_, Output::Scored(scores))) => {
             let scored = ids[1..].iter().zip(scores);

@@ -210,9 +210,7 @@ const ROLES: &[&str] = &[
 /// A conversation.
 pub(crate) const MESSAGES: Field = required("messages", items(&MESSAGE, "messages"));
 
-/// An id of a token, in the vocabulary of any model.
-const ID: Shape = Shape::Whole(0, u32::MAX as u64);
-pub(crate) const IDS: Shape = items(&ID, "ids");
+pub(crate) const IDS: Shape = items(&Shape::Id, "ids");
 
 /// Texts, or texts as tokens.
 pub(crate) const INPUTS: Shape = Shape::OneOf(&[
