@@ -26,6 +26,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod answer;
 mod api;
 mod engine;
@@ -40,10 +41,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use sterna::Adapted;
-use sterna_engine::Backend;
+use sterna_engine::lora::ActiveAdapter;
+use sterna_engine::{Backend, Model};
 
+use adapters::{Shelf, Source};
 use api::{App, Shared};
-use engine::Engine;
+use engine::{Engine, LoadAdapter};
 use metrics::Metrics;
 
 pub use api::{Keys, KeysError};
@@ -68,18 +71,26 @@ impl Server {
     where
         B: Backend + 'static,
         Adapted<B>: Send,
+        Model<B>: Send + Sync,
+        ActiveAdapter<B>: Send,
     {
         let (mut texts, mut engines) = (Vec::new(), Vec::new());
-        for Served { text, engine } in models {
-            texts.push(Arc::new(text));
-            engines.push(engine);
+        let (mut sources, mut loaded) = (Vec::new(), Vec::new());
+        for (index, served) in models.into_iter().enumerate() {
+            loaded.extend(served.loaded.into_iter().map(|key| (index, key)));
+            let loader: Arc<dyn LoadAdapter> = Arc::clone(&served.engine.adapters) as _;
+            let open = served.open;
+            sources.push(Source { loader, open });
+            texts.push(Arc::new(served.text));
+            engines.push(served.engine);
         }
+        let shelf = Shelf::new(sources, loaded);
         let token_bytes = engines.first().map_or(0, |model: &EngineModel<B>| {
             (model.cache_bytes)(1).saturating_sub((model.cache_bytes)(0))
         });
         let metrics = Arc::new(Metrics::new(settings.engine.cache_bytes, token_bytes));
         let engine = Engine::start(engines, settings.engine, Arc::clone(&metrics))?;
-        let app = App::new(engine, texts, settings, metrics);
+        let app = App::new(engine, texts, shelf, settings, metrics);
         Ok(Server { app: Arc::new(app) })
     }
 

@@ -1,6 +1,7 @@
 //! What is measured, in the form that Prometheus reads.
 
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::text::encode;
@@ -10,6 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+
+use crate::adapters::MAX_ADAPTERS;
 
 /// Labels of a metric, such as the dialect of a request and the status of its response.
 pub(crate) type Labels = Vec<(&'static str, String)>;
@@ -37,6 +40,8 @@ pub(crate) struct Metrics {
     waiting: Gauge,
     cache_share: Share,
     adapters: Family<Labels, Gauge>,
+    /// Adapters of requests that are answered, and of those that wait.
+    adapter_names: Mutex<(String, String)>,
 }
 
 /// Bounds of histograms, in seconds: those that vLLM has, which dashboards expect.
@@ -76,6 +81,7 @@ impl Metrics {
             waiting: Gauge::default(),
             cache_share: Share::default(),
             adapters: Family::default(),
+            adapter_names: Mutex::default(),
         };
         metrics.registered(cache_bytes, token_bytes)
     }
@@ -181,7 +187,7 @@ impl Metrics {
         );
         registry.register(
             "vllm:lora_requests_info",
-            "Adapters that requests may name, of which there are none; the value is the time",
+            "Adapters of requests; the value is the time",
             self.adapters.clone(),
         );
         let n_blocks = cache_bytes / (token_bytes * BLOCK_LEN).max(1);
@@ -200,6 +206,16 @@ impl Metrics {
     pub(crate) fn set_load(&self, n_running: usize, n_waiting: usize) {
         self.running.set(n_running as i64);
         self.waiting.set(n_waiting as i64);
+    }
+
+    fn adapter_names(&self) -> MutexGuard<'_, (String, String)> {
+        let names = self.adapter_names.lock();
+        names.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which adapters requests that are answered have, and those that wait.
+    pub(crate) fn set_adapters(&self, running: String, waiting: String) {
+        *self.adapter_names() = (running, waiting);
     }
 
     /// The share of the cache that is used.
@@ -230,11 +246,14 @@ impl Metrics {
 
     /// All of them as text.
     pub(crate) fn text(&self) -> String {
+        let (running, waiting) = self.adapter_names().clone();
         let labels = vec![
-            ("max_lora", "0".to_owned()),
-            ("running_lora_adapters", String::new()),
-            ("waiting_lora_adapters", String::new()),
+            ("max_lora", MAX_ADAPTERS.to_string()),
+            ("running_lora_adapters", running),
+            ("waiting_lora_adapters", waiting),
         ];
+        // Those of before are so no more.
+        self.adapters.clear();
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.unwrap_or_default().as_secs();
         self.adapters.get_or_create(&labels).set(now as i64);

@@ -1,23 +1,30 @@
 //! A served model: its text side, which requests are prepared with, and its engine side.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use sterna::constraint::Constraints;
 use sterna::embedding::Pooling;
-use sterna::{Adapted, ModelFiles, Result, Warning};
-use sterna_engine::{Backend, ModelPlan, SessionOptions};
+use sterna::{Adapted, AdapterFiles, ModelFiles, Result, Warning};
+use sterna_engine::lora::ActiveAdapter;
+use sterna_engine::{Backend, Model, ModelPlan, SessionOptions};
 use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
+use crate::adapters::OpenAdapter;
 use crate::answer::tools::ToolFormat;
-use crate::engine::EngineModel;
+use crate::engine::{AdapterKey, Adapters, EngineModel, LoadAdapter};
 use crate::infill::Infill;
 
 /// A model to be served.
 pub struct Served<B: Backend> {
     pub(crate) text: ModelText,
     pub(crate) engine: EngineModel<B>,
+    /// Adapters that requests may name from the beginning.
+    pub(crate) loaded: Vec<Arc<AdapterKey>>,
+    /// Opens others.
+    pub(crate) open: Option<Box<OpenAdapter>>,
 }
 
 impl<B: Backend> Served<B> {
@@ -36,11 +43,33 @@ impl<B: Backend> Served<B> {
         let text = ModelText::new(name.into(), files, &plan, session.ctx_len, warnings)?;
         let cache = session.cache;
         let engine = EngineModel {
+            adapters: Arc::new(Adapters::new(Arc::clone(adapted.model()))),
             adapted,
             session,
             cache_bytes: Box::new(move |len| plan.cache_bytes(len, cache)),
         };
-        Ok(Served { text, engine })
+        Ok(Served {
+            text,
+            engine,
+            loaded: Vec::new(),
+            open: None,
+        })
+    }
+
+    /// Clients with the permission may load adapters while the model is served, which `open` opens by what they
+    /// call them.
+    #[must_use]
+    pub fn with_adapters(
+        mut self,
+        open: impl Fn(&str) -> Result<AdapterFiles, String> + Send + Sync + 'static,
+    ) -> Served<B> {
+        self.open = Some(Box::new(open));
+        self
+    }
+
+    /// What clients call it.
+    pub fn name(&self) -> &str {
+        &self.text.name
     }
 
     /// The same, whose files have this digest.
@@ -48,6 +77,22 @@ impl<B: Backend> Served<B> {
     pub fn with_hash(mut self, hash: Option<String>) -> Served<B> {
         self.text.hash = hash;
         self
+    }
+}
+
+impl<B: Backend> Served<B>
+where
+    Model<B>: Send + Sync,
+    ActiveAdapter<B>: Send,
+{
+    /// Loads `adapter`, whose updates are scaled by `scale`, for requests that name the model and `:name` after it.
+    ///
+    /// Errors: its matrices don't fit the model.
+    pub fn add_adapter(&mut self, name: &str, adapter: AdapterFiles, scale: f32) -> Result<()> {
+        let key = self.engine.adapters.load(name, adapter, scale)?;
+        self.loaded.retain(|other| other.name != name);
+        self.loaded.push(key);
+        Ok(())
     }
 }
 

@@ -57,12 +57,14 @@ fn every_route_is_in_the_document_and_there() {
             "/v1/chat/completions",
             "/v1/completions",
             "/v1/embeddings",
+            "/v1/load_lora_adapter",
             "/v1/messages",
             "/v1/messages/count_tokens",
             "/v1/models",
             "/v1/models/{name}",
             "/v1/rerank",
             "/v1/responses",
+            "/v1/unload_lora_adapter",
         ]
     );
     for (path, method, operation) in &all {

@@ -356,7 +356,7 @@ fn gateways_read_their_metrics() {
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
         "vllm:kv_cache_usage_perc",
-        "vllm:lora_requests_info{max_lora=\"0\"",
+        "vllm:lora_requests_info{max_lora=\"64\"",
         "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=",
     ] {
         assert!(text.contains(name), "{name}: {text}");

@@ -1,5 +1,6 @@
 //! The HTTP side: routes, who is let in, and what all dialects share.
 
+mod adapters;
 mod anthropic;
 mod auth;
 mod embeddings;
@@ -33,8 +34,9 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
+use crate::adapters::{Offered, Shelf};
 use crate::answer::{Answers, Ask, Summary, prepare};
-use crate::engine::{Engine, Job, Outputs, Work, replies};
+use crate::engine::{AdapterKey, Engine, Job, Outputs, Work, replies};
 use crate::metrics::Metrics;
 use crate::model::ModelText;
 use crate::settings::Settings;
@@ -52,6 +54,8 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct App {
     pub(crate) engine: Engine,
     pub(crate) models: Vec<Arc<ModelText>>,
+    /// Their adapters.
+    pub(crate) shelf: Shelf,
     pub(crate) settings: Settings,
     pub(crate) metrics: Arc<Metrics>,
     /// What keys have left.
@@ -81,12 +85,23 @@ pub(crate) struct Named {
     /// What the request calls it.
     pub(crate) name: String,
     pub(crate) text: Arc<ModelText>,
+    pub(crate) adapter: Option<Offered>,
+}
+
+impl Named {
+    /// What the engine knows its adapter by.
+    fn key(&self) -> Option<Arc<AdapterKey>> {
+        self.adapter
+            .as_ref()
+            .map(|adapter| Arc::clone(&adapter.key))
+    }
 }
 
 impl App {
     pub(crate) fn new(
         engine: Engine,
         models: Vec<Arc<ModelText>>,
+        shelf: Shelf,
         settings: Settings,
         metrics: Arc<Metrics>,
     ) -> App {
@@ -94,6 +109,7 @@ impl App {
         App {
             engine,
             models,
+            shelf,
             limits: Limits::new(settings.keys.quotas()),
             settings,
             metrics,
@@ -126,29 +142,62 @@ impl App {
 
     /// The same; the first one if none is named.
     pub(crate) fn model_or_first(&self, field: &At<'_>) -> Result<Named, ApiError> {
-        match (field.is_absent(), self.models.first()) {
-            (true, Some(text)) => Ok(Named {
-                index: 0,
-                name: text.name.clone(),
-                text: Arc::clone(text),
-            }),
+        match (field.is_absent(), self.models.is_empty()) {
+            (true, false) => Ok(self.named(0, None)),
             _ => self.model(field),
         }
     }
 
-    /// What the models are called.
-    pub(crate) fn names(&self) -> Vec<String> {
-        let names = self.models.iter().map(|model| model.name.clone());
-        names.collect()
+    /// All that requests may name: the models, each before its adapters.
+    pub(crate) fn all(&self) -> Vec<Named> {
+        let adapters = self.shelf.all();
+        let of = |index: usize| {
+            let own = adapters
+                .iter()
+                .filter(move |adapter| adapter.model == index);
+            let own = own.map(move |adapter| self.named(index, Some(adapter.clone())));
+            [self.named(index, None)].into_iter().chain(own)
+        };
+        (0..self.models.len()).flat_map(of).collect()
     }
 
+    /// What they are called.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.all().into_iter().map(|named| named.name).collect()
+    }
+
+    /// The one called `name`. Adapters may also be named without their model, if no other is called so.
     pub(crate) fn model_named(&self, name: &str) -> Option<Named> {
-        let index = self.models.iter().position(|model| model.name == name)?;
+        let mut all = self.all();
+        let whole = all.iter().position(|named| named.name == name);
+        let at = whole.or_else(|| {
+            let is_called = |named: &Named| {
+                let adapter = named.adapter.as_ref();
+                adapter.is_some_and(|adapter| adapter.key.name == name)
+            };
+            let mut found = all.iter().enumerate().filter(|(_, named)| is_called(named));
+            match (found.next(), found.next()) {
+                (Some((at, _)), None) => Some(at),
+                _ => None,
+            }
+        })?;
         Some(Named {
-            index,
             name: name.to_owned(),
-            text: Arc::clone(&self.models[index]),
+            ..all.swap_remove(at)
         })
+    }
+
+    fn named(&self, index: usize, adapter: Option<Offered>) -> Named {
+        let text = Arc::clone(&self.models[index]);
+        Named {
+            index,
+            name: match &adapter {
+                None => text.name.clone(),
+                Some(adapter) => format!("{}:{}", text.name, adapter.key.name),
+            },
+            text,
+            adapter,
+        }
     }
 
     /// Computes `work`, which takes a moment, where it stalls no connection.
@@ -203,6 +252,7 @@ impl App {
             .zip(replies)
             .map(|(request, reply)| Job {
                 model: model.index,
+                adapter: model.key(),
                 key: caller.key,
                 work: Work::Generate(Box::new(request)),
                 reply,
@@ -248,6 +298,7 @@ impl App {
         let (replies, outputs) = replies(1);
         let jobs = replies.into_iter().zip([work]).map(|(reply, work)| Job {
             model: model.index,
+            adapter: model.key(),
             key: caller.key,
             work,
             reply,

@@ -6,16 +6,15 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::{ANTHROPIC_VERSION, ApiError, Dialect, Shared};
+use super::{ANTHROPIC_VERSION, ApiError, Dialect, Named, Shared};
 use crate::VERSION;
-use crate::model::ModelText;
 
 /// All of them.
 pub(super) async fn list(State(app): State<Shared>, headers: HeaderMap) -> Response {
-    let models = &app.models;
+    let models = app.all();
     if headers.contains_key(ANTHROPIC_VERSION) {
-        let all: Vec<Value> = models.iter().map(|model| of_anthropic(model)).collect();
-        let id = |model: Option<&std::sync::Arc<ModelText>>| model.map(|model| model.name.clone());
+        let all: Vec<Value> = models.iter().map(of_anthropic).collect();
+        let id = |model: Option<&Named>| model.map(|model| model.name.clone());
         return Json(json!({
             "data": all,
             "has_more": false,
@@ -45,8 +44,8 @@ pub(super) async fn one(
         false => Dialect::OpenAi,
     };
     match app.model_named(&name) {
-        Some(model) if is_anthropic => Json(of_anthropic(&model.text)).into_response(),
-        Some(model) => Json(of_openai(&model.text, &app.settings.commit)).into_response(),
+        Some(model) if is_anthropic => Json(of_anthropic(&model)).into_response(),
+        Some(model) => Json(of_openai(&model, &app.settings.commit)).into_response(),
         None => {
             let message = format!("the model `{name}` does not exist");
             ApiError::new(StatusCode::NOT_FOUND, message)
@@ -56,30 +55,47 @@ pub(super) async fn one(
     }
 }
 
-fn of_openai(model: &ModelText, commit: &Option<String>) -> Value {
-    json!({
-        "id": model.name,
-        "slug": model.name,
-        "display_name": model.name,
+pub(super) fn of_openai(named: &Named, commit: &Option<String>) -> Value {
+    let Named {
+        name,
+        text,
+        adapter,
+        ..
+    } = named;
+    let mut model = json!({
+        "id": name,
+        "slug": name,
+        "display_name": name,
         "object": "model",
-        "created": model.created,
+        "created": created(named),
         "owned_by": "sterna",
-        "max_model_len": model.ctx_len,
-        "context_window": model.ctx_len,
-        "hash": model.hash,
+        "max_model_len": text.ctx_len,
+        "context_window": text.ctx_len,
+        "hash": text.hash,
         "runtime": {"name": "sterna", "version": VERSION, "commit": commit},
+    });
+    if adapter.is_some() {
+        // As vLLM says which model an adapter is of.
+        model["parent"] = text.name.clone().into();
+    }
+    model
+}
+
+fn of_anthropic(named: &Named) -> Value {
+    json!({
+        "type": "model",
+        "id": named.name,
+        "display_name": named.name,
+        "created_at": rfc3339(created(named)),
+        "max_input_tokens": named.text.ctx_len,
+        "max_tokens": named.text.ctx_len,
     })
 }
 
-fn of_anthropic(model: &ModelText) -> Value {
-    json!({
-        "type": "model",
-        "id": model.name,
-        "display_name": model.name,
-        "created_at": rfc3339(model.created),
-        "max_input_tokens": model.ctx_len,
-        "max_tokens": model.ctx_len,
-    })
+/// When it was loaded.
+fn created(named: &Named) -> u64 {
+    let adapter = named.adapter.as_ref().map(|adapter| adapter.created);
+    adapter.unwrap_or(named.text.created)
 }
 
 /// The time that is `seconds` after the beginning of 1970.

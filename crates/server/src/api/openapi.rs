@@ -89,6 +89,7 @@ fn operation(route: &Route, served: &Served) -> Value {
     for (status, about, is_possible) in [
         ("400", "The request is wrong", needs_body),
         ("401", "No key that is let in", !route.is_open),
+        ("403", "The key has no permission", route.is_admin),
         (
             "404",
             "There is no such model",
@@ -304,6 +305,10 @@ const ANSWERS: &[(&str, Shape)] = &[
         Shape::Object(&[&[required("data", items(&MODEL, "models"))]]),
     ),
     ("Model", MODEL),
+    (
+        "Deleted",
+        Shape::Object(&[&[required("id", TEXT), required("deleted", Shape::Flag)]]),
+    ),
     ("Health", Shape::Object(&[&[required("status", TEXT)]])),
     (
         "Document",

@@ -6,8 +6,8 @@ use axum::routing::{MethodRouter, any, get, post};
 
 use super::shape::Shape;
 use super::{
-    Dialect, Shared, anthropic, embeddings, handle, models, no_such_path, openai, openapi,
-    operations, rerank, responses, tokens,
+    Dialect, Shared, adapters, anthropic, embeddings, handle, models, no_such_path, openai,
+    openapi, operations, rerank, responses, tokens,
 };
 
 /// A route.
@@ -23,6 +23,8 @@ pub(super) struct Route {
     pub(super) answer: Answer,
     /// Whether everybody may ask.
     pub(super) is_open: bool,
+    /// Whether only keys with the permission may ask.
+    pub(super) is_admin: bool,
     handler: MethodRouter<Shared>,
 }
 
@@ -52,6 +54,7 @@ pub(super) fn all() -> Vec<Route> {
                 request: Some($shape),
                 answer: $answer,
                 is_open: false,
+                is_admin: false,
                 handler: post(|State(app): State<Shared>, request: Request| async move {
                     handle($dialect, app, request, $shape, $handler).await
                 }),
@@ -65,6 +68,7 @@ pub(super) fn all() -> Vec<Route> {
         request: None,
         answer,
         is_open: false,
+        is_admin: false,
         handler,
     };
     vec![
@@ -148,6 +152,28 @@ pub(super) fn all() -> Vec<Route> {
             Json("Text"),
             "The text of tokens"
         ),
+        Route {
+            is_admin: true,
+            ..to!(
+                "/v1/load_lora_adapter",
+                OpenAi,
+                adapters::LOAD,
+                adapters::load,
+                Json("Model"),
+                "Loads an adapter, for keys with the permission"
+            )
+        },
+        Route {
+            is_admin: true,
+            ..to!(
+                "/v1/unload_lora_adapter",
+                OpenAi,
+                adapters::UNLOAD,
+                adapters::unload,
+                Json("Deleted"),
+                "Unloads an adapter, for keys with the permission"
+            )
+        },
         read(
             "/v1/models",
             Json("Models"),

@@ -50,6 +50,11 @@ impl<T> FairQueue<T> {
         before - self.len()
     }
 
+    /// All that wait.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.keys.iter().flat_map(|(_, items)| items)
+    }
+
     /// How many wait.
     pub(super) fn len(&self) -> usize {
         self.keys.iter().map(|(_, items)| items.len()).sum()

@@ -4,6 +4,7 @@
 //! that who reads slowly stalls nobody. [`fair`] says whose turn it is, [`prefix`] which sequence a prompt continues,
 //! [`worker`] computes.
 
+mod adapters;
 mod fair;
 mod prefix;
 mod worker;
@@ -21,6 +22,7 @@ use sterna_engine::{Backend, SessionOptions};
 use tokio::sync::mpsc as replies;
 
 use crate::metrics::Metrics;
+pub(crate) use adapters::{AdapterKey, Adapters, LoadAdapter};
 use worker::Worker;
 
 /// Events of one request that wait to be read; with more, it is given up.
@@ -34,6 +36,8 @@ pub struct EngineModel<B: Backend> {
     pub session: SessionOptions,
     /// Bytes of a sequence's cache by its number of tokens.
     pub cache_bytes: Box<dyn Fn(usize) -> u64 + Send>,
+    /// Adapters that requests may name, beside those of all sequences.
+    pub(crate) adapters: Arc<Adapters<B>>,
 }
 
 /// How the engine shares its time and memory.
@@ -53,6 +57,8 @@ pub struct EngineOptions {
 pub(crate) struct Job {
     /// The index of the model.
     pub(crate) model: usize,
+    /// The adapter of its sequences, beside the model's own.
+    pub(crate) adapter: Option<Arc<AdapterKey>>,
     /// Whose turn is taken.
     pub(crate) key: usize,
     pub(crate) work: Work,
@@ -185,6 +191,7 @@ impl Engine {
     where
         B: Backend + 'static,
         Adapted<B>: Send,
+        Adapters<B>: Send + Sync,
     {
         let (sender, jobs) = mpsc::channel();
         let load = Arc::new(Load::default());

@@ -1,11 +1,11 @@
 //! The engine alone, in token ids: what is kept of earlier prompts changes no answer.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sterna::Adapted;
 use sterna::generate::Request;
-use sterna::native::{LoadFrom, LocalModel, Located, Weights};
+use sterna::native::{LoadFrom, LocalFolder, LocalModel, Located, Weights, open_adapter};
+use sterna::{Adapted, AdapterFiles};
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{Cpu, Sampler, SamplerConfig, SessionOptions};
 use sterna_kernels::Isa;
@@ -28,13 +28,28 @@ const N_IDS: u32 = 90;
 struct Tested {
     engine: Engine,
     n_vocab: usize,
+    adapters: Arc<Adapters<Cpu>>,
+}
+
+fn testdata(folder: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    root.join(folder)
+}
+
+/// The adapter in this folder of test data.
+fn adapter(folder: &str) -> AdapterFiles {
+    let files = LocalFolder::new(&testdata(folder));
+    open_adapter(folder, &files, None).unwrap()
 }
 
 /// An engine for the model in this folder of test data.
 fn engine(folder: &str, options: EngineOptions) -> Tested {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../testdata")
-        .join(folder);
+    engine_of(folder, None, options)
+}
+
+/// The same, all of whose sequences have this adapter.
+fn engine_of(folder: &str, own: Option<&str>, options: EngineOptions) -> Tested {
+    let path = testdata(folder);
     let files = LocalModel::open(folder, Located::at(&path).unwrap(), None, None).unwrap();
     let plan = files.plan(&PlanOptions::default()).unwrap();
     let n_vocab = plan.config().n_vocab;
@@ -46,8 +61,15 @@ fn engine(folder: &str, options: EngineOptions) -> Tested {
     };
     let loaded = files.load_on(plan.clone(), Cpu::new(1, Isa::detect()), &load_from);
     let session = SessionOptions::new(400);
+    let mut adapted = Adapted::new(loaded.unwrap().model);
+    if let Some(own) = own {
+        let added = adapted.add(adapter(own), &files, (1.0, None), &mut Vec::new());
+        added.unwrap();
+    }
+    let adapters = Arc::new(Adapters::new(Arc::clone(adapted.model())));
     let model = EngineModel {
-        adapted: Adapted::new(loaded.unwrap().model),
+        adapters: Arc::clone(&adapters),
+        adapted,
         session,
         cache_bytes: Box::new(move |len| plan.cache_bytes(len, session.cache)),
     };
@@ -55,6 +77,7 @@ fn engine(folder: &str, options: EngineOptions) -> Tested {
     Tested {
         engine: Engine::start(vec![model], options, metrics).unwrap(),
         n_vocab,
+        adapters,
     }
 }
 
@@ -89,10 +112,20 @@ impl Tested {
 
     /// The answers to `prompts`, all asked at once.
     fn answers(&self, prompts: &[Vec<u32>]) -> Vec<Answered> {
+        let prompts: Vec<_> = prompts
+            .iter()
+            .map(|prompt| (prompt.clone(), None))
+            .collect();
+        self.answers_by(&prompts)
+    }
+
+    /// The same, each by an adapter.
+    fn answers_by(&self, prompts: &[(Vec<u32>, Option<Arc<AdapterKey>>)]) -> Vec<Answered> {
         let (replies, mut outputs) = replies(prompts.len());
         let jobs = prompts.iter().zip(replies).enumerate();
-        let jobs = jobs.map(|(i, (prompt, reply))| Job {
+        let jobs = jobs.map(|(i, ((prompt, adapter), reply))| Job {
             model: 0,
+            adapter: adapter.clone(),
             key: i % 3,
             work: Work::Generate(Box::new(self.request(prompt, i as u64))),
             reply,
@@ -183,12 +216,52 @@ fn many_at_once_are_answered_as_alone() {
 }
 
 #[test]
+fn adapters_are_by_request_and_share_nothing() {
+    const MODEL: &str = "reference-logits/llama";
+    let folders = [
+        None,
+        Some("adapters/llama/all"),
+        Some("adapters/llama/stabilised"),
+    ];
+    let together = engine(MODEL, options(1 << 30, 6));
+    let keys = folders.map(|folder| {
+        let loaded = folder.map(|folder| together.adapters.load(folder, adapter(folder), 1.0));
+        loaded.transpose().unwrap()
+    });
+    let prompt = prompt(40, 3);
+    // Each adapter four times, all at once, and again with all that was kept.
+    let asked: Vec<_> = (0..12)
+        .map(|i| (prompt.clone(), keys[i % 3].clone()))
+        .collect();
+    let first = together.answers_by(&asked);
+    let again = together.answers_by(&asked);
+    let alone = folders.map(|folder| engine_of(MODEL, folder, options(0, 1)));
+    let expected = alone.map(|alone| alone.answers(&vec![prompt.clone(); 12]));
+    for (i, (first, again)) in first.iter().zip(&again).enumerate() {
+        // Seeds are by place.
+        assert_eq!(first.ids, expected[i % 3][i].ids, "{i}");
+        assert_eq!(again.ids, first.ids, "{i}");
+        assert_eq!(again.n_cached, 39, "{i}");
+    }
+    assert_ne!(expected[0], expected[1]);
+    assert_ne!(expected[1], expected[2]);
+    // Nothing of another's was taken.
+    let n_fresh = first.iter().filter(|answer| answer.n_cached == 0).count();
+    assert!(n_fresh >= 3, "{first:?}");
+    // What nobody can name is kept no more, once something was computed.
+    let [_, gone, _] = keys;
+    drop((gone, asked));
+    together.answer(&prompt);
+    while together.adapters.keep_named().len() > 1 {
+        thread::yield_now();
+    }
+}
+
+#[test]
 fn the_cache_is_bounded_and_forgets_what_was_used_least_recently() {
     let (folder, _) = MODELS[0];
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../testdata")
-        .join(folder);
-    let files = LocalModel::open(folder, Located::at(&path).unwrap(), None, None).unwrap();
+    let files =
+        LocalModel::open(folder, Located::at(&testdata(folder)).unwrap(), None, None).unwrap();
     let plan = files.plan(&PlanOptions::default()).unwrap();
     // Room for two conversations of this length.
     let room = plan.cache_bytes(2 * 115, SessionOptions::new(400).cache);
@@ -210,6 +283,7 @@ fn who_does_not_read_is_given_up() {
     let (sender, mut outputs) = tokio::sync::mpsc::channel(3);
     let job = Job {
         model: 0,
+        adapter: None,
         key: 0,
         work: Work::Generate(Box::new(tested.request(&prompt(9, 1), 1))),
         reply: Reply { choice: 0, sender },
@@ -237,6 +311,7 @@ fn no_more_wait_than_may() {
     );
     let job = |reply: Reply, max_tokens| Job {
         model: 0,
+        adapter: None,
         key: 0,
         work: Work::Generate(Box::new(Request {
             max_tokens,

@@ -15,7 +15,7 @@ use sterna_engine::{Backend, EngineError, Logits, Session};
 
 use super::fair::FairQueue;
 use super::prefix::{Candidate, Choice, WORTH, choose, n_common};
-use super::{EngineModel, EngineOptions, Job, Load, Output, Reply, Undelivered, Work};
+use super::{AdapterKey, EngineModel, EngineOptions, Job, Load, Output, Reply, Undelivered, Work};
 use crate::metrics::Metrics;
 
 pub(super) struct Worker<B: Backend> {
@@ -35,10 +35,35 @@ pub(super) struct Worker<B: Backend> {
     metrics: Arc<Metrics>,
 }
 
+/// What a sequence is computed by.
+#[derive(Debug, Clone)]
+struct Of {
+    model: usize,
+    /// The adapter of its request.
+    adapter: Option<Arc<AdapterKey>>,
+}
+
+impl Of {
+    /// The same without a claim on the adapter: the number of that.
+    fn held(&self) -> Held {
+        Held {
+            model: self.model,
+            adapter: self.adapter.as_ref().map(|key| key.id),
+        }
+    }
+}
+
+/// What a sequence was computed by: only one that is computed by the same may go on with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Held {
+    model: usize,
+    adapter: Option<usize>,
+}
+
 /// An answer in progress.
 struct Running {
     id: SequenceId,
-    model: usize,
+    of: Of,
     reply: Reply,
     submitted: Instant,
     /// When its newest token came.
@@ -46,13 +71,13 @@ struct Running {
 }
 
 struct Idle<B: Backend> {
-    model: usize,
+    of: Held,
     sequence: Sequence<B>,
 }
 
 /// Work in parts.
 struct Aside<B: Backend> {
-    model: usize,
+    of: Of,
     reply: Reply,
     task: Task<B>,
 }
@@ -185,12 +210,17 @@ impl<B: Backend> Worker<B> {
 
     fn begin_job(&mut self, job: Job) -> Result<()> {
         let Job {
-            model, work, reply, ..
+            model,
+            adapter,
+            work,
+            reply,
+            ..
         } = job;
+        let of = Of { model, adapter };
         let task = match work {
-            Work::Generate(request) => return self.begin_answer(model, *request, reply),
+            Work::Generate(request) => return self.begin_answer(of, *request, reply),
             Work::Score { ids, n_top } => Task::Score {
-                sequence: self.empty(model)?,
+                sequence: self.empty(&of)?,
                 scores: Vec::with_capacity(ids.len()),
                 last: Vec::new(),
                 ids,
@@ -200,28 +230,23 @@ impl<B: Backend> Worker<B> {
                 texts,
                 pooling,
                 normalised,
-            } => {
-                let EngineModel {
-                    adapted, session, ..
-                } = &self.models[model];
-                Task::Embed {
-                    session: adapted.session(*session)?,
-                    texts: texts.into(),
-                    pooling,
-                    normalised,
-                }
-            }
+            } => Task::Embed {
+                session: self.session(&of)?,
+                texts: texts.into(),
+                pooling,
+                normalised,
+            },
         };
-        self.aside.push_back(Aside { model, reply, task });
+        self.aside.push_back(Aside { of, reply, task });
         Ok(())
     }
 
-    fn begin_answer(&mut self, model: usize, request: Request, reply: Reply) -> Result<()> {
+    fn begin_answer(&mut self, of: Of, request: Request, reply: Reply) -> Result<()> {
         let n_prompt = request.prompt.len();
-        let sequence = self.sequence_for(model, &request.prompt)?;
+        let sequence = self.sequence_for(&of, &request.prompt)?;
         let id = self.scheduler.add(sequence);
         if let Err(error) = self.scheduler.start(id, request) {
-            self.keep(model, id);
+            self.keep(of.held(), id);
             return Err(error);
         }
         let generator = self.scheduler.generator(id);
@@ -232,7 +257,7 @@ impl<B: Backend> Worker<B> {
         let _ = reply.send(Output::Begun { n_prompt, n_cached });
         self.running.push(Running {
             id,
-            model,
+            of,
             reply,
             submitted: Instant::now(),
             last: None,
@@ -241,20 +266,21 @@ impl<B: Backend> Worker<B> {
     }
 
     /// A sequence for `prompt`: one that holds as much of it as possible.
-    fn sequence_for(&mut self, model: usize, prompt: &[u32]) -> Result<Sequence<B>> {
+    fn sequence_for(&mut self, of: &Of, prompt: &[u32]) -> Result<Sequence<B>> {
         enum Place {
             Idle(usize),
             Running(SequenceId),
         }
         let idle = self.idle.iter().enumerate();
-        let idle = idle.filter(|(_, idle)| idle.model == model);
+        let idle = idle.filter(|(_, idle)| idle.of == of.held());
         let idle = idle.map(|(at, idle)| Candidate {
             id: at,
             len: idle.sequence.len(),
             n_common: n_common(idle.sequence.ids(), prompt),
             is_busy: false,
         });
-        let running = self.running.iter().filter(|running| running.model == model);
+        let running = self.running.iter();
+        let running = running.filter(|running| running.of.held() == of.held());
         let running = running.filter_map(|running| {
             let held = held(&self.scheduler, running.id)?;
             Some(Candidate {
@@ -283,25 +309,39 @@ impl<B: Backend> Worker<B> {
                 };
                 match fork {
                     Some(fork) => Ok(fork),
-                    None => self.empty(model),
+                    None => self.empty(of),
                 }
             }
-            Choice::New => self.empty(model),
+            Choice::New => self.empty(of),
         }
     }
 
     /// An empty sequence. Where there is no memory for it, idle ones make room.
-    fn empty(&mut self, model: usize) -> Result<Sequence<B>> {
+    fn empty(&mut self, of: &Of) -> Result<Sequence<B>> {
         loop {
-            let EngineModel {
-                adapted, session, ..
-            } = &self.models[model];
-            match adapted.session(*session) {
+            match self.session(of) {
                 Ok(session) => return Ok(Sequence::new(session)),
                 Err(error) if self.idle.is_empty() => return Err(error),
                 Err(_) => drop(self.idle.remove(0)),
             }
         }
+    }
+
+    /// An empty session, with the adapters applied.
+    fn session(&self, of: &Of) -> Result<Session<B>> {
+        let EngineModel {
+            adapted,
+            session,
+            adapters,
+            ..
+        } = &self.models[of.model];
+        let mut session = adapted.session(*session)?;
+        if let Some(adapter) = of.adapter.as_ref().and_then(|key| adapters.get(key)) {
+            let mut all = session.adapters().to_vec();
+            all.push(adapter);
+            session.set_adapters(all)?;
+        }
+        Ok(session)
     }
 
     /// Computes the next tokens of all answers, and delivers them.
@@ -391,17 +431,17 @@ impl<B: Backend> Worker<B> {
 
     /// Ends the answer at `at`, complete or not; its sequence is kept.
     fn end(&mut self, at: usize) {
-        let Running { id, model, .. } = self.running.remove(at);
-        self.keep(model, id);
+        let Running { id, of, .. } = self.running.remove(at);
+        self.keep(of.held(), id);
         self.done(1);
     }
 
     /// Keeps the sequence `id` for prompts to come.
-    fn keep(&mut self, model: usize, id: SequenceId) {
+    fn keep(&mut self, of: Held, id: SequenceId) {
         if let Some(sequence) = self.scheduler.remove(id)
             && !sequence.is_empty()
         {
-            self.idle.push(Idle { model, sequence });
+            self.idle.push(Idle { of, sequence });
         }
     }
 
@@ -414,8 +454,8 @@ impl<B: Backend> Worker<B> {
             Ok(true) => self.aside.push_back(aside),
             Ok(false) => {
                 if let Task::Score { sequence, .. } = aside.task {
-                    let model = aside.model;
-                    self.idle.push(Idle { model, sequence });
+                    let of = aside.of.held();
+                    self.idle.push(Idle { of, sequence });
                 }
                 self.done(1);
             }
@@ -428,21 +468,30 @@ impl<B: Backend> Worker<B> {
 
     /// Forgets idle sequences, the least recently used first, until the rest has room.
     fn forget(&mut self) {
+        // Nobody can ask for those of adapters that are gone.
+        if self.idle.iter().any(|idle| idle.of.adapter.is_some()) {
+            let models = self.models.iter();
+            let named: Vec<Vec<usize>> = models.map(|model| model.adapters.keep_named()).collect();
+            self.idle.retain(|Idle { of, .. }| {
+                let is_named = |id: usize| named[of.model].contains(&id);
+                of.adapter.is_none_or(is_named)
+            });
+        }
         let bytes = |model: usize, len| (self.models[model].cache_bytes)(len);
         let idle: u64 = (self.idle.iter())
-            .map(|idle| bytes(idle.model, idle.sequence.len()))
+            .map(|idle| bytes(idle.of.model, idle.sequence.len()))
             .sum();
         let busy: u64 = (self.running.iter())
             .map(|running| {
                 let len = self.scheduler.sequence(running.id).map_or(0, Sequence::len);
-                bytes(running.model, len)
+                bytes(running.of.model, len)
             })
             .sum();
         let mut used = idle + busy;
         let mut n_forgotten = 0;
         while used > self.options.cache_bytes && n_forgotten < self.idle.len() {
-            let Idle { model, sequence } = &self.idle[n_forgotten];
-            used -= bytes(*model, sequence.len());
+            let Idle { of, sequence } = &self.idle[n_forgotten];
+            used -= bytes(of.model, sequence.len());
             n_forgotten += 1;
         }
         self.idle.drain(..n_forgotten);
@@ -455,6 +504,12 @@ impl<B: Backend> Worker<B> {
         let n_running = self.running.len() + self.aside.len();
         self.metrics.set_load(n_running, self.queue.len());
         self.metrics.cache_sequences.set(self.idle.len() as i64);
+        let running = self
+            .running
+            .iter()
+            .filter_map(|running| running.of.adapter.as_ref());
+        let waiting = self.queue.iter().filter_map(|job| job.adapter.as_ref());
+        self.metrics.set_adapters(names(running), names(waiting));
     }
 }
 
@@ -501,7 +556,7 @@ impl<B: Backend> Aside<B> {
             } => match texts.pop_front() {
                 None => (None, false),
                 Some(text) => {
-                    let backend = models[self.model].adapted.model().backend();
+                    let backend = models[self.of.model].adapted.model().backend();
                     let vector = backend
                         .wait(embed(session, &text, *pooling, *normalised))
                         .map_err(EngineError::from)??;
@@ -538,7 +593,11 @@ fn pays_to_wait<B: Backend>(
     let Work::Generate(request) = &job.work else {
         return false;
     };
-    let of_model = running.iter().filter(|running| running.model == job.model);
+    let of = Held {
+        model: job.model,
+        adapter: job.adapter.as_ref().map(|key| key.id),
+    };
+    let of_model = running.iter().filter(|running| running.of.held() == of);
     let (mut now, mut soon) = (0, 0);
     for running in of_model {
         let Some(generator) = scheduler.generator(running.id) else {
@@ -553,9 +612,17 @@ fn pays_to_wait<B: Backend>(
     if soon <= now + WORTH {
         return false;
     }
-    let idle = idle.iter().filter(|idle| idle.model == job.model);
+    let idle = idle.iter().filter(|idle| idle.of == of);
     let idle = idle.map(|idle| n_common(idle.sequence.ids(), &request.prompt));
     soon > idle.max().unwrap_or(0).max(now) + WORTH
+}
+
+/// The names of adapters, each once.
+fn names<'a>(keys: impl Iterator<Item = &'a Arc<AdapterKey>>) -> String {
+    let mut names: Vec<&str> = keys.map(|key| key.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(",")
 }
 
 fn seconds(from: Instant, to: Instant) -> f64 {

@@ -3,14 +3,15 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use serde_json::Value;
-use sterna::Adapted;
-use sterna::native::{BUILTIN, LoadFrom, LocalModel, Weights, builtin};
+use serde_json::{Value, json};
+use sterna::native::{BUILTIN, LoadFrom, LocalFolder, LocalModel, Weights, builtin, open_adapter};
+use sterna::{Adapted, AdapterFiles};
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{Cpu, SessionOptions};
 use sterna_kernels::Isa;
@@ -36,6 +37,51 @@ pub(crate) fn model(name: &str, ctx_len: usize) -> Served<Cpu> {
     let adapted = Adapted::new(loaded.unwrap().model);
     let session = SessionOptions::new(ctx_len);
     Served::new(name, &files, plan, adapted, session, &mut Vec::new()).unwrap()
+}
+
+/// A folder with an adapter of the built-in model, which makes its answers other ones; each `salt` has its own.
+pub(crate) fn adapter(salt: u32) -> PathBuf {
+    const RANK: usize = 2;
+    const WIDTH: usize = 256;
+    const N_LAYERS: usize = 8;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("adapter-{salt}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let config = json!({
+        "peft_type": "LORA", "r": RANK, "lora_alpha": 16, "target_modules": ["q_proj", "o_proj"],
+    });
+    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    let (mut header, mut bytes) = (serde_json::Map::new(), Vec::new());
+    let mut state = salt;
+    for layer in 0..N_LAYERS {
+        for module in ["q_proj", "o_proj"] {
+            for (factor, shape) in [("A", [RANK, WIDTH]), ("B", [WIDTH, RANK])] {
+                let name = format!(
+                    "base_model.model.model.layers.{layer}.self_attn.{module}.lora_{factor}.weight"
+                );
+                let begin = bytes.len();
+                for _ in 0..RANK * WIDTH {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    let value = (state >> 8) as f32 / (1 << 24) as f32 - 0.5;
+                    bytes.extend((value * 0.3).to_le_bytes());
+                }
+                let offsets = [begin, bytes.len()];
+                let tensor = json!({"dtype": "F32", "shape": shape, "data_offsets": offsets});
+                header.insert(name, tensor);
+            }
+        }
+    }
+    let header = Value::from(header).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(bytes);
+    std::fs::write(folder.join("adapter_model.safetensors"), file).unwrap();
+    folder
+}
+
+/// Opens the adapter at a path.
+pub(crate) fn open(path: &str) -> Result<AdapterFiles, String> {
+    let files = LocalFolder::new(Path::new(path));
+    open_adapter(path, &files, None).map_err(|error| format!("{error:#}"))
 }
 
 /// A server with `settings`, which runs until the test does.
