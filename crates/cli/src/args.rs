@@ -202,6 +202,41 @@ impl LoraFlag {
     }
 }
 
+/// The value of `--adapter`: the name by which requests ask for an adapter, of which model, and what `--lora` has.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct AdapterFlag {
+    /// What clients call the model; `None` is the first one.
+    pub(crate) model: Option<String>,
+    pub(crate) name: String,
+    pub(crate) lora: LoraFlag,
+}
+
+impl FromStr for AdapterFlag {
+    type Err = String;
+
+    /// `NAME=DIR`, `NAME=DIR=SCALE`, and either after `MODEL:`.
+    fn from_str(text: &str) -> Result<AdapterFlag, String> {
+        let Some((name, lora)) = text.split_once('=') else {
+            return Err("expected NAME=DIR, or NAME=DIR=SCALE".to_owned());
+        };
+        let (model, name) = match name.rsplit_once(':') {
+            Some((model, name)) => (Some(model.to_owned()), name),
+            None => (None, name),
+        };
+        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        if name.is_empty() || !name.chars().all(fits) {
+            return Err(format!(
+                "expected letters, digits, - and _ as the name, found {name:?}"
+            ));
+        }
+        Ok(AdapterFlag {
+            model,
+            name: name.to_owned(),
+            lora: lora.parse()?,
+        })
+    }
+}
+
 /// Where weights are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WeightsFlag {
@@ -442,6 +477,21 @@ mod tests {
         assert_eq!("a=1=0".parse(), flag("a=1", 0.0));
         for text in ["", "=1", "a=nan", "a=inf"] {
             assert!(text.parse::<LoraFlag>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn adapters_have_names() {
+        let flag = |text: &str| text.parse::<AdapterFlag>();
+        let all = flag("tiny:red=a/b=0.5").unwrap();
+        assert_eq!((all.model.as_deref(), &all.name[..]), (Some("tiny"), "red"));
+        assert_eq!(
+            (all.lora.folder.to_str(), all.lora.scale),
+            (Some("a/b"), 0.5)
+        );
+        assert_eq!(flag("red=https://x/y").unwrap().model, None);
+        for text in ["a/b", "=a", "r d=a", "red=", "red=a=inf"] {
+            assert!(flag(text).is_err(), "{text}");
         }
     }
 }

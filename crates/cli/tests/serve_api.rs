@@ -162,6 +162,96 @@ fn other_machines_need_a_key() {
     );
 }
 
+/// An adapter of the bundled reference model is none of the built-in one.
+#[test]
+fn adapters_have_to_fit() {
+    let home = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    let other = root.join("adapters/llama/all");
+    let all = ["builtin", "--no-files", "--port", "0"];
+    let with = |flag: String| outcome(sterna(home.path()).args(all).args(["--adapter", &flag]));
+    let (ok, _, stderr) = with(format!("red={}", other.display()));
+    assert!(
+        !ok && stderr.contains("not an adapter of this model"),
+        "{stderr}"
+    );
+    let (ok, _, stderr) = with("red=/no/such/folder".to_owned());
+    assert!(!ok && stderr.contains("/no/such/folder"), "{stderr}");
+    let (ok, _, stderr) = with(format!("other:red={}", other.display()));
+    assert!(
+        !ok && stderr.contains("expected one of the models builtin"),
+        "{stderr}"
+    );
+    let (ok, _, stderr) = with("red".to_owned());
+    assert!(!ok && stderr.contains("expected NAME=DIR"), "{stderr}");
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn connections_are_encrypted() {
+    use std::sync::Arc;
+    use tokio_rustls::rustls::crypto::ring;
+    use tokio_rustls::rustls::pki_types::CertificateDer;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
+
+    let home = tempfile::tempdir().unwrap();
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tls");
+    let (cert, key) = (files.join("cert.pem"), files.join("key.pem"));
+    let mut command = sterna(home.path());
+    let server = start(
+        command
+            .args(["builtin", "--no-files", "--tls-cert"])
+            .arg(&cert)
+            .env("STERNA_SERVE_TLS_KEY", &key),
+    );
+    let address = server.address.trim_start_matches("https://").to_owned();
+    assert_ne!(address, server.address);
+    let ask = |trusts: bool| {
+        let mut roots = RootCertStore::empty();
+        if trusts {
+            roots
+                .add(CertificateDer::from_pem_file(&cert).unwrap())
+                .unwrap();
+        }
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let config = config.with_safe_default_protocol_versions().unwrap();
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        let name = "localhost".try_into().unwrap();
+        let mut connection = ClientConnection::new(Arc::new(config), name).unwrap();
+        let mut socket = TcpStream::connect(&address).unwrap();
+        let mut stream = Stream::new(&mut connection, &mut socket);
+        let body = chat(&json!({"max_tokens": 4, "stream": true}));
+        let length = body.len();
+        stream.write_all(
+            format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: \
+                 application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+            )
+            .as_bytes(),
+        )?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok::<String, std::io::Error>(text)
+    };
+    let answer = ask(true).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("[DONE]"),
+        "{answer}"
+    );
+    assert!(ask(false).is_err());
+    // Who speaks plainly is not understood, and nobody is stalled.
+    let mut plain = TcpStream::connect(&address).unwrap();
+    plain
+        .write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        .unwrap();
+    let mut bytes = Vec::new();
+    // The connection may be reset.
+    let _ = plain.read_to_end(&mut bytes);
+    assert!(!bytes.starts_with(b"HTTP"));
+    assert!(ask(true).is_ok());
+}
+
 #[test]
 fn settings_come_from_flags_the_environment_and_a_file() {
     let home = tempfile::tempdir().unwrap();
@@ -224,6 +314,26 @@ fn settings_are_checked() {
         }
         let (ok, _, stderr) = outcome(&mut command);
         assert!(!ok && stderr.contains(message), "{text}: {stderr}");
+    }
+    #[cfg(feature = "tls")]
+    for (flags, message) in [
+        (
+            vec!["--tls-cert", "/no/such/file"],
+            "expected a tls-key with it",
+        ),
+        (
+            vec!["--tls-cert", "/no/such/file", "--tls-key", "x"],
+            "/no/such/file",
+        ),
+        (
+            vec!["--tls-cert", "Cargo.toml", "--tls-key", "Cargo.toml"],
+            "expected a certificate in PEM",
+        ),
+    ] {
+        let mut command = sterna(home.path());
+        command.current_dir(env!("CARGO_MANIFEST_DIR"));
+        let (ok, _, stderr) = outcome(command.args(["builtin", "--check"]).args(flags));
+        assert!(!ok && stderr.contains(message), "{stderr}");
     }
     let (ok, _, stderr) =
         outcome(sterna(home.path()).args(["builtin", "--check", "--api-key", "short"]));

@@ -6,20 +6,22 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use sterna::Header;
-use sterna::native::{BUILTIN, Device, has_gpu};
+use sterna::native::{BUILTIN, Device, LocalModel, has_gpu};
 use sterna::scheduler::SchedulerOptions;
+use sterna::{AdapterFiles, Header};
 use sterna_server::{
     CACHE_BYTES, EngineOptions, Keys, MAX_BODY, PARALLEL, QUEUE, Served, Server, Settings,
 };
 
-use crate::args::{EngineFlags, ModelFlags};
+use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
 use crate::numbers::{positive, whole};
 use crate::{model, output, size};
+
+use super::tls::Tls;
 
 /// How the API is offered.
 #[derive(Debug, Args)]
@@ -46,6 +48,11 @@ pub(super) struct ApiFlags {
     #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_CACHE_MEMORY")]
     cache_memory: Option<NonZero<u64>>,
 
+    /// LoRA adapter that requests may ask for, as MODEL:NAME: a PEFT folder, a package, its URL, or its name in the
+    /// store; =SCALE sets its strength [SCALE: 1]; may be given several times. Without MODEL, of the first model
+    #[arg(long, value_name = "[MODEL:]NAME=DIR[=SCALE]")]
+    adapter: Vec<AdapterFlag>,
+
     /// Key that clients have to send; better in the environment, where other users don't see it
     #[arg(
         long,
@@ -56,7 +63,7 @@ pub(super) struct ApiFlags {
     api_key: Option<String>,
 
     /// File with a name and the BLAKE3 digest of a key on each line, and what it may use in a minute (rpm=60
-    /// requests, tpm=100000 tokens); --new-api-key makes such lines
+    /// requests, tpm=100000 tokens), and admin if it may load adapters; --new-api-key makes such lines
     #[arg(long, value_name = "FILE", env = "STERNA_API_KEYS")]
     api_keys: Option<PathBuf>,
 
@@ -75,6 +82,17 @@ pub(super) struct ApiFlags {
     /// Longest request [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_MAX_BODY")]
     max_body: Option<NonZero<u64>>,
+
+    /// PEM file with the certificate of this server, and those between it and one that clients trust; connections
+    /// are encrypted then (https)
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", env = "STERNA_SERVE_TLS_CERT")]
+    pub(super) tls_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of the certificate
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", env = "STERNA_SERVE_TLS_KEY")]
+    pub(super) tls_key: Option<PathBuf>,
 
     /// Refuse requests that say what their answers have to match: schemas, patterns, grammars, required calls
     #[arg(long)]
@@ -104,6 +122,9 @@ pub(super) struct ConfigFile {
     cors: Vec<String>,
     max_body: Option<String>,
     grammars: Option<bool>,
+    adapters: Vec<String>,
+    pub(super) tls_cert: Option<PathBuf>,
+    pub(super) tls_key: Option<PathBuf>,
 }
 
 impl ConfigFile {
@@ -119,6 +140,8 @@ impl ConfigFile {
 #[derive(Clone)]
 pub(super) struct Chosen {
     settings: Settings,
+    /// Adapters that requests may ask for.
+    adapters: Vec<AdapterFlag>,
     allow_anyone: bool,
     /// Something about the API was asked for.
     is_asked: bool,
@@ -155,7 +178,12 @@ impl ApiFlags {
         if let Some(origin) = cors.iter().find(|origin| !is_origin(origin)) {
             bail!("cors: expected an origin such as https://example.org, or *, found {origin:?}");
         }
+        let adapters = match self.adapter.is_empty() {
+            true => file.adapters.iter().map(|text| text.parse()).collect(),
+            false => Ok(self.adapter.clone()),
+        };
         Ok(Chosen {
+            adapters: adapters.map_err(|error: String| anyhow!("adapters: {error}"))?,
             is_asked: self.no_files || allow_anyone || !keys.is_empty(),
             allow_anyone,
             settings: Settings {
@@ -173,6 +201,30 @@ impl ApiFlags {
                 log: Arc::new(log),
             },
         })
+    }
+}
+
+impl ApiFlags {
+    /// How connections are encrypted: as the flags say, or `file`, or not at all.
+    #[cfg(feature = "tls")]
+    pub(super) fn tls(&self, file: &ConfigFile) -> Result<Option<Tls>> {
+        let cert = self.tls_cert.as_ref().or(file.tls_cert.as_ref());
+        let key = self.tls_key.as_ref().or(file.tls_key.as_ref());
+        match (cert, key) {
+            (None, None) => Ok(None),
+            (Some(cert), Some(key)) => Tls::read(cert, key).map(Some),
+            (Some(_), None) => bail!("tls-cert: expected a tls-key with it, found none"),
+            (None, Some(_)) => bail!("tls-key: expected a tls-cert with it, found none"),
+        }
+    }
+
+    /// None.
+    #[cfg(not(feature = "tls"))]
+    pub(super) fn tls(&self, file: &ConfigFile) -> Result<Option<Tls>> {
+        match file.tls_cert.is_some() || file.tls_key.is_some() {
+            true => bail!("tls-cert: this program was built without TLS"),
+            false => Ok(None),
+        }
     }
 }
 
@@ -219,6 +271,26 @@ impl Chosen {
         self.is_asked
     }
 
+    /// The adapters of the model that clients call `name`; `is_first` of the models.
+    pub(super) fn adapters_of(&self, name: &str, is_first: bool) -> Vec<AdapterFlag> {
+        let is_own = |flag: &&AdapterFlag| match &flag.model {
+            Some(model) => model == name,
+            None => is_first,
+        };
+        self.adapters.iter().filter(is_own).cloned().collect()
+    }
+
+    /// Errors: an adapter of a model that isn't among `names`.
+    pub(super) fn check_adapters(&self, names: &[String]) -> Result<()> {
+        for AdapterFlag { model, name, .. } in &self.adapters {
+            if let Some(model) = model.as_ref().filter(|model| !names.contains(model)) {
+                let names = names.join(", ");
+                bail!("adapter {name}: expected one of the models {names}, found `{model}`");
+            }
+        }
+        Ok(())
+    }
+
     /// A server of `models`.
     pub(super) fn start(self, models: Vec<Served<Device>>, is_gpu: bool) -> Result<Server> {
         let mut settings = self.settings;
@@ -252,9 +324,11 @@ pub(super) fn check(name: &str, flags: &ModelFlags) -> Result<String> {
     Ok(called(name, files.stem()))
 }
 
-/// Loads the model called `name`; whether a GPU computes it.
+/// Loads the model called `name`, the first of all if `is_first`, and its adapters; whether a GPU computes it.
 pub(super) fn load(
     name: &str,
+    is_first: bool,
+    chosen: &Chosen,
     flags: &ModelFlags,
     engine: &EngineFlags,
 ) -> Result<(Served<Device>, bool)> {
@@ -268,14 +342,37 @@ pub(super) fn load(
     let is_gpu = has_gpu(adapted.model().backend());
     let mut warnings = Vec::new();
     let session = engine.session(ctx_len);
+    let opened = name.to_owned();
     let name = called(name, files.stem());
-    let served = Served::new(name, &files, plan, adapted, session, &mut warnings)?;
+    let adapters = chosen.adapters_of(&name, is_first);
+    let mut served = Served::new(name, &files, plan, adapted, session, &mut warnings)?;
     warnings.iter().for_each(model::tell);
+    for AdapterFlag { name, lora, .. } in &adapters {
+        let adapter = open_adapter(&lora.folder, &files)?;
+        served.add_adapter(name, adapter, lora.scale)?;
+    }
     let hash = match files.header() {
         Header::Package(header) => header.package.manifest().blake3_full,
         _ => None,
     };
-    Ok((served.with_hash(hash.map(|hash| hash.to_string())), is_gpu))
+    let served = served
+        .with_hash(hash.map(|hash| hash.to_string()))
+        .with_adapters(move |path| {
+            // What is kept of open files may not go from thread to thread.
+            let adapter =
+                model::open(&opened).and_then(|files| open_adapter(Path::new(path), &files));
+            adapter.map_err(|error| format!("{error:#}"))
+        });
+    Ok((served, is_gpu))
+}
+
+/// The adapter at `path` for the model of `files`.
+fn open_adapter(path: &Path, files: &LocalModel) -> Result<AdapterFiles> {
+    let adapter = model::open_adapter(path)?;
+    let mut warnings = Vec::new();
+    adapter.check_base(files, &mut warnings)?;
+    warnings.iter().for_each(model::tell);
+    Ok(adapter)
 }
 
 #[cfg(test)]

@@ -11,13 +11,15 @@ use anyhow::{Context, Result};
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time;
 use tokio_io_timeout::TimeoutStream;
 
+use super::tls::Tls;
 use crate::output;
 
 /// Maximum connections; more wait until one ends.
@@ -47,10 +49,11 @@ impl Listener {
         Ok(Listener(listener))
     }
 
-    /// Serves `router` until Ctrl-C, of which `stopping` is told. Before that, `tell` is told its address.
+    /// Serves `router`, by `tls` if there is one, until Ctrl-C, of which `stopping` is told. Before that, `tell` is told its address.
     pub(super) fn serve(
         self,
         router: Router,
+        tls: Option<Tls>,
         tell: impl FnOnce(SocketAddr) -> Result<()>,
         stopping: impl FnOnce(),
     ) -> Result<()> {
@@ -70,7 +73,7 @@ impl Listener {
             tell(address)?;
             let connections = GracefulShutdown::new();
             tokio::select! {
-                () = accept(&listener, &router, &connections) => {}
+                () = accept(&listener, &router, tls.as_ref(), &connections) => {}
                 stopped = stop_asked() => stopped?,
             }
             drop(listener);
@@ -87,7 +90,12 @@ impl Listener {
 }
 
 /// Accepts connections, forever.
-async fn accept(listener: &TcpListener, router: &Router, connections: &GracefulShutdown) {
+async fn accept(
+    listener: &TcpListener,
+    router: &Router,
+    tls: Option<&Tls>,
+    connections: &GracefulShutdown,
+) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let place = Arc::clone(&places)
@@ -95,7 +103,7 @@ async fn accept(listener: &TcpListener, router: &Router, connections: &GracefulS
             .await
             .expect("it is never closed");
         match listener.accept().await {
-            Ok((stream, _)) => spawn(stream, place, router, connections),
+            Ok((stream, _)) => spawn(stream, place, router, tls, connections),
             // From one client that went away, or out of file descriptors; the others continue.
             Err(error) if is_of_client(&error) => {}
             Err(error) => {
@@ -118,26 +126,47 @@ fn spawn(
     stream: TcpStream,
     place: OwnedSemaphorePermit,
     router: &Router,
+    tls: Option<&Tls>,
     connections: &GracefulShutdown,
 ) {
     // A small response shouldn't wait for the next. Without this, everything still works, later.
     let _ = stream.set_nodelay(true);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
+    let stream = Box::pin(stream);
+    let (router, watcher) = (router.clone(), connections.watcher());
+    match tls {
+        None => {
+            tokio::spawn(serve(stream, place, router, watcher));
+        }
+        #[cfg(feature = "tls")]
+        Some(Tls(acceptor)) => {
+            let accepted = time::timeout(HEAD_TIMEOUT, acceptor.accept(stream));
+            tokio::spawn(async move {
+                // Errors of a connection concern only its client.
+                if let Ok(Ok(stream)) = accepted.await {
+                    serve(stream, place, router, watcher).await;
+                }
+            });
+        }
+        #[cfg(not(feature = "tls"))]
+        Some(tls) => match *tls {},
+    }
+}
+
+/// Answers what comes by `stream`, which has a place until it ends.
+async fn serve<S>(stream: S, place: OwnedSemaphorePermit, router: Router, watcher: Watcher)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD_BYTES)
-        .serve_connection(
-            TokioIo::new(Box::pin(stream)),
-            TowerToHyperService::new(router.clone()),
-        );
-    let connection = connections.watch(connection);
-    tokio::spawn(async move {
-        // Errors of a connection concern only its client.
-        let _ = connection.await;
-        drop(place);
-    });
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    // Errors of a connection concern only its client.
+    let _ = watcher.watch(connection).await;
+    drop(place);
 }
 
 /// Waits for a signal to stop the server.

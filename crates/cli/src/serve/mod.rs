@@ -2,7 +2,7 @@
 //!
 //! [`api`] has the settings of the API, which crate `server` is. [`converted`] makes packages of other models, [`package`] lists the files, [`pages`] has the pages, [`site`] finds
 //! the file at a path in either, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file, [`index`]
-//! renders the folder, and [`listener`] handles connections.
+//! renders the folder, [`listener`] handles connections, and [`tls`] encrypts them.
 
 mod api;
 mod converted;
@@ -14,6 +14,7 @@ mod pages;
 mod range;
 mod routes;
 mod site;
+mod tls;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -116,9 +117,11 @@ impl Serve {
             self.port.or(config.port).unwrap_or(PORT),
         );
         let chosen = self.api.choose(&config)?;
+        let tls = self.api.tls(&config)?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let has_api = !self.api.no_api && chosen.may_offer(host)?;
         if self.api.check {
-            return self.check(&models, has_api);
+            return self.check(&models, has_api, &chosen);
         }
         // Before what takes time.
         let listener = Listener::bind(host, port)?;
@@ -150,14 +153,14 @@ impl Serve {
         let has_api = server.is_some();
         let tell = |address: SocketAddr| {
             told.iter().for_each(output::note);
-            output::line(format_args!("http://{address}/"))?;
+            output::line(format_args!("{scheme}://{address}/"))?;
             let host = host_for_browsers(address);
             // Not on standard output, where programs read the one address.
             if has_api {
-                output::note(format_args!("API: http://{host}/v1"));
+                output::note(format_args!("API: {scheme}://{host}/v1"));
             }
             if has_pages {
-                output::note(format_args!("chat in a browser: http://{host}/chat/"));
+                output::note(format_args!("chat in a browser: {scheme}://{host}/chat/"));
             }
             Ok(())
         };
@@ -166,7 +169,7 @@ impl Serve {
                 server.drain();
             }
         };
-        listener.serve(router, tell, stopping)
+        listener.serve(router, tls, tell, stopping)
     }
 
     /// The files of the model called `name`, and the pages.
@@ -179,8 +182,8 @@ impl Serve {
     fn server(&self, models: &[&str], chosen: Chosen) -> Result<Option<Server>> {
         let mut served = Vec::new();
         let mut is_gpu = false;
-        for name in models {
-            match api::load(name, &self.files, &self.engine) {
+        for (index, name) in models.iter().enumerate() {
+            match api::load(name, index == 0, &chosen, &self.files, &self.engine) {
                 Ok((model, on_gpu)) => {
                     is_gpu |= on_gpu;
                     served.push(model);
@@ -192,16 +195,25 @@ impl Serve {
                 Err(error) => return Err(error),
             }
         }
+        let names: Vec<String> = served.iter().map(|model| model.name().to_owned()).collect();
+        chosen.check_adapters(&names)?;
         chosen.start(served, is_gpu).map(Some)
     }
 
     /// Checks what can be checked without loading a model.
-    fn check(&self, models: &[&str], has_api: bool) -> Result<()> {
+    fn check(&self, models: &[&str], has_api: bool, chosen: &Chosen) -> Result<()> {
+        let mut names = Vec::new();
         for name in models {
             match has_api {
-                true => output::line(format_args!("{}: ok", api::check(name, &self.files)?))?,
+                true => {
+                    names.push(api::check(name, &self.files)?);
+                    output::line(format_args!("{}: ok", names[names.len() - 1]))?;
+                }
                 false => model::expect(name)?,
             }
+        }
+        if has_api {
+            chosen.check_adapters(&names)?;
         }
         output::line("settings: ok")
     }
