@@ -18,8 +18,10 @@ impl Checked {
     ///
     /// Errors: what is wrong, and where.
     pub(crate) fn new(value: Value, shape: Shape) -> Result<Checked, ApiError> {
-        shape.check(&value, "")?;
-        Ok(Checked { value, shape })
+        match shape.fits(&value) {
+            true => Ok(Checked { value, shape }),
+            false => Err(shape.error(&value, "")),
+        }
     }
 
     /// All of it.
@@ -162,6 +164,20 @@ impl<'a> At<'a> {
         let items = items.map(Vec::as_slice).unwrap_or_default();
         let item = |(index, value)| At::new(value, format!("{}[{index}]", self.path), shape);
         items.iter().enumerate().map(item).collect()
+    }
+
+    /// Ids of tokens, each below `n_vocab`; none if they aren't there.
+    pub(crate) fn ids(&self, n_vocab: usize) -> Result<Vec<u32>, ApiError> {
+        let items = self.value.as_array();
+        let items = items.map(Vec::as_slice).unwrap_or_default();
+        let ids = items.iter().enumerate().map(|(index, value)| {
+            let id = shape::whole(value).and_then(|id| u32::try_from(id).ok());
+            id.filter(|&id| (id as usize) < n_vocab).ok_or_else(|| {
+                let expected = format!("an id below {n_vocab}, the size of the vocabulary");
+                shape::wrong(value, &format!("{}[{index}]", self.path), &expected)
+            })
+        });
+        ids.collect()
     }
 
     /// A text, or an array of them.

@@ -54,6 +54,17 @@ pub(crate) struct Field {
     pub(crate) is_required: bool,
 }
 
+impl Field {
+    /// Whether `object` has it as it has to be.
+    fn fits(&self, object: &Value) -> bool {
+        match object.get(self.name) {
+            None | Some(Value::Null) if !self.is_required => true,
+            None => self.shape.fits(&Value::Null),
+            Some(member) => self.shape.fits(member),
+        }
+    }
+}
+
 /// A field that may be left out, or null.
 pub(crate) const fn field(name: &'static str, shape: Shape) -> Field {
     Field {
@@ -94,10 +105,9 @@ pub(crate) const fn items(shape: &'static Shape, called: &'static str) -> Shape 
 const MAX_NAME: usize = 128;
 
 impl Shape {
-    /// What is wrong with `value`, which is at `path`, if something is.
-    pub(crate) fn check(self, value: &Value, path: &str) -> Result<(), ApiError> {
-        let wrong = || Err(wrong(value, path, &self.expected()));
-        let is_right = match self {
+    /// Whether `value` is so.
+    pub(crate) fn fits(self, value: &Value) -> bool {
+        match self {
             Shape::Any => true,
             Shape::Flag => value.is_boolean(),
             Shape::Text(min, max) => value.as_str().is_some_and(|text| {
@@ -118,66 +128,71 @@ impl Shape {
             }
             Shape::Id => whole(value).is_some_and(|n| (0..=i128::from(u32::MAX)).contains(&n)),
             Shape::Schema => value.is_object() || value.is_boolean() || value.is_string(),
-            Shape::Items(shape, _, min, max) => {
-                let Some(all) = value.as_array() else {
-                    return wrong();
-                };
-                if !(min..=max).contains(&all.len()) {
-                    return wrong();
-                }
-                for (index, item) in all.iter().enumerate() {
-                    shape.check(item, &format!("{path}[{index}]"))?;
-                }
-                true
-            }
-            Shape::ById(shape) => {
-                let Some(members) = value.as_object() else {
-                    return wrong();
-                };
-                for (name, member) in members {
-                    let path = join(path, name);
-                    if name.parse::<u32>().is_err() {
-                        let message = "expected the id of a token as its name";
-                        return Err(refused(&path, message));
-                    }
-                    shape.check(member, &path)?;
-                }
-                true
-            }
+            Shape::Items(shape, _, min, max) => value.as_array().is_some_and(|all| {
+                (min..=max).contains(&all.len()) && all.iter().all(|item| shape.fits(item))
+            }),
+            Shape::ById(shape) => value.as_object().is_some_and(|members| {
+                let mut members = members.iter();
+                members.all(|(name, member)| is_id(name) && shape.fits(member))
+            }),
             Shape::Object(lists) => {
-                if !value.is_object() {
-                    return wrong();
-                }
-                for field in lists.iter().copied().flatten() {
-                    let path = join(path, field.name);
-                    match value.get(field.name) {
-                        None | Some(Value::Null) if !field.is_required => {}
-                        None => field.shape.check(&Value::Null, &path)?,
-                        Some(member) => field.shape.check(member, &path)?,
+                let mut fields = lists.iter().copied().flatten();
+                value.is_object() && fields.all(|field| field.fits(value))
+            }
+            Shape::OneOf(shapes) => shapes.iter().any(|shape| shape.fits(value)),
+        }
+    }
+
+    /// What is wrong with `value`, which is at `path` and isn't so.
+    pub(crate) fn error(self, value: &Value, path: &str) -> ApiError {
+        match (self, value) {
+            (Shape::Items(shape, _, min, max), Value::Array(all))
+                if (min..=max).contains(&all.len()) =>
+            {
+                let mut items = all.iter().enumerate();
+                let found = items.find(|(_, item)| !shape.fits(item));
+                let found = found.map(|(index, item)| (item, format!("{path}[{index}]")));
+                found.map_or_else(
+                    || wrong(value, path, ""),
+                    |(item, at)| shape.error(item, &at),
+                )
+            }
+            (Shape::ById(shape), Value::Object(members)) => {
+                let mut members = members.iter();
+                let found = members.find(|(name, member)| !(is_id(name) && shape.fits(member)));
+                match found {
+                    Some((name, member)) if is_id(name) => shape.error(member, &join(path, name)),
+                    found => {
+                        let name = found.map_or("", |(name, _)| name);
+                        let message = "expected the id of a token as its name";
+                        refused(&join(path, name), message)
                     }
                 }
-                true
             }
-            Shape::OneOf(shapes) => {
-                if shapes.iter().any(|shape| shape.check(value, path).is_ok()) {
-                    return Ok(());
+            (Shape::Object(lists), Value::Object(_)) => {
+                let mut fields = lists.iter().copied().flatten();
+                match fields.find(|field| !field.fits(value)) {
+                    Some(field) => {
+                        let member = value.get(field.name).unwrap_or(&Value::Null);
+                        field.shape.error(member, &join(path, field.name))
+                    }
+                    None => wrong(value, path, &self.expected()),
                 }
+            }
+            (Shape::OneOf(shapes), _) => {
                 // The one that was meant knows best what is wrong.
                 let of_kind: Vec<Shape> = (shapes.iter().copied())
                     .filter(|shape| shape.is_of_kind(value))
                     .collect();
                 let mut meant = of_kind.iter().filter(|shape| shape.has_words(value));
                 let complete = meant.clone().find(|shape| shape.has_needed(value));
-                return match (complete.or_else(|| meant.next()), of_kind.is_empty()) {
-                    (Some(shape), _) => shape.check(value, path),
-                    (None, false) => Err(no_such_word(&of_kind, value, path)),
-                    (None, true) => wrong(),
-                };
+                match (complete.or_else(|| meant.next()), of_kind.is_empty()) {
+                    (Some(shape), _) => shape.error(value, path),
+                    (None, false) => no_such_word(&of_kind, value, path),
+                    (None, true) => wrong(value, path, &self.expected()),
+                }
             }
-        };
-        match is_right {
-            true => Ok(()),
-            false => wrong(),
+            _ => wrong(value, path, &self.expected()),
         }
     }
 
@@ -202,7 +217,7 @@ impl Shape {
                 let is_word = matches!(field.shape, Shape::Word(..) | Shape::OtherThan(_));
                 let member = value.get(field.name).unwrap_or(&Value::Null);
                 let is_left_out = member.is_null() && !field.is_required;
-                !is_word || is_left_out || field.shape.check(member, "").is_ok()
+                !is_word || is_left_out || field.shape.fits(member)
             }),
             // What the elements are is their own matter.
             _ => true,
@@ -255,7 +270,7 @@ impl Shape {
     pub(crate) fn found(self, value: &Value) -> Shape {
         match self {
             Shape::OneOf(shapes) => {
-                let found = shapes.iter().find(|shape| shape.check(value, "").is_ok());
+                let found = shapes.iter().find(|shape| shape.fits(value));
                 found.map_or(self, |shape| shape.found(value))
             }
             shape => shape,
@@ -368,7 +383,7 @@ fn no_such_word(shapes: &[Shape], value: &Value, path: &str) -> ApiError {
     let fields: Vec<&Field> = fields.copied().flatten().collect();
     let member = |name: &str| value.get(name).unwrap_or(&Value::Null);
     let wrong_word = fields.iter().find(|field| {
-        matches!(field.shape, Shape::Word(..)) && field.shape.check(member(field.name), "").is_err()
+        matches!(field.shape, Shape::Word(..)) && !field.shape.fits(member(field.name))
     });
     let Some(Field { name, .. }) = wrong_word else {
         return wrong(
@@ -441,6 +456,11 @@ pub(crate) fn whole(value: &Value) -> Option<i128> {
         .map(i128::from)
         .or_else(signed)
         .or_else(float)
+}
+
+/// Whether this is the id of a token.
+fn is_id(name: &str) -> bool {
+    name.parse::<u32>().is_ok()
 }
 
 /// `a, b or c`.
@@ -558,16 +578,17 @@ mod tests {
             let mut body = json!({"model": "m"});
             let members = body.as_object_mut().unwrap();
             members.extend(more.as_object().unwrap().clone());
-            let error = BODY.check(&body, "").unwrap_err();
-            assert_eq!(error.message(), expected);
+            assert!(!BODY.fits(&body), "{body}");
+            assert_eq!(BODY.error(&body, "").message(), expected);
         }
         let all = json!({
             "model": "m", "t": null, "n": 3.0, "parts": [{"type": "image"}, {"type": "text", "text": ""}],
             "stop": ["a"], "other": {},
         });
-        assert!(BODY.check(&all, "").is_ok());
+        assert!(BODY.fits(&all));
+        assert!(!BODY.fits(&json!([])));
         assert_eq!(
-            BODY.check(&json!([]), "").unwrap_err().message(),
+            BODY.error(&json!([]), "").message(),
             "expected an object, found an array of 0"
         );
     }

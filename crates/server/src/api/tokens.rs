@@ -80,7 +80,7 @@ pub(super) async fn detokenize(
 ) -> Result<Response, ApiError> {
     let at = body.at();
     let model = app.model_or_first(&at.get("model"))?.text;
-    let ids = openai::ids(&at.get("tokens"), &model)?;
+    let ids = at.get("tokens").ids(model.n_vocab)?;
     let text = app.aside(move || {
         model.tokenizer.decode(
             &ids,

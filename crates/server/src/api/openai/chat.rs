@@ -11,8 +11,8 @@ use super::super::shape::{COUNT, Shape, field, required};
 use super::super::stream::{self, Encoder, Frame};
 use super::super::{ApiError, Caller, Shared};
 use super::{
-    Chunks, Head, UsageSum, conversation, fields, finish_reason, grammar, ids, max_thought,
-    messages, n_choices, sampling, scored, streaming, tools,
+    Chunks, Head, UsageSum, conversation, fields, finish_reason, grammar, max_thought, messages,
+    n_choices, sampling, scored, streaming, tools,
 };
 use crate::answer::{Ask, Call, Event, Prompt, Whole, whole};
 use crate::model::{Begun, Conversation};
@@ -85,7 +85,7 @@ pub(crate) async fn answer(
         sampling: sampling(&at),
         max_tokens: limit.whole(),
         stop: at.get("stop").texts(),
-        stop_ids: ids(&at.get("stop_token_ids"), &model.text)?,
+        stop_ids: at.get("stop_token_ids").ids(model.text.n_vocab)?,
         ignores_end: at.get("ignore_eos").flag().unwrap_or(false),
         max_thought: max_thought(&at),
         logprobs,

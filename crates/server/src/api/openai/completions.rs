@@ -13,7 +13,7 @@ use super::super::shape::{COUNT, Shape, TEXT, field, required};
 use super::super::stream::{self, Encoder, Frame};
 use super::super::{ApiError, Caller, Named, Shared};
 use super::{
-    Chunks, Head, Input, MAX_TOP, UsageSum, encoded, fields, finish_reason, finite, grammar, ids,
+    Chunks, Head, Input, MAX_TOP, UsageSum, encoded, fields, finish_reason, finite, grammar,
     inputs, n_choices, sampling, streaming, token_text,
 };
 use crate::answer::{Ask, Calls, Event, Prompt, ScoredToken, Usage, Whole, whole};
@@ -86,7 +86,7 @@ pub(crate) async fn answer(
         max_tokens: Some(max_tokens),
         stop: at.get("stop").texts(),
         stop_ids: [
-            ids(&at.get("stop_token_ids"), &model.text)?,
+            at.get("stop_token_ids").ids(model.text.n_vocab)?,
             gap.iter()
                 .flat_map(|(infill, _)| infill.stop_ids.clone())
                 .collect(),

@@ -350,22 +350,16 @@ pub(super) fn inputs(field: &At<'_>, model: &ModelText) -> Result<Vec<Input>, Ap
         return Ok(vec![Input::Text(text.to_owned())]);
     };
     match items.first() {
-        Some(Value::Number(_)) => Ok(vec![Input::Ids(ids(field, model)?)]),
+        Some(Value::Number(_)) => Ok(vec![Input::Ids(field.ids(model.n_vocab)?)]),
         Some(Value::Array(_)) => {
             let items = field.items();
-            let inner = items.iter().map(|item| ids(item, model).map(Input::Ids));
+            let inner = items
+                .iter()
+                .map(|item| item.ids(model.n_vocab).map(Input::Ids));
             inner.collect()
         }
         _ => Ok(field.texts().into_iter().map(Input::Text).collect()),
     }
-}
-
-/// Ids of tokens of `model`.
-pub(super) fn ids(field: &At<'_>, model: &ModelText) -> Result<Vec<u32>, ApiError> {
-    let known = 0..=model.n_vocab.saturating_sub(1);
-    let ids = field.items().into_iter();
-    ids.map(|id| Ok(id.whole_in(known.clone())? as u32))
-        .collect()
 }
 
 /// The tokens of `inputs`.
