@@ -38,7 +38,7 @@ fn testdata(folder: &str) -> PathBuf {
 
 /// The adapter in this folder of test data.
 fn adapter(folder: &str) -> AdapterFiles {
-    let files = LocalFolder::new(&testdata(folder));
+    let files = LocalFolder::new(testdata(folder));
     open_adapter(folder, &files, None).unwrap()
 }
 

@@ -469,14 +469,12 @@ impl<B: Backend> Worker<B> {
     /// Forgets idle sequences, the least recently used first, until the rest has room.
     fn forget(&mut self) {
         // Nobody can ask for those of adapters that are gone.
-        if self.idle.iter().any(|idle| idle.of.adapter.is_some()) {
-            let models = self.models.iter();
-            let named: Vec<Vec<usize>> = models.map(|model| model.adapters.keep_named()).collect();
-            self.idle.retain(|Idle { of, .. }| {
-                let is_named = |id: usize| named[of.model].contains(&id);
-                of.adapter.is_none_or(is_named)
-            });
-        }
+        let models = self.models.iter();
+        let named: Vec<Vec<usize>> = models.map(|model| model.adapters.keep_named()).collect();
+        self.idle.retain(|Idle { of, .. }| {
+            let is_named = |id: usize| named[of.model].contains(&id);
+            of.adapter.is_none_or(is_named)
+        });
         let bytes = |model: usize, len| (self.models[model].cache_bytes)(len);
         let idle: u64 = (self.idle.iter())
             .map(|idle| bytes(idle.of.model, idle.sequence.len()))
