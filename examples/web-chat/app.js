@@ -2,6 +2,7 @@
 import { $, announce, bytes, copy, count, h, icon, iconButton, sentence } from './dom.js'
 import { render } from './markdown.js'
 import * as picker from './picker.js'
+import { served } from './server.js'
 import { Sterna } from './sterna.js'
 import * as store from './store.js'
 
@@ -19,6 +20,8 @@ const BEGINNINGS = ['Once upon a time', 'The little bird wanted to see the sea.'
 
 /** @type {Model | undefined} */
 let model
+/** The server of this page answers, not this tab. */
+let isServer = false
 /** @type {Chat | undefined} of the conversation that is shown */
 let chat
 /** @type {Generation | undefined} */
@@ -288,17 +291,18 @@ async function welcome() {
   if (model) {
     const base = !model.info.hasTemplate
     return box.replaceChildren(h('h2', {}, base ? 'Begin a text' : 'Ask something'),
-      h('p', { class: 'soft' }, base ? `${model.info.name} goes on with what you write; it isn't made for answering questions.` : `${model.info.name} answers in this tab. Nothing that you write leaves it.`),
+      h('p', { class: 'soft' }, base ? `${model.info.name} goes on with what you write; it isn't made for answering questions.` : isServer ? `${model.info.name} answers on the server of this page, which reads what you write.` : `${model.info.name} answers in this tab. Nothing that you write leaves it.`),
       h('div', { class: 'suggestions' }, ...(base ? BEGINNINGS : SUGGESTIONS).map(text => h('button', { type: 'button', onclick: () => { if (!running) { ask(text); $('input').focus() } } }, text))))
   }
   box.replaceChildren(h('h2', {}, 'A language model in this tab'),
     h('p', { class: 'soft' }, 'It is downloaded once, then runs on this device, also without a network. Nothing that you write leaves it.'))
   const place = box.appendChild(h('div', { class: 'suggestions' }))
   const other = h('button', { type: 'button', onclick: () => picker.open() }, 'Choose a model')
-  const [offer] = await picker.offers
+  const [[offer], [first]] = await Promise.all([picker.offers, served])
+  const asking = first && h('button', { type: 'button', class: !offer && 'primary', onclick: () => void picker.ask(first.id) }, `Ask ${first.id} on this server`)
   if (!offer) {
-    other.className = 'primary'
-    return place.replaceChildren(other)
+    if (!asking) other.className = 'primary'
+    return place.replaceChildren(...asking ? [asking] : [], other)
   }
   const choice = { source: offer.address, name: offer.name }
   const plan = await Sterna.plan(offer.address).catch(() => undefined)
@@ -309,7 +313,7 @@ async function welcome() {
     // A small one is here before a dialog could be read.
     setTimeout(() => { if (!model && !$('picker').open) void picker.open() }, 500)
   }
-  place.replaceChildren(h('div', { class: 'offer' }, h('h3', {}, offer.name), plan && picker.needs(plan), h('button', { type: 'button', class: 'primary', onclick: begin }, plan?.missingBytes ? 'Download and start' : 'Start')), other)
+  place.replaceChildren(h('div', { class: 'offer' }, h('h3', {}, offer.name), plan && picker.needs(plan), h('button', { type: 'button', class: 'primary', onclick: begin }, plan?.missingBytes ? 'Download and start' : 'Start')), ...asking ? [asking] : [], other)
 }
 
 /** Which processor computes, and why. */
@@ -318,9 +322,11 @@ function backend() {
   if (!model) return
   const { info } = model
   const cpu = info.backend === 'cpu'
-  const label = cpu ? 'CPU' : 'GPU'
+  const label = isServer ? 'Server' : cpu ? 'CPU' : 'GPU'
   $('backend').replaceChildren(icon('chip'), h('span', {}, label), h('span', { class: 'sr-only' }, ', about the model'))
   const row = (/** @type {string} */ name, /** @type {string | undefined} */ value) => value ? [h('dt', {}, name), h('dd', {}, value)] : []
+  if (isServer) return $('facts').replaceChildren(h('h2', {}, info.name), h('dl', {},
+    ...row('Computes on', 'the server of this page'), ...row('Context', info.contextLength ? `${count(info.contextLength)} tokens` : undefined)))
   $('facts').replaceChildren(h('h2', {}, info.name), h('dl', {},
     ...row('Computes on', cpu ? `CPU, ${info.threads} ${info.threads === 1 ? 'thread' : 'threads'}` : `GPU${info.adapter ? `: ${info.adapter}` : ''}`),
     ...row('Why not the GPU', info.backendReason && `${info.backendReason.message} (${info.backendReason.code})`),
@@ -352,6 +358,7 @@ Object.assign(picker.hooks, {
   },
   loaded: (/** @type {Model} */ loaded, /** @type {import('./picker.js').Choice} */ choice) => {
     model = loaded
+    isServer = choice.isServer === true
     $('model-name').textContent = choice.name
     backend()
     void welcome()

@@ -1,5 +1,6 @@
 // The dialog where a model is chosen, its needs are shown, and it is downloaded, started and deleted.
 import { $, announce, bytes, duration, h, iconButton, sentence } from './dom.js'
+import { served, serverModel } from './server.js'
 import { Sterna } from './sterna.js'
 
 /**
@@ -7,7 +8,7 @@ import { Sterna } from './sterna.js'
  * @typedef {import('../../packages/sterna/dist/index.js').Plan} Plan
  * @typedef {import('../../packages/sterna/dist/index.js').Progress} Progress
  * @typedef {import('../../packages/sterna/dist/index.js').Notice} Notice
- * @typedef {{ source: string | File[], name: string, file?: string }} Choice
+ * @typedef {{ source: string | File[], name: string, file?: string, isServer?: boolean }} Choice
  * @typedef {'planning' | 'planned' | 'loading' | 'paused' | 'failed'} Step
  * @typedef {Choice & { step: Step, backend: 'auto' | 'cpu' | 'gpu', plan?: Plan, progress?: Progress, error?: unknown, abort: AbortController }} Job
  * @typedef {{ name: string, address: string, size?: number }} Offer
@@ -50,11 +51,27 @@ export const offers = fetch('/models.json')
   .then(async response => response.ok ? (await response.json()).map((/** @type {Offer} */ offer) => ({ ...offer, address: new URL(offer.address, response.url).href })) : [])
   .catch(() => [])
 
-/** Starts the model that was used last, if all of it is here. @returns {Promise<boolean>} */
+/** Uses the model that the server of this page calls `name`, if there is one. @param {string} name @returns {Promise<boolean>} */
+export async function ask(name) {
+  const model = (await served).find(({ id }) => id === name)
+  if (!model) return false
+  await drop()
+  await hooks.release()
+  inUse = { source: name, name, isServer: true }
+  remember(inUse)
+  hooks.loaded(serverModel(model), inUse)
+  hooks.changed(undefined)
+  announce(`${name} is ready`)
+  if ($('picker').open) $('picker').close()
+  return true
+}
+
+/** Starts the model that was used last, if all of it is here, or on this server. @returns {Promise<boolean>} */
 export async function startLast() {
   try {
     const last = JSON.parse(localStorage.getItem(LAST) ?? 'null')
     if (!last) return false
+    if (last.isServer) return await ask(last.name)
     const list = await Sterna.models.list()
     if (!list.some(({ source, complete }) => complete && source === last.source)) return false
     await start(last)
@@ -144,7 +161,7 @@ const percent = () => job?.progress ? `${Math.floor(share() * 100)} %` : ''
 function figures() {
   if (!job?.progress) return 'Starting'
   const { phase, doneBytes, totalBytes, bytesPerSecond } = job.progress
-  const said = { waiting: 'Another tab downloads it: ', download: '', load: 'Loading into memory: ' }[phase]
+  const said = { waiting: 'Another tab downloads it: ', download: '', convert: 'Converting: ', load: 'Loading into memory: ' }[phase]
   const left = bytesPerSecond && phase !== 'load' ? `, ${bytes(bytesPerSecond)}/s, ${duration((totalBytes - doneBytes) / bytesPerSecond)} left` : ''
   return `${said}${bytes(doneBytes)} of ${bytes(totalBytes)}${job.step === 'loading' ? left : ''}`
 }
@@ -199,11 +216,14 @@ const refusal = ({ missingBytes, freeBytes, memoryBytes }) => freeBytes !== unde
 
 /** Lists the server's models and those that are stored. */
 async function refresh() {
-  const [served, list, usage] = await Promise.all([offers, Sterna.models.list().catch(() => []), Sterna.models.usage().catch(() => undefined)])
+  const [answering, offered, list, usage] = await Promise.all([served, offers, Sterna.models.list().catch(() => []), Sterna.models.usage().catch(() => undefined)])
   const row = (/** @type {string} */ name, /** @type {string} */ facts, /** @type {Node[]} */ ...buttons) => h('li', {}, h('div', {}, h('strong', {}, name), h('span', { class: 'soft' }, facts)), ...buttons)
   const button = (/** @type {string} */ label, /** @type {string} */ name, /** @type {() => void} */ onclick) => h('button', { type: 'button', 'aria-label': `${label} ${name}`, onclick }, label)
-  $('offers').hidden = !served.length
-  $('offers').querySelector('ul').replaceChildren(...served.map(({ name, address, size }) =>
+  $('served').hidden = !answering.length
+  $('served').querySelector('ul').replaceChildren(...answering.map(({ id }) =>
+    row(id, inUse?.isServer && inUse.name === id ? 'in use' : '', button('Ask', id, () => void ask(id)))))
+  $('offers').hidden = !offered.length
+  $('offers').querySelector('ul').replaceChildren(...offered.map(({ name, address, size }) =>
     row(name, [size ? bytes(size) : '', inUse?.source === address ? 'in use' : ''].filter(Boolean).join(', '), button('Choose', name, () => look({ source: address, name })))))
   $('stored').hidden = !list.length
   $('stored').querySelector('ul').replaceChildren(...list.sort((a, b) => b.usedAt - a.usedAt).map(model => {

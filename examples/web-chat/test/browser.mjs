@@ -13,12 +13,14 @@ const types = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript', '
 // With STERNA_DIST, the folder of the built package, and STERNA_MODEL, a GGUF file of a small model: the real ones.
 const { STERNA_DIST: dist, STERNA_MODEL: modelFile } = process.env
 
-/** Without the headers of isolation, as a plain host. `site.models` is what /models.json says. */
+/** Without the headers of isolation, as a plain host. `site.models` is what /models.json says, `site.answers` has the
+ * answers of models that the server computes, by their names. */
 export async function serve(port = 0) {
-  const site = { models: undefined, port, open, close }
+  const site = { models: undefined, answers: undefined, asked: [], port, open, close }
   let server
   function open() {
-    server = createServer(({ url, method, headers }, response) => {
+    server = createServer((request, response) => {
+      const { url, method, headers } = request
       response.setHeader('Access-Control-Allow-Origin', '*')
       response.setHeader('Access-Control-Allow-Headers', '*')
       response.setHeader('Access-Control-Expose-Headers', 'Accept-Ranges, Content-Length, Content-Range, ETag')
@@ -27,6 +29,7 @@ export async function serve(port = 0) {
       const path = join(examples, folders[top] ?? 'none', rest.join('/') || 'index.html')
       const send = (type, body) => response.writeHead(200, { 'Content-Type': type, 'Cache-Control': 'no-store' }).end(body)
       if (top === 'models.json' && site.models) send('application/json', JSON.stringify(site.models))
+      else if (top === 'v1' && site.answers) void answer(request, rest.join('/'), response)
       else if (folders[top] && rest[0] === 'sterna.js') send('text/javascript', `export { Sterna } from './sterna/index.js'`)
       // Inside the folder of each, since a service worker brings only the Workers whose scripts are in its scope.
       else if (folders[top] && rest[0] === 'sterna') {
@@ -39,6 +42,27 @@ export async function serve(port = 0) {
       else response.writeHead(404).end()
     })
     return new Promise(resolve => server.listen(site.port, '127.0.0.1', () => resolve(site.port = server.address().port)))
+  }
+  /** The API, in as much of it as the page uses. */
+  async function answer(request, path, response) {
+    if (path === 'models') return response.end(JSON.stringify({ data: Object.keys(site.answers).map(id => ({ id, max_model_len: 4096 })) }))
+    let body = ''
+    for await (const piece of request) body += piece
+    const asked = JSON.parse(body)
+    site.asked.push(asked)
+    const text = site.answers[asked.model]
+    if (!text) return response.writeHead(404).end()
+    response.writeHead(200, { 'Content-Type': 'text/event-stream' })
+    const send = chunk => response.write(`data: ${JSON.stringify(chunk)}\n\n`)
+    const words = text.match(/\s*\S+/g)
+    for (const content of words) {
+      if (response.destroyed) return
+      send({ choices: [{ index: 0, delta: { content }, finish_reason: null }] })
+      await new Promise(resolve => setTimeout(resolve, site.pace ?? 2))
+    }
+    send({ choices: [{ index: 0, delta: {}, finish_reason: 'stop' }] })
+    send({ choices: [], usage: { completion_tokens: words.length } })
+    response.end('data: [DONE]\n\n')
   }
   function close() {
     server.closeAllConnections()

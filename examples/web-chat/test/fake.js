@@ -87,7 +87,24 @@ function makeModel(source, name) {
   }
 }
 
+/** The chunks that a server streams. */
+async function* chunksOf(response) {
+  let text = ''
+  for await (const piece of response.body.pipeThrough(new TextDecoderStream())) {
+    const lines = (text + piece).split('\n')
+    text = lines.pop()
+    for (const line of lines) if (line.startsWith('data: {')) yield JSON.parse(line.slice(6))
+  }
+}
+
 export const Sterna = {
+  openai: address => ({ chat: { completions: {
+    async create(request, { signal }) {
+      const response = await fetch(`${address}/v1/chat/completions`, { method: 'POST', body: JSON.stringify(request), signal })
+      if (!response.ok) throw new FakeError('server', `HTTP ${response.status}`)
+      return chunksOf(response)
+    },
+  } } }),
   async plan(source) {
     await wait(80)
     if (/missing/.test(String(source))) throw new FakeError('not_found', `${source}: HTTP 404`)

@@ -110,6 +110,42 @@ async function begin(page) {
   await page.context().close()
 }
 
+// A model that the server of the page answers for, by its API: asked, stopped, asked again, kept over a reload.
+{
+  site.answers = { 'tiny:red': 'The server says that foxes are red.', other: 'No.' }
+  const page = await open({ models: false })
+  await page.getByRole('button', { name: 'Ask tiny:red on this server' }).click()
+  await page.getByText('answers on the server of this page').waitFor()
+  await look(page, 'server-ready')
+  assert.match(await page.locator('#backend').textContent(), /Server/)
+  assert.match(await page.locator('#facts').textContent(), /the server of this page.*4,?096 tokens/s)
+  await page.getByLabel('Message').fill('Which colour?')
+  await page.keyboard.press('Enter')
+  await answered(page)
+  await page.locator('#messages').getByText('foxes are red.').waitFor()
+  assert.match(await page.locator('.note').textContent(), /^7 tokens/)
+  site.pace = 100
+  await page.getByLabel('Message').fill('And cubs?')
+  await page.keyboard.press('Enter')
+  await page.waitForFunction(() => document.querySelectorAll('.assistant .body')[1]?.textContent.length > 6)
+  await page.keyboard.press('Escape')
+  await page.waitForFunction(() => /stopped/.test(document.querySelectorAll('.note')[1]?.textContent ?? ''))
+  site.pace = 2
+  await page.getByRole('button', { name: 'Answer again' }).last().click()
+  await page.waitForFunction(() => /^7 tokens/.test(document.querySelectorAll('.note')[1]?.textContent ?? ''))
+  const { model, messages, stream } = site.asked.at(-1)
+  assert.deepEqual({ model, stream, roles: messages.map(({ role }) => role) }, { model: 'tiny:red', stream: true, roles: ['user', 'assistant', 'user'] })
+  await page.reload()
+  await page.waitForFunction(() => document.querySelector('#model-name').textContent === 'tiny:red')
+  await page.locator('#model').click()
+  await page.getByText('Answered by this server').waitFor()
+  await look(page, 'server-picker')
+  await page.getByRole('button', { name: 'Ask other' }).click()
+  await page.waitForFunction(() => document.querySelector('#model-name').textContent === 'other')
+  await page.context().close()
+  site.answers = undefined
+}
+
 // Every view, in both themes and widths.
 for (const scheme of ['light', 'dark']) for (const [size, width, height] of [['desktop', 1280, 800], ['phone', 375, 740]]) {
   const at = `${size}-${scheme}`
