@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use sterna_kernels::{Exec, peak};
+use sterna_kernels::{Exec, Isa, peak};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 pub(crate) use self::bandwidth::{MemoryReaders, Pages, Reading, read_bandwidth, readable_bytes};
@@ -94,7 +94,10 @@ pub(crate) fn cpu_features() -> Vec<&'static str> {
         "neon" "dotprod" "i8mm" "fp16" "bf16" "sve" "sve2");
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let features: [(&str, bool); 0] = [];
-    features.into_iter().filter(|f| f.1).map(|f| f.0).collect()
+    let features = features.into_iter().filter(|f| f.1).map(|f| f.0);
+    // There is no stable macro for it, and the system has a say.
+    let amx = Isa::limited_to("amx").map(|_| "amx-int8");
+    features.chain(amx).collect()
 }
 
 /// Peak memory of this process in bytes; `None` where the system doesn't report it.
@@ -216,7 +219,7 @@ mod tests {
     #[test]
     fn rates_of_arithmetic_and_time_are_positive() {
         let watch = Stopwatch::start();
-        assert!(multiply_add_rate(&Exec::new(2, sterna_kernels::Isa::detect())) > 1e6);
+        assert!(multiply_add_rate(&Exec::new(2, Isa::detect())) > 1e6);
         let elapsed = watch.elapsed();
         assert!(elapsed.wall >= Duration::from_millis(40));
         assert!(

@@ -24,13 +24,12 @@ fn floats(n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// One and two threads with the best instruction set, and one with the portable one.
+/// One thread with every instruction set, and two with the best.
 fn execs() -> Vec<(String, Exec)> {
+    let one = |isa| (format!("{isa}/1"), Exec::new(1, isa));
+    let mut execs: Vec<_> = Isa::available().map(one).collect();
     let best = Isa::detect();
-    let mut execs = vec![("scalar/1".into(), Exec::new(1, Isa::SCALAR))];
-    for n in [1, 2] {
-        execs.push((format!("{best}/{n}"), Exec::new(n, best)));
-    }
+    execs.push((format!("{best}/2"), Exec::new(2, best)));
     execs
 }
 
@@ -44,7 +43,7 @@ fn ternary(c: &mut Criterion) {
         })
         .collect();
     let matrix = TernaryMatrix::new(N, K, 0.5, &codes).expect("the shape is right");
-    for m in [1, 4, 128] {
+    for m in [1, 4, 16, 128] {
         products(c, "ternary", Matrix::Ternary(matrix), codes.len(), m);
     }
 }
@@ -59,7 +58,7 @@ fn blocks(c: &mut Criterion) {
         }
         let matrix =
             BlockMatrix::new(dtype, N, K, Rounding::Blocks, &bytes).expect("the shape is right");
-        for m in [1, 4, 128] {
+        for m in [1, 4, 16, 128] {
             products(c, dtype.name(), Matrix::Blocks(matrix), bytes.len(), m);
         }
     }

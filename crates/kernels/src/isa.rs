@@ -24,6 +24,9 @@ pub(crate) enum Level {
     /// AVX-512 F, BW, DQ and VL with dot products of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// Products of byte matrices in tiles (AMX), which the system gave this process.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     /// The baseline of 64-bit Arm.
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -50,6 +53,8 @@ impl Level {
         Level::AvxVnni,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx,
         #[cfg(target_arch = "aarch64")]
         Level::Neon,
         #[cfg(target_arch = "aarch64")]
@@ -77,6 +82,8 @@ impl Level {
             Level::AvxVnni => "avxvnni",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => "amx",
             #[cfg(target_arch = "aarch64")]
             Level::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
@@ -96,17 +103,19 @@ impl Level {
         let avx2 = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("f16c")
             && is_x86_feature_detected!("fma");
+        let avx512 = || {
+            avx2 && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni")
+        };
         match self {
             Level::Baseline => true,
             Level::Avx2 => avx2,
             Level::AvxVnni => avx2 && is_x86_feature_detected!("avxvnni"),
-            Level::Avx512 => {
-                avx2 && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
+            Level::Avx512 => avx512(),
+            Level::Amx => avx512() && crate::amx::is_available(),
         }
     }
 
@@ -148,7 +157,7 @@ impl Isa {
             .map(Isa)
     }
 
-    /// The level called `name`, if this machine has it: `scalar`; `avx2`, `avxvnni`, `avx512`; `neon`,
+    /// The level called `name`, if this machine has it: `scalar`; `avx2`, `avxvnni`, `avx512`, `amx`; `neon`,
     /// `neondot`, `i8mm`; `simd128`, `relaxed`.
     pub fn limited_to(name: &str) -> Option<Isa> {
         Isa::available().find(|isa| isa.name() == name)
@@ -201,8 +210,10 @@ macro_rules! multiversion {
                         // SAFETY: these levels exist only where `Level::is_here` saw AVX2 and F16C.
                         return unsafe { avx2($($arg),*) };
                     }
-                    // SAFETY: this level exists only where `Level::is_here` saw these features.
-                    $crate::isa::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: these levels exist only where `Level::is_here` saw these features.
+                    $crate::isa::Level::Avx512 | $crate::isa::Level::Amx => {
+                        return unsafe { avx512($($arg),*) };
+                    }
                 }
             }
             let _ = isa;

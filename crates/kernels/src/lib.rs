@@ -27,6 +27,8 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod activation;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "aarch64")]
 mod arm;
 pub mod attention;

@@ -248,8 +248,10 @@ pub(super) fn attend(
             // SAFETY: these levels exist only where `Level::is_here` saw AVX2, FMA and F16C.
             return unsafe { attend_avx2(tile, span, pages, work, states) };
         }
-        // SAFETY: this level exists only where `Level::is_here` saw these features.
-        Level::Avx512 => return unsafe { attend_avx512(tile, span, pages, work, states) },
+        Level::Avx512 | Level::Amx => {
+            // SAFETY: these levels exist only where `Level::is_here` saw these features.
+            return unsafe { attend_avx512(tile, span, pages, work, states) };
+        }
         _ => {}
     }
     let _ = isa;

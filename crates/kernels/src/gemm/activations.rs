@@ -1,5 +1,6 @@
 //! Activations quantized to int8, in the three scalings that weights need.
 
+use super::panel;
 use crate::Exec;
 use crate::isa::multiversion;
 use crate::pool::SharedSlice;
@@ -45,17 +46,51 @@ pub(super) struct QuantizedRows {
 /// Rows in a tile.
 pub(super) const TILE: usize = 4;
 
-/// The quantized rows once more, interleaved by four, as kernels for several rows read them. Empty for a
-/// single row.
+/// Rows that are stored together in [`Order::Lines`].
+#[cfg(target_arch = "x86_64")]
+pub(super) const LINES: usize = 16;
+
+/// In which order [`Tiles`] have their values.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// `[tile][stride / 4][row][4]`: four columns of the four rows of a tile, then the next four columns.
+    #[default]
+    Quads,
+    /// `[m / LINES][stride / 64][LINES][64]`: 64 columns of sixteen rows, then the next 64 columns. Past the rows of the
+    /// last tile values are arbitrary.
+    #[cfg(target_arch = "x86_64")]
+    Lines,
+}
+
+/// Values in a cache line: four columns of four rows four times, or 64 columns of one row.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([i8; 64]);
+
+impl Line {
+    /// The same values, sixteen at a time.
+    fn quads(lines: &[Line]) -> &[[[i8; 4]; TILE]] {
+        // SAFETY: a line is 64 values and nothing else.
+        unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), 4 * lines.len()) }
+    }
+
+    /// As [`Line::quads`].
+    fn quads_mut(lines: &mut [Line]) -> &mut [[[i8; 4]; TILE]] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), 4 * lines.len()) }
+    }
+}
+
+/// The quantized rows once more, interleaved as kernels for several rows read them. Empty for a single row.
 ///
 /// Rows are padded with zeros to whole tiles.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Tiles {
+    order: Order,
     n_tiles: usize,
     stride: usize,
     n_scales: usize,
-    /// `[tile][stride / 4][row][4]`.
-    q: Vec<[[i8; 4]; TILE]>,
+    q: Vec<Line>,
     /// Sums of two times [`SUM_LEN`] values, `[tile][stride / 32][row][2]`.
     pairs: Vec<[[i16; 2]; TILE]>,
     /// `[tile][scales of a row][row]`.
@@ -73,10 +108,25 @@ impl Tiles {
         self.stride
     }
 
-    /// Groups of four columns of the four rows of a tile, followed by those of later tiles. Panics if there
-    /// is no such tile.
+    pub(super) fn order(&self) -> Order {
+        self.order
+    }
+
+    /// In [`Order::Quads`], groups of four columns of the four rows of a tile, followed by those of later tiles. Panics
+    /// if there is no such tile.
     pub(super) fn q(&self, tile: usize) -> &[[[i8; 4]; TILE]] {
-        &self.q[tile * self.stride / 4..]
+        debug_assert_eq!(self.order, Order::Quads);
+        &Line::quads(&self.q)[tile * self.stride / 4..]
+    }
+
+    /// In [`Order::Lines`], the 64 columns from `start` on, a multiple of 64, of the [`LINES`] rows from `t` on, a multiple
+    /// of that, followed by those of the next columns and rows. Panics if there is no such row or column.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn lines(&self, t: usize, start: usize) -> &[[i8; 64]] {
+        debug_assert_eq!(self.order, Order::Lines);
+        let columns = &self.q[t * self.stride / 64..][start / 64 * LINES..];
+        // SAFETY: a line is 64 values and nothing else.
+        unsafe { std::slice::from_raw_parts(columns.as_ptr().cast(), columns.len()) }
     }
 
     /// Sums of two times 16 columns from column `start` on, a multiple of 32. Panics if there is no
@@ -132,10 +182,16 @@ impl QuantizedRows {
         self.sums.resize(m * stride / SUM_LEN, 0);
         self.row_sums.clear();
         self.row_sums.resize(m, 0);
+        let order = panel::order(exec.isa, m);
         let tiled = if m > 1 { m.div_ceil(TILE) } else { 0 };
-        self.tiles.n_tiles = tiled;
+        let n_rows = match order {
+            Order::Quads => tiled * TILE,
+            #[cfg(target_arch = "x86_64")]
+            Order::Lines => m.next_multiple_of(LINES),
+        };
+        (self.tiles.order, self.tiles.n_tiles) = (order, tiled);
         (self.tiles.stride, self.tiles.n_scales) = (stride, n_scales);
-        self.tiles.q.resize(tiled * stride / 4, [[0; 4]; TILE]);
+        self.tiles.q.resize(n_rows * stride / 64, Line([0; 64]));
         self.tiles.pairs.resize(tiled * stride / 32, [[0; 2]; TILE]);
         self.tiles.scales.resize(tiled * n_scales, [0.0; TILE]);
         let tile_q = SharedSlice::new(&mut self.tiles.q);
@@ -164,7 +220,23 @@ impl QuantizedRows {
                 let all = |len: usize| rows.start * len..rows.end * len;
                 // SAFETY: each tile belongs to one task, and so do its rows, which are done.
                 unsafe {
-                    side_by_side(q.range_mut(all(stride)), tile_q.range_mut(part(stride / 4)));
+                    let q = q.range_mut(all(stride));
+                    match order {
+                        Order::Quads => {
+                            let lines = tile_q.range_mut(part(stride / 16));
+                            side_by_side(q, Line::quads_mut(lines));
+                        }
+                        #[cfg(target_arch = "x86_64")]
+                        Order::Lines => {
+                            for (t, row) in rows.clone().zip(q.chunks_exact(stride.max(1))) {
+                                let first = t / LINES * LINES * (stride / 64) + t % LINES;
+                                for (i, values) in row.as_chunks().0.iter().enumerate() {
+                                    let at = first + i * LINES;
+                                    tile_q.range_mut(at..at + 1)[0].0 = *values;
+                                }
+                            }
+                        }
+                    }
                     side_by_side(
                         sums.range_mut(all(stride / SUM_LEN)),
                         tile_pairs.range_mut(part(stride / 32)),

@@ -102,7 +102,7 @@ fn kernel(isa: Isa) -> &'static Kernel {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 | Level::AvxVnni => &avx2::KERNEL,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => &avx512::KERNEL,
+        Level::Avx512 | Level::Amx => &avx512::KERNEL,
         #[cfg(target_arch = "aarch64")]
         Level::Neon | Level::NeonDot | Level::I8mm => &neon::KERNEL,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

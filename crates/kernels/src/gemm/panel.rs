@@ -8,6 +8,8 @@
 //!
 //! The activations are stored in the order in which kernels read them: [`Tiles`].
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod kernels;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
@@ -29,10 +31,12 @@ mod x86;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::activations::{QuantizedRows, Tiles};
+use super::activations::{Order, QuantizedRows, Tiles};
 use super::ternary::TernaryMatrix;
 use super::{BlockMatrix, Columns};
 use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
 use crate::quant::integers::SUPER_LEN;
 
 /// Rows of weights in a panel.
@@ -86,12 +90,37 @@ thread_local! {
     }));
 }
 
+/// The products of a panel with every activation row.
+struct Kernel<T> {
+    /// What has to be done before the first panel and after the last, in the same thread.
+    ///
+    /// Safety: as [`Products`].
+    begin: unsafe fn(),
+    end: unsafe fn(),
+    add: Products<T>,
+}
+
 /// Adds the products of the columns `columns` of a panel to the sums of every activation row.
 ///
 /// # Safety
-/// The machine has the instruction set that the kernel was asked for. The sums are as many as the
+/// The machine has the instruction set that the kernel was asked for, and `x` the order. The sums are as many as the
 /// rows of `x`, which has these columns.
-type Kernel<T> = unsafe fn(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [Lanes<T>]);
+type Products<T> =
+    unsafe fn(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [Lanes<T>]);
+
+/// Fewer activation rows than half a tile of AMX are multiplied by other instructions.
+#[cfg(target_arch = "x86_64")]
+const MIN_LINES: usize = super::activations::LINES / 2;
+
+/// The order in which kernels of `isa` read `m` rows of activations.
+pub(super) fn order(isa: Isa, m: usize) -> Order {
+    #[cfg(target_arch = "x86_64")]
+    if isa.level() == Level::Amx && m >= MIN_LINES {
+        return Order::Lines;
+    }
+    let _ = (isa, m);
+    Order::Quads
+}
 
 /// Panels whose results are written together: a cache line for each panel and activation row, which are a row
 /// of the output apart, so that several adjacent ones save address translations.
@@ -105,10 +134,12 @@ pub(super) fn multiply_ternary(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    let kernel = kernels::ternary(isa);
+    let kernel = kernels::ternary(isa, x.tiles().order());
     let unpack = unpack::ternary(isa, w.packing());
     let k = w.padded_k();
     let bytes = |columns: &Range<usize>| w.packing().bytes(columns);
+    // SAFETY: it was picked by `isa`, which this machine has been seen to offer.
+    unsafe { (kernel.begin)() };
     SCRATCH.with_borrow_mut(|scratch| {
         let Scratch {
             panel, integers, ..
@@ -127,7 +158,7 @@ pub(super) fn multiply_ternary(
                     // rows and activations are padded alike.
                     unsafe {
                         unpack(&codes, columns.clone(), panel);
-                        kernel(panel, x.tiles(), columns, sums);
+                        (kernel.add)(panel, x.tiles(), columns, sums);
                     }
                 }
             }
@@ -145,6 +176,8 @@ pub(super) fn multiply_ternary(
             }
         }
     });
+    // SAFETY: as above.
+    unsafe { (kernel.end)() };
 }
 
 /// As [`super::integer::multiply`], for types that have a scaling there.
@@ -155,10 +188,13 @@ pub(super) fn multiply_blocks(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    let kernel = kernels::blocks(isa, w.dtype()).expect("every type with a scaling has a kernel");
+    let kernel = kernels::blocks(isa, x.tiles().order(), w.dtype())
+        .expect("every type with a scaling has a kernel");
     let k = w.k();
     let (len, size) = (w.dtype().block_len(), w.dtype().block_bytes());
     let bytes = |columns: &Range<usize>| columns.start / len * size..columns.end / len * size;
+    // SAFETY: it was picked by `isa`, which this machine has been seen to offer.
+    unsafe { (kernel.begin)() };
     SCRATCH.with_borrow_mut(|scratch| {
         let Scratch { panel, floats, .. } = &mut **scratch;
         for panels in rows.clone().step_by(PANELS * ROWS) {
@@ -177,7 +213,7 @@ pub(super) fn multiply_blocks(
                     unpack::blocks(isa, w.dtype(), &blocks, bytes(&columns), panel);
                     // SAFETY: it was picked by `isa`, which this machine has been seen to offer;
                     // activations have the columns of the weights.
-                    unsafe { kernel(panel, x.tiles(), columns, sums) };
+                    unsafe { (kernel.add)(panel, x.tiles(), columns, sums) };
                 }
             }
             for t in 0..x.m() {
@@ -190,6 +226,8 @@ pub(super) fn multiply_blocks(
             }
         }
     });
+    // SAFETY: as above.
+    unsafe { (kernel.end)() };
 }
 
 /// The rows of a panel from `first` on; past `rows` the last is repeated, and its sums are ignored.

@@ -251,7 +251,7 @@ fn kernel(isa: Isa, packing: TernaryPacking) -> Dots {
             #[cfg(target_arch = "x86_64")]
             Level::AvxVnni => super::ternary_x86::dots_avxvnni::<P>,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => super::ternary_x86::dots_avx512::<P>,
+            Level::Avx512 | Level::Amx => super::ternary_x86::dots_avx512::<P>,
             #[cfg(target_arch = "aarch64")]
             Level::Neon => super::ternary_neon::dots::<P>,
             #[cfg(target_arch = "aarch64")]

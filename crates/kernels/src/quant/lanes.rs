@@ -221,8 +221,10 @@ mod tests {
                         results(unsafe { Avx2::new() }, &special, &other)
                     }
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: this level has AVX-512.
-                    Level::Avx512 => results(unsafe { Avx512::new() }, &special, &other),
+                    // SAFETY: these levels have AVX-512.
+                    Level::Avx512 | Level::Amx => {
+                        results(unsafe { Avx512::new() }, &special, &other)
+                    }
                     _ => results(Portable, &special, &other),
                 };
                 assert_eq!(got, want, "{isa}");

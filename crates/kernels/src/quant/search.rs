@@ -39,8 +39,8 @@ pub(super) fn search(
                 // SAFETY: these levels exist only where `Level::is_here` saw AVX2 and F16C.
                 return unsafe { avx2(dtype, values, out) };
             }
-            // SAFETY: this level exists only where `Level::is_here` saw these features.
-            Level::Avx512 => return unsafe { avx512(dtype, values, out) },
+            // SAFETY: these levels exist only where `Level::is_here` saw these features.
+            Level::Avx512 | Level::Amx => return unsafe { avx512(dtype, values, out) },
         }
     }
     let _ = isa;

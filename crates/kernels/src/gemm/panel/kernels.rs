@@ -6,8 +6,8 @@ use sterna_format::DType;
 
 use super::lanes::{Acts, Lanes};
 use super::portable::Portable;
-use super::{Kernel, Lanes as Array, Panel, ROWS};
-use crate::gemm::activations::{TILE, Tiles};
+use super::{Kernel, Lanes as Array, Panel, Products, ROWS};
+use crate::gemm::activations::{Order, TILE, Tiles};
 use crate::isa::{Isa, Level};
 use crate::quant::integers::SUPER_LEN;
 
@@ -16,10 +16,14 @@ trait Family {
     /// What is accumulated from panel to panel.
     type Sum;
 
+    /// The kernel for activations in [`Order::Lines`].
+    #[cfg(target_arch = "x86_64")]
+    const AMX: Kernel<Self::Sum>;
+
     /// Adds the products of a panel and `T` activation rows, whole tiles from `tile` on.
     ///
     /// # Safety
-    /// As [`Kernel`]; `sums` are those of the `T` rows.
+    /// As [`Products`]; `sums` are those of the `T` rows.
     unsafe fn add<S: Lanes, const T: usize>(
         panel: &Panel,
         x: &Tiles,
@@ -32,7 +36,7 @@ trait Family {
 /// Takes as many rows at a time as there are registers for the sums, `T`, and then the rest.
 ///
 /// # Safety
-/// As [`Kernel`].
+/// As [`Products`].
 #[inline(always)]
 unsafe fn all<F: Family, S: Lanes, const T: usize>(
     panel: &Panel,
@@ -63,7 +67,23 @@ unsafe fn all<F: Family, S: Lanes, const T: usize>(
     }
 }
 
-fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
+fn kernel<F: Family>(isa: Isa, order: Order) -> Kernel<F::Sum> {
+    match order {
+        Order::Quads => Kernel {
+            begin: nothing,
+            end: nothing,
+            add: products::<F>(isa),
+        },
+        #[cfg(target_arch = "x86_64")]
+        Order::Lines => F::AMX,
+    }
+}
+
+/// # Safety
+/// Always safe.
+unsafe fn nothing() {}
+
+fn products<F: Family>(isa: Isa) -> Products<F::Sum> {
     #[cfg(target_arch = "aarch64")]
     use super::neon::{Neon, NeonDot};
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -74,14 +94,14 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
     use super::x86::{Avx2, Avx512, AvxVnni};
 
     /// # Safety
-    /// As [`Kernel`].
+    /// As [`Products`].
     unsafe fn portable<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
         // SAFETY: the caller's promise.
         unsafe { all::<F, Portable, 4>(p, x, c, s) }
     }
 
     /// # Safety
-    /// As [`Kernel`].
+    /// As [`Products`].
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     unsafe fn avx2<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
@@ -90,7 +110,7 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
     }
 
     /// # Safety
-    /// As [`Kernel`].
+    /// As [`Products`].
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,avxvnni")]
     unsafe fn avxvnni<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
@@ -99,7 +119,7 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
     }
 
     /// # Safety
-    /// As [`Kernel`].
+    /// As [`Products`].
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
     unsafe fn avx512<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
@@ -108,7 +128,7 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
     }
 
     /// # Safety
-    /// As [`Kernel`].
+    /// As [`Products`].
     #[cfg(target_arch = "aarch64")]
     unsafe fn neon<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
         // SAFETY: the caller's promise.
@@ -116,7 +136,7 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
     }
 
     /// # Safety
-    /// As [`Kernel`].
+    /// As [`Products`].
     #[cfg(target_arch = "aarch64")]
     #[target_feature(enable = "dotprod")]
     unsafe fn neon_dot<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
@@ -125,7 +145,7 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
     }
 
     /// # Safety
-    /// As [`Kernel`].
+    /// As [`Products`].
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     unsafe fn simd128<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
         // SAFETY: the caller's promise.
@@ -133,7 +153,7 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
     }
 
     /// # Safety
-    /// As [`Kernel`].
+    /// As [`Products`].
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
     unsafe fn relaxed<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
         // SAFETY: the caller's promise.
@@ -146,7 +166,7 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
         #[cfg(target_arch = "x86_64")]
         Level::AvxVnni => avxvnni::<F>,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => avx512::<F>,
+        Level::Avx512 | Level::Amx => avx512::<F>,
         #[cfg(target_arch = "aarch64")]
         Level::Neon => neon::<F>,
         #[cfg(target_arch = "aarch64")]
@@ -160,23 +180,23 @@ fn kernel<F: Family>(isa: Isa) -> Kernel<F::Sum> {
 }
 
 /// The kernel for codes that are trits plus one.
-pub(super) fn ternary(isa: Isa) -> Kernel<i32> {
-    kernel::<Ternary>(isa)
+pub(super) fn ternary(isa: Isa, order: Order) -> Kernel<i32> {
+    kernel::<Ternary>(isa, order)
 }
 
 /// The kernel for blocks of integers; `None` if `dtype` has none.
-pub(super) fn blocks(isa: Isa, dtype: DType) -> Option<Kernel<f32>> {
+pub(super) fn blocks(isa: Isa, order: Order, dtype: DType) -> Option<Kernel<f32>> {
     Some(match dtype {
-        DType::Q2_K => kernel::<Super<3, 4, 0>>(isa),
-        DType::Q3_K => kernel::<Super<7, 4, 2>>(isa),
-        DType::Q4_K => kernel::<Super<15, 8, 0>>(isa),
-        DType::Q5_K => kernel::<Super<31, 8, 0>>(isa),
-        DType::Q6_K => kernel::<Super<63, 4, 5>>(isa),
-        DType::Q4_0 => kernel::<Small<15, 8>>(isa),
-        DType::Q5_0 => kernel::<Small<31, 16>>(isa),
-        DType::Q8_0 => kernel::<Small<255, 128>>(isa),
-        DType::Q1_0 => kernel::<Small<2, 1>>(isa),
-        DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => kernel::<Small<3, 1>>(isa),
+        DType::Q2_K => kernel::<Super<3, 4, 0>>(isa, order),
+        DType::Q3_K => kernel::<Super<7, 4, 2>>(isa, order),
+        DType::Q4_K => kernel::<Super<15, 8, 0>>(isa, order),
+        DType::Q5_K => kernel::<Super<31, 8, 0>>(isa, order),
+        DType::Q6_K => kernel::<Super<63, 4, 5>>(isa, order),
+        DType::Q4_0 => kernel::<Small<15, 8>>(isa, order),
+        DType::Q5_0 => kernel::<Small<31, 16>>(isa, order),
+        DType::Q8_0 => kernel::<Small<255, 128>>(isa, order),
+        DType::Q1_0 => kernel::<Small<2, 1>>(isa, order),
+        DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => kernel::<Small<3, 1>>(isa, order),
         _ => return None,
     })
 }
@@ -200,6 +220,9 @@ struct Ternary;
 
 impl Family for Ternary {
     type Sum = i32;
+
+    #[cfg(target_arch = "x86_64")]
+    const AMX: Kernel<i32> = super::amx::TERNARY;
 
     #[inline(always)]
     unsafe fn add<S: Lanes, const T: usize>(
@@ -232,6 +255,9 @@ struct Super<const MAX: usize, const QUADS: usize, const BIAS: u32>;
 impl<const MAX: usize, const QUADS: usize, const BIAS: u32> Family for Super<MAX, QUADS, BIAS> {
     type Sum = f32;
 
+    #[cfg(target_arch = "x86_64")]
+    const AMX: Kernel<f32> = super::amx::super_blocks::<MAX, QUADS, BIAS>();
+
     #[inline(always)]
     unsafe fn add<S: Lanes, const T: usize>(
         panel: &Panel,
@@ -253,25 +279,62 @@ impl<const MAX: usize, const QUADS: usize, const BIAS: u32> Family for Super<MAX
                     &panel.scales[sub * QUADS / 4],
                 );
             }
-            let (d, dmin) = (S::load_f(&panel.d[0]), S::load_f(&panel.dmin));
-            for (t, sum) in sums.into_iter().enumerate() {
-                let pairs = &x.pairs(tile + t / TILE, columns.start)[..panel.offsets.len()];
-                let mut offset = S::zero();
-                for (offsets, pairs) in panel.offsets.iter().zip(pairs) {
-                    offset = S::add_pairs(offset, offsets, pairs[t % TILE]);
+            if BIAS != 0 {
+                for (t, sum) in sums.iter_mut().enumerate() {
+                    let offset = offset::<S>(panel, x, tile, t, columns.start);
+                    *sum = S::sub_shifted::<BIAS>(*sum, offset);
                 }
-                let scales = x.scales(tile + t / TILE, columns.start / SUPER_LEN);
-                let dx = S::splat(scales[0][t % TILE]);
-                let scale = S::mul(d, dx);
-                let product = if BIAS == 0 {
-                    let product = S::mul(S::to_f(sum), scale);
-                    S::sub(product, S::mul(S::to_f(offset), S::mul(dmin, dx)))
-                } else {
-                    S::mul(S::to_f(S::sub_shifted::<BIAS>(sum, offset)), scale)
-                };
-                let out = out.add(t);
-                S::store_f(out, S::add(S::load_f(out), product));
             }
+            scale_super::<S, T>(BIAS == 0, panel, x, tile, columns.start, sums, out);
+        }
+    }
+}
+
+/// The sum of activations times what belongs to the codes' offsets, of row `t` from a tile on.
+///
+/// # Safety
+/// As [`Lanes`]; the rows and columns are there.
+#[inline(always)]
+unsafe fn offset<S: Lanes>(panel: &Panel, x: &Tiles, tile: usize, t: usize, start: usize) -> S::I {
+    let pairs = &x.pairs(tile + t / TILE, start)[..panel.offsets.len()];
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut offset = S::zero();
+        for (offsets, pairs) in panel.offsets.iter().zip(pairs) {
+            offset = S::add_pairs(offset, offsets, pairs[t % TILE]);
+        }
+        offset
+    }
+}
+
+/// Scales the sums of `T` rows over the block of 256 from column `start` on, and adds them to `out`; less the sums of
+/// minimums, if the type has them.
+///
+/// # Safety
+/// As [`Products`]; `out` are the sums of the `T` rows.
+#[inline(always)]
+pub(super) unsafe fn scale_super<S: Lanes, const T: usize>(
+    has_minimums: bool,
+    panel: &Panel,
+    x: &Tiles,
+    tile: usize,
+    start: usize,
+    sums: [S::I; T],
+    out: *mut Array<f32>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (d, dmin) = (S::load_f(&panel.d[0]), S::load_f(&panel.dmin));
+        for (t, sum) in sums.into_iter().enumerate() {
+            let scales = x.scales(tile + t / TILE, start / SUPER_LEN);
+            let dx = S::splat(scales[0][t % TILE]);
+            let mut product = S::mul(S::to_f(sum), S::mul(d, dx));
+            if has_minimums {
+                let offset = S::to_f(offset::<S>(panel, x, tile, t, start));
+                product = S::sub(product, S::mul(offset, S::mul(dmin, dx)));
+            }
+            let out = out.add(t);
+            S::store_f(out, S::add(S::load_f(out), product));
         }
     }
 }
@@ -281,6 +344,9 @@ struct Small<const MAX: usize, const BIAS: i16>;
 
 impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {
     type Sum = f32;
+
+    #[cfg(target_arch = "x86_64")]
+    const AMX: Kernel<f32> = super::amx::small_blocks::<BIAS>();
 
     #[inline(always)]
     unsafe fn add<S: Lanes, const T: usize>(

@@ -30,7 +30,7 @@ pub(super) fn ternary(isa: Isa, packing: TernaryPacking) -> UnpackTernary {
     fn packed<P: Packed>(isa: Isa) -> UnpackTernary {
         match isa.level() {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 | Level::AvxVnni | Level::Avx512 => unpack_x86::ternary::<P>,
+            Level::Avx2 | Level::AvxVnni | Level::Avx512 | Level::Amx => unpack_x86::ternary::<P>,
             Level::Baseline => ternary_portable::<P>,
             #[cfg(any(
                 target_arch = "aarch64",
@@ -80,7 +80,7 @@ pub(super) fn blocks(
     }
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::AvxVnni | Level::Avx512 => {
+        Level::Avx2 | Level::AvxVnni | Level::Avx512 | Level::Amx => {
             // SAFETY: these levels have AVX2 and F16C.
             if !unsafe { unpack_x86::blocks(dtype, &rows, panel) } {
                 blocks_portable(isa, dtype, &rows, panel);

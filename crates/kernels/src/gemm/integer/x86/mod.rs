@@ -20,7 +20,7 @@ pub(super) fn gemv(level: Level) -> Option<Gemv> {
         Level::Baseline => None,
         Level::Avx2 => Some(avx2),
         Level::AvxVnni => Some(avx_vnni),
-        Level::Avx512 => Some(avx512),
+        Level::Avx512 | Level::Amx => Some(avx512),
     }
 }
 
