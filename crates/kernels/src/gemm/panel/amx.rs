@@ -177,6 +177,9 @@ struct Aligned(Sums<i32>);
 /// The most digits that a scale has.
 const DIGITS: usize = 3;
 
+/// Tiles of activations that are multiplied before their sums are scaled.
+const TILES: usize = 4;
+
 /// Bits of a digit.
 const DIGIT_BITS: u32 = 3;
 
@@ -208,26 +211,36 @@ unsafe fn add_super<const MAX: usize, const QUADS: usize, const BIAS: u32>(
     let n_digits = const { n_digits(MAX, BIAS) };
     let mut codes = [const { MaybeUninit::<Codes>::uninit() }; DIGITS];
     scale_codes::<QUADS, BIAS>(panel, &mut codes[..n_digits]);
-    let mut products = [const { Aligned([[0; super::ROWS]; LINES]) }; DIGITS];
-    for (i, sums) in sums.chunks_mut(LINES).enumerate() {
-        let acts = x.lines(i * LINES, columns.start).as_ptr().cast();
-        let (codes, products_of) = (codes.as_ptr().cast(), products.as_mut_ptr());
-        // SAFETY: as above; a block of 256 is four tiles.
-        unsafe {
-            match (n_digits, BIAS) {
-                (1, 0) => multiply_one_unsigned(codes, acts, products_of),
-                (2, 0) => multiply_two_unsigned(codes, acts, products_of),
-                (2, _) => multiply_two(codes, acts, products_of),
-                _ => multiply_three(codes, acts, products_of),
+    for (i, sums) in sums.chunks_mut(TILES * LINES).enumerate() {
+        let first = i * TILES * (LINES / TILE);
+        let codes = codes.as_ptr().cast();
+        let mut products = MaybeUninit::<[Aligned; TILES * DIGITS]>::uninit();
+        let to = products.as_mut_ptr().cast::<Aligned>();
+        for t in 0..sums.len().div_ceil(LINES) {
+            let acts = x
+                .lines((i * TILES + t) * LINES, columns.start)
+                .as_ptr()
+                .cast();
+            // SAFETY: tiles have the shapes for 64 columns; a block of 256 is four tiles.
+            unsafe {
+                let to = to.add(t * DIGITS);
+                match (n_digits, BIAS, t % 2) {
+                    (1, 0, _) => multiply_one_unsigned(codes, acts, to),
+                    (2, 0, 0) => multiply_two_unsigned(codes, acts, to),
+                    (2, 0, _) => multiply_next_two_unsigned(codes, acts, to),
+                    (2, _, _) => multiply_two(codes, acts, to),
+                    _ => multiply_three(codes, acts, to),
+                }
             }
         }
         for (tile, sums) in sums.chunks_mut(TILE).enumerate() {
-            // SAFETY: this function's features; rows come in whole tiles of four.
+            // SAFETY: this function's features; rows come in whole tiles of four, and their products are there.
             unsafe {
                 let mut totals = [Avx512::zero(); TILE];
                 for (t, total) in totals.iter_mut().enumerate() {
-                    let product =
-                        |digit: usize| Avx512::load_i(&products[digit].0[tile * TILE + t]);
+                    let row = tile * TILE + t;
+                    let products = to.add(row / LINES * DIGITS);
+                    let product = |digit| Avx512::load_i(&(*products.add(digit)).0[row % LINES]);
                     *total = product(0);
                     if n_digits > 1 {
                         let scaled = _mm512_slli_epi32::<DIGIT_BITS>(product(1));
@@ -238,14 +251,13 @@ unsafe fn add_super<const MAX: usize, const QUADS: usize, const BIAS: u32>(
                         *total = _mm512_add_epi32(*total, scaled);
                     }
                 }
-                let first = i * (LINES / TILE) + tile;
-                let has_minimums = BIAS == 0;
-                let sums = sums.as_mut_ptr();
+                let (has_minimums, sums) = (BIAS == 0, sums.as_mut_ptr());
+                let tile = first + tile;
                 scale_super::<Avx512, TILE>(
                     has_minimums,
                     panel,
                     x,
-                    first,
+                    tile,
                     columns.start,
                     totals,
                     sums,
@@ -303,9 +315,10 @@ fn scale_codes<const QUADS: usize, const BIAS: u32>(
     }
 }
 
-/// The products of codes, `digits` times four tiles, with four tiles of activations: sums of each digit over all columns.
+/// The products of a tile of activations with codes, `digits` times four tiles: sums of each digit over all columns. Each
+/// digit has a register for its sums; those of a tile and the next differ where there are enough, so that neither waits.
 macro_rules! multiply {
-    ($(#[$meta:meta])* $name:ident, $dot:literal, $($digit:literal),*) => {
+    ($(#[$meta:meta])* $name:ident, $dot:literal, $acts:tt, $codes:tt, $($digit:literal: $sum:tt),*) => {
         $(#[$meta])*
         ///
         /// # Safety
@@ -314,24 +327,25 @@ macro_rules! multiply {
             // SAFETY: the caller's promise.
             unsafe {
                 asm!(
-                    $(concat!("tilezero tmm", $digit),)*
+                    $(concat!("tilezero ", $sum),)*
                     "2:",
-                    "tileloadd tmm4, [{acts} + {row}]",
+                    concat!("tileloadd ", $acts, ", [{acts} + {row}]"),
                     $(
-                        concat!("tileloadd tmm6, [{codes} + {row} + ", $digit, " * 4096]"),
-                        concat!($dot, " tmm", $digit, ", tmm4, tmm6"),
+                        concat!("tileloadd ", $codes, ", [{codes} + {row} + ", $digit, " * 4096]"),
+                        concat!($dot, " ", $sum, ", ", $acts, ", ", $codes),
                     )*
                     "add {acts}, 1024",
                     "add {codes}, 1024",
                     "dec {steps}",
                     "jnz 2b",
-                    $(concat!("tilestored [{sums} + {row} + ", $digit, " * 1024], tmm", $digit),)*
+                    $(concat!("tilestored [{sums} + {row} + ", $digit, " * 1024], ", $sum),)*
                     sums = in(reg) sums,
                     codes = inout(reg) codes => _,
                     acts = inout(reg) acts => _,
                     steps = inout(reg) SUPER_LEN * LINES / TILE_BYTES => _,
                     row = in(reg) amx::ROW_BYTES,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm4") _, out("tmm6") _,
+                    $(out($sum) _,)*
+                    out($acts) _, out($codes) _,
                     options(nostack),
                 );
             }
@@ -341,19 +355,23 @@ macro_rules! multiply {
 
 multiply!(
     /// One digit, unsigned codes.
-    multiply_one_unsigned, "tdpbsud", 0
+    multiply_one_unsigned, "tdpbsud", "tmm4", "tmm6", 0: "tmm0"
 );
 multiply!(
     /// Two digits, unsigned codes.
-    multiply_two_unsigned, "tdpbsud", 0, 1
+    multiply_two_unsigned, "tdpbsud", "tmm4", "tmm6", 0: "tmm0", 1: "tmm1"
+);
+multiply!(
+    /// The same for the next tile.
+    multiply_next_two_unsigned, "tdpbsud", "tmm5", "tmm7", 0: "tmm2", 1: "tmm3"
 );
 multiply!(
     /// Two digits, signed codes.
-    multiply_two, "tdpbssd", 0, 1
+    multiply_two, "tdpbssd", "tmm4", "tmm6", 0: "tmm0", 1: "tmm1"
 );
 multiply!(
     /// Three digits, signed codes.
-    multiply_three, "tdpbssd", 0, 1, 2
+    multiply_three, "tdpbssd", "tmm4", "tmm6", 0: "tmm0", 1: "tmm1", 2: "tmm2"
 );
 
 /// Groups of 32 in a panel at most.
@@ -380,20 +398,26 @@ unsafe fn add_small<const BIAS: i16>(
             _mm512_store_si512(codes.as_mut_ptr().cast::<__m512i>().add(quad), signed);
         }
     }
-    let mut products = [const { Aligned([[0; super::ROWS]; LINES]) }; GROUPS];
+    let codes: *const u8 = codes.as_ptr().cast();
+    let mut products = MaybeUninit::<[Aligned; GROUPS]>::uninit();
+    let products = products.as_mut_ptr().cast::<Aligned>();
     for (i, sums) in sums.chunks_mut(LINES).enumerate() {
         let acts: *const i8 = x.lines(i * LINES, columns.start).as_ptr().cast();
-        let codes: *const u8 = codes.as_ptr().cast();
-        for (group, products) in products[..n_groups].iter_mut().enumerate() {
-            // SAFETY: tiles have the shapes for 32 columns, which are half of the line of a row.
+        for first in (0..n_groups).step_by(2) {
+            // SAFETY: tiles have the shapes for 32 columns, which are half of the line of a row; behind an odd number
+            // of groups there is memory for one more.
             unsafe {
-                let acts = acts.add(group / 2 * TILE_BYTES + group % 2 * 32);
-                multiply_group(codes.add(group * (TILE_BYTES / 2)), acts, products);
+                let codes = codes.add(first * (TILE_BYTES / 2));
+                let acts = acts.add(first / 2 * TILE_BYTES);
+                match first % 4 {
+                    0 => multiply_groups(codes, acts, products.add(first)),
+                    _ => multiply_next_groups(codes, acts, products.add(first)),
+                }
             }
         }
         for (tile, sums) in sums.chunks_mut(TILE).enumerate() {
             let scales = x.scales(i * (LINES / TILE) + tile, columns.start / 32);
-            // SAFETY: this function's features; rows come in whole tiles of four.
+            // SAFETY: this function's features; rows come in whole tiles of four, and their products are there.
             unsafe {
                 let mut totals = [Avx512::splat(0.0); TILE];
                 for (total, sums) in totals.iter_mut().zip(&*sums) {
@@ -402,7 +426,7 @@ unsafe fn add_small<const BIAS: i16>(
                 for group in 0..n_groups {
                     let d = Avx512::load_f(&panel.d[group]);
                     for (t, total) in totals.iter_mut().enumerate() {
-                        let sum = Avx512::load_i(&products[group].0[tile * TILE + t]);
+                        let sum = Avx512::load_i(&(*products.add(group)).0[tile * TILE + t]);
                         let scale = Avx512::mul(d, Avx512::splat(scales[group][t]));
                         *total = Avx512::add(*total, Avx512::mul(Avx512::to_f(sum), scale));
                     }
@@ -415,28 +439,41 @@ unsafe fn add_small<const BIAS: i16>(
     }
 }
 
-/// The products of 32 columns of codes with a tile of activations.
-///
-/// # Safety
-/// Tiles have the shapes for 32 columns; the operands are there.
-unsafe fn multiply_group(codes: *const u8, acts: *const i8, sums: *mut Aligned) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tileloadd tmm4, [{acts} + {row}]",
-            "tileloadd tmm6, [{codes} + {row}]",
-            "tdpbssd tmm0, tmm4, tmm6",
-            "tilestored [{sums} + {row}], tmm0",
-            sums = in(reg) sums,
-            codes = in(reg) codes,
-            acts = in(reg) acts,
-            row = in(reg) amx::ROW_BYTES,
-            out("tmm0") _, out("tmm4") _, out("tmm6") _,
-            options(nostack, preserves_flags),
-        );
-    }
+/// The products of a tile of activations with two groups of 32 columns of codes. Functions with other registers don't wait
+/// for each other.
+macro_rules! multiply_groups {
+    ($name:ident, $first:tt, $second:tt) => {
+        /// # Safety
+        /// Tiles have the shapes for 32 columns; the operands are there.
+        unsafe fn $name(codes: *const u8, acts: *const i8, sums: *mut Aligned) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                asm!(
+                    concat!("tilezero ", $first),
+                    concat!("tilezero ", $second),
+                    "tileloadd tmm4, [{acts} + {row}]",
+                    "tileloadd tmm6, [{codes} + {row}]",
+                    concat!("tdpbssd ", $first, ", tmm4, tmm6"),
+                    "tileloadd tmm5, [{acts} + {row} + 32]",
+                    "tileloadd tmm7, [{codes} + {row} + 512]",
+                    concat!("tdpbssd ", $second, ", tmm5, tmm7"),
+                    concat!("tilestored [{sums} + {row}], ", $first),
+                    concat!("tilestored [{sums} + {row} + 1024], ", $second),
+                    sums = in(reg) sums,
+                    codes = in(reg) codes,
+                    acts = in(reg) acts,
+                    row = in(reg) amx::ROW_BYTES,
+                    out($first) _, out($second) _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+    };
 }
+
+multiply_groups!(multiply_groups, "tmm0", "tmm1");
+multiply_groups!(multiply_next_groups, "tmm2", "tmm3");
 
 #[cfg(test)]
 mod tests {
