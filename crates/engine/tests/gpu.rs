@@ -24,6 +24,7 @@ use sterna_engine::{
 };
 use sterna_format::safetensors::{self, SafeTensors};
 use sterna_format::{DType, hf};
+use sterna_gpu::DeviceOptions;
 use sterna_kernels::Isa;
 
 /// Each test has a device of its own: a software one computes in one thread.
@@ -544,6 +545,127 @@ fn tokens_are_decoded_by_the_same_commands() {
     eprintln!("{per_token} dispatches a token, {n_layers} layers");
     // And the embedding, norm and head; what the last layer leaves may be read, so it is in more parts.
     assert_eq!(per_token, 6 * n_layers + 7);
+}
+
+/// Logits of the last of `ids` in a sequence of its own.
+fn alone(model: &Arc<Model<Gpu>>, ids: &[u32], options: SessionOptions) -> Vec<f32> {
+    let mut session = Session::new(Arc::clone(model), options).unwrap();
+    session.forward(ids, Logits::Last).unwrap()
+}
+
+#[test]
+fn forks_share_pages_until_they_are_written_to() {
+    // Of its own, as its memory is counted.
+    let Some(device) = sterna_testing::gpu::device() else {
+        return;
+    };
+    let gpu = Gpu::new(device, 2, Isa::detect());
+    let model = stories().load(gpu.clone());
+    for cache in [CacheType::F32, CacheType::Q8_0] {
+        let options = SessionOptions {
+            cache,
+            ..SessionOptions::new(512)
+        };
+        let ids = story_ids(400);
+        let mut first = Session::new(Arc::clone(&model), options).unwrap();
+        // There is memory for 512 positions: eight pages.
+        first.forward(&ids[..300], Logits::None).unwrap();
+        first.truncate(100);
+        let used = gpu.device().memory().used;
+        let mut forks: Vec<_> = [100, 100, 64, 3].map(|len| first.fork(len)).into();
+        forks.push(forks[0].fork(90));
+        assert_eq!(gpu.device().memory().used, used);
+        forks.push(first);
+        // Each continues in its own way, at first one by one, over the end of a page, and from one another's end.
+        let mut texts: Vec<Vec<u32>> = [100, 100, 64, 3, 90, 100]
+            .map(|len| ids[..len].to_vec())
+            .into();
+        for round in 0..3 {
+            for (i, (session, text)) in forks.iter_mut().zip(&mut texts).enumerate() {
+                assert_eq!(session.len(), text.len());
+                let more = [1, 45, 20][round];
+                let more: Vec<u32> = (0..more).map(|j| ids[7 * i + j] + 1).collect();
+                text.extend(&more);
+                let got = session.forward(&more, Logits::Last).unwrap();
+                let want = alone(&model, text, options);
+                let bound = if cache == CacheType::F32 { 1e-9 } else { 1e-5 };
+                assert!(error(&got, &want) < bound, "{cache:?} {i} {round}");
+            }
+            // Of two that go on from a page in common, one goes back into it.
+            forks[1].truncate(80);
+            texts[1].truncate(80);
+            let again = forks[1].fork(70);
+            drop(std::mem::replace(&mut forks[4], again));
+            texts[4] = texts[1][..70].to_vec();
+        }
+    }
+}
+
+#[test]
+fn sequences_that_no_buffer_holds_together_are_in_several() {
+    let options = DeviceOptions {
+        // Pages are of 8 KiB.
+        max_binding_bytes: Some(20 * 8 << 10),
+        ..DeviceOptions::default()
+    };
+    let Some(device) = sterna_testing::gpu::device_with(&options) else {
+        return;
+    };
+    let model = stories().load(Gpu::new(device, 2, Isa::detect()));
+    let options = SessionOptions {
+        cache: CacheType::F32,
+        chunk: 64,
+        ..SessionOptions::new(512)
+    };
+    let ids = story_ids(512);
+    let mut sessions = Vec::new();
+    let mut texts: Vec<Vec<u32>> = Vec::new();
+    // Of eight pages each; one of them shares its own at first.
+    for i in 0..5 {
+        let text: Vec<u32> = ids[i..450 + i].to_vec();
+        let mut session = match i {
+            1 => {
+                let fork: &Session<Gpu> = &sessions[0];
+                texts.push([&texts[0][..200], &text[200..]].concat());
+                fork.fork(200)
+            }
+            _ => {
+                texts.push(text);
+                Session::new(Arc::clone(&model), options).unwrap()
+            }
+        };
+        let rest = &texts[i][session.len()..];
+        session.forward(rest, Logits::None).unwrap();
+        sessions.push(session);
+    }
+    for round in 0..3 {
+        let id = [ids[round]];
+        let mut steps: Vec<Step<'_, Gpu>> = sessions
+            .iter_mut()
+            .map(|session| Step {
+                session,
+                ids: &id,
+                logits: Logits::Last,
+            })
+            .collect();
+        let got = Session::forward_together(&mut steps).unwrap();
+        for (got, text) in got.iter().zip(&mut texts) {
+            text.extend(id);
+            let want = alone(&model, text, options);
+            assert!(error(got, &want) < 1e-9, "{round}");
+        }
+    }
+    // What one sequence alone has no room for is refused.
+    let options = SessionOptions {
+        ctx_len: 2048,
+        ..options
+    };
+    let mut long = Session::new(Arc::clone(&model), options).unwrap();
+    let refused = long
+        .forward(&ids.repeat(4)[..2000], Logits::None)
+        .unwrap_err();
+    assert!(refused.to_string().contains("1280"), "{refused}");
+    assert!(long.is_empty());
 }
 
 /// An adapter of rank 4 of some modules of every layer, with small weights.

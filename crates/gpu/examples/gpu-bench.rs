@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout, Split,
-    SplitKv, SplitKvStates, attention, decode, prepare_heads,
+    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, PAGE_LEN, Position,
+    RopeLayout, SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode,
+    prepare_heads, sequence_table,
 };
 use sterna_gpu::kernels::elementwise::{self, Activation};
 use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
@@ -495,6 +496,45 @@ fn attention_alone(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// The table of one sequence of `m` rows from `position` on, whose pages hold `len` positions and are the first of a
+/// cache, in order.
+fn table_of_one(position: usize, m: usize, len: usize) -> Vec<u32> {
+    let pages: Vec<u32> = (0..len.div_ceil(PAGE_LEN) as u32).collect();
+    let sequence = SequenceRows {
+        position,
+        first_row: 0,
+        n_rows: m,
+        first_angle: position,
+        pages: &pages,
+    };
+    sequence_table(&[sequence], pages.len())
+}
+
+/// The sequence of such a table.
+fn one(table: &Buffer, m: usize, len: usize) -> Sequences<'_> {
+    Sequences {
+        table,
+        n_all: 1,
+        page_stride: len.div_ceil(PAGE_LEN),
+        first: 0,
+        n: 1,
+        n_rows: m,
+    }
+}
+
+/// Room for one row in contexts of up to `most_len`.
+fn states(
+    device: &Device,
+    n_heads: usize,
+    head_dim: usize,
+    most_len: usize,
+) -> Result<SplitKvStates, GpuError> {
+    SplitKvStates::new(
+        device,
+        SplitKvStates::len((1, 1), (n_heads, head_dim), most_len),
+    )
+}
+
 /// Attention of a layer whose cache is full of earlier results.
 struct Layer<'a> {
     device: &'a Device,
@@ -505,7 +545,7 @@ struct Layer<'a> {
     cache: CacheLayer,
     angles: Buffer,
     states: SplitKvStates,
-    position: Buffer,
+    table: Buffer,
     out: Buffer,
 }
 
@@ -532,10 +572,16 @@ impl<'a> Layer<'a> {
             len,
             qkv: device.upload(&rows)?,
             rows,
-            cache: CacheLayer::new(device, Self::N_KV_HEADS, Self::D, CacheType::F16, len)?,
+            cache: CacheLayer::new(
+                device,
+                Self::N_KV_HEADS,
+                Self::D,
+                CacheType::F16,
+                len.div_ceil(PAGE_LEN),
+            )?,
             angles: device.upload(&vec![[1.0f32, 0.0]; len * Self::D / 2])?,
-            states: SplitKvStates::new(device, 1, Self::N_HEADS, Self::D, len)?,
-            position: device.upload(&[0u32])?,
+            states: states(device, Self::N_HEADS, Self::D, len)?,
+            table: device.upload(&table_of_one(0, len, len))?,
             out: device.buffer("out", (len * Self::N_HEADS * Self::D * 4) as u64)?,
         };
         let mut recorder = Recorder::new(device);
@@ -560,18 +606,16 @@ impl<'a> Layer<'a> {
                 pairs: Self::D / 2,
                 layout: RopeLayout::Halves,
             },
-            position: Position {
-                buffer: &self.position,
-                index: 0,
-            },
+            sequences: one(&self.table, m, self.len),
         }
     }
 
     /// Attention of the last `m` rows, several times.
     fn commands(&self, m: usize, times: usize) -> Result<Commands, GpuError> {
         let first = self.len - m;
-        self.device
-            .write(&self.position, 0, &(first as u32).to_le_bytes())?;
+        let words = table_of_one(first, m, self.len);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.device.write(&self.table, 0, &bytes)?;
         let heads = self.heads(first, m);
         let width = Self::N_HEADS * Self::D;
         let out = Rows::new(&self.out, m, width);
@@ -585,8 +629,8 @@ impl<'a> Layer<'a> {
                 decode(&mut r, &Self::SHAPE, &heads, &self.cache, split_kv, out)?;
             } else {
                 let q = heads.qkv.columns(0, width);
-                let (position, split) = (heads.position, Split::Queries);
-                attention(&mut r, &Self::SHAPE, q, position, &self.cache, split, out)?;
+                let (sequences, split) = (heads.sequences, Split::Queries);
+                attention(&mut r, &Self::SHAPE, q, sequences, &self.cache, split, out)?;
             }
         }
         r.finish()
@@ -650,13 +694,15 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
     let (a, gate, logits) = (room(n_heads * d)?, room(ffn)?, room(n_vocab)?);
     let ones = device.upload(&vec![1.0f32; ffn])?;
     let angles = device.upload(&vec![[1.0f32, 0.0]; (ctx + 64) * d / 2])?;
-    let state = device.upload(&[ctx as u32 - 1, 1])?;
+    // Its first elements are position and token.
+    let state = device.upload(&table_of_one(ctx - 1, 1, ctx + 64))?;
+    device.write(&state, 4, &1u32.to_ne_bytes())?;
     let tokens = device.buffer("tokens", (ctx as u64 + 64) * 4)?;
     let position = Position {
         buffer: &state,
         index: 0,
     };
-    let states = SplitKvStates::new(device, 1, n_heads, d, ctx + 64)?;
+    let states = states(device, n_heads, d, ctx + 64)?;
     let scratch = QuantizedRows::new(device, 1, ffn)?;
     let best = TopK::new(device, n_vocab, 40)?;
     let mut bytes = table.bytes();
@@ -669,7 +715,8 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
             matrix(dim, ffn)?,
         ];
         bytes += w.iter().map(Linear::bytes).sum::<u64>();
-        let cache = CacheLayer::new(device, n_kv_heads, d, CacheType::F16, ctx + 64)?;
+        let n_pages = (ctx + 64).div_ceil(PAGE_LEN);
+        let cache = CacheLayer::new(device, n_kv_heads, d, CacheType::F16, n_pages)?;
         bytes += cache.bytes();
         layers.push((w, cache));
     }
@@ -731,7 +778,7 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
                 has_keys: true,
                 norms: HeadNorms::default(),
                 angles,
-                position,
+                sequences: one(&state, 1, ctx + 64),
             };
             let shape = AttentionShape {
                 n_heads,

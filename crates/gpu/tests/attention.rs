@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, Position, RopeLayout, Scores,
-    Split, SplitKv, SplitKvStates, attention, decode, prepare_heads,
+    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, PAGE_LEN, RopeLayout, Scores,
+    SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode, prepare_heads,
+    sequence_table,
 };
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
@@ -47,6 +48,80 @@ const PLAIN: Case = Case {
 };
 
 const EPS: f32 = 1e-5;
+
+/// `n` pages in any order, of as many and a few more, and how many there are.
+fn shuffled(n: usize, seed: u64) -> (Vec<u32>, usize) {
+    let n_all = n + 3;
+    let mut pages: Vec<u32> = (0..n_all as u32).collect();
+    let mut random = Random::new(seed);
+    for i in (1..n_all).rev() {
+        pages.swap(i, random.below(i as u32 + 1) as usize);
+    }
+    pages.truncate(n);
+    (pages, n_all)
+}
+
+/// A cache with the keys and values of one sequence.
+struct Own {
+    layer: CacheLayer,
+    pages: Vec<u32>,
+}
+
+impl Own {
+    fn new(
+        device: &Device,
+        (n_kv_heads, head_dim): (usize, usize),
+        dtype: CacheType,
+        capacity: usize,
+    ) -> Own {
+        let (pages, n_all) = shuffled(capacity.div_ceil(PAGE_LEN), head_dim as u64);
+        let layer = CacheLayer::new(device, n_kv_heads, head_dim, dtype, n_all).unwrap();
+        Own { layer, pages }
+    }
+
+    /// A table for `n_rows` of the sequence, the first at `position`, after another sequence.
+    fn table(&self, device: &Device, position: usize, n_rows: usize) -> Buffer {
+        let own = SequenceRows {
+            position,
+            first_row: 0,
+            n_rows,
+            // Angles are in the order of positions.
+            first_angle: position,
+            pages: &self.pages,
+        };
+        let other = SequenceRows {
+            position: 99,
+            n_rows: 7,
+            ..own
+        };
+        let words = sequence_table(&[other, own], self.pages.len());
+        device.upload(&words).unwrap()
+    }
+
+    /// The second sequence of the table.
+    fn sequences<'a>(&self, table: &'a Buffer, n_rows: usize) -> Sequences<'a> {
+        Sequences {
+            table,
+            n_all: 2,
+            page_stride: self.pages.len(),
+            first: 1,
+            n: 1,
+            n_rows,
+        }
+    }
+}
+
+/// Room for the rows of one sequence.
+fn room(
+    device: &Device,
+    n_rows: usize,
+    n_heads: usize,
+    head_dim: usize,
+    most_len: usize,
+) -> SplitKvStates {
+    let len = SplitKvStates::len((1, n_rows), (n_heads, head_dim), most_len);
+    SplitKvStates::new(device, len).unwrap()
+}
 
 /// Scores of sinks: below, among, and above those of positions.
 fn sinks(n_heads: usize) -> Vec<f32> {
@@ -115,9 +190,10 @@ impl Case {
             k: self.norms.then_some(&norm_buffers[1]),
             eps: EPS,
         };
-        let cache = CacheLayer::new(device, n_kv_heads, head_dim, self.dtype, capacity).unwrap();
+        let own = Own::new(device, (n_kv_heads, head_dim), self.dtype, capacity);
+        let cache = &own.layer;
         // Filled by `decode`, where possible.
-        let twin = CacheLayer::new(device, n_kv_heads, head_dim, self.dtype, capacity).unwrap();
+        let twin = &Own::new(device, (n_kv_heads, head_dim), self.dtype, capacity).layer;
         let shape = AttentionShape {
             n_heads,
             n_kv_heads,
@@ -136,19 +212,16 @@ impl Case {
         let mut pages: Vec<cpu::KvPage> = Vec::new();
         let mut pos = 0;
         for &m in lens {
-            let own = &qkv[pos * self.width()..][..m * self.width()];
-            let given = self.on_device(own);
+            let inputs = &qkv[pos * self.width()..][..m * self.width()];
+            let given = self.on_device(inputs);
             let row = given.len() / m;
             let (offset, stride) = (5, row + 3);
             let [buffer, untouched, others] =
                 [(); 3].map(|()| spread(device, &given, row, offset, stride));
             let rows = spread_rows(&buffer, m, row, offset, stride);
             let q = rows.columns(0, self.q_width());
-            let state = device.upload(&[99, pos as u32]).unwrap();
-            let position = Position {
-                buffer: &state,
-                index: 1,
-            };
+            let sequences = own.table(device, pos, m);
+            let sequences = own.sequences(&sequences, m);
             let width = n_heads * head_dim;
             let out = device.buffer("out", (m * width * 4) as u64).unwrap();
             let out_rows = Rows::new(&out, m, width);
@@ -162,13 +235,13 @@ impl Case {
                 has_keys: true,
                 norms,
                 angles,
-                position,
+                sequences,
             };
             let got = run(device, &out, m * width, |r| {
-                prepare_heads(r, &heads, n_heads, &cache)?;
-                attention(r, scores, q, position, &cache, Split::Queries, out_rows)
+                prepare_heads(r, &heads, n_heads, cache)?;
+                attention(r, scores, q, sequences, cache, Split::Queries, out_rows)
             });
-            let want = self.expected(own, [&cos, &sin], [&q_norm, &k_norm], pos, &mut pages);
+            let want = self.expected(inputs, [&cos, &sin], [&q_norm, &k_norm], pos, &mut pages);
             let error = nmse(&got, &want);
             // Sums in another order, and exponentials, are off by some 1e-7. With halves and bytes the CPU
             // rounds queries and weights to 13 to 16 bits: 2^-13 of each, 5e-9 in squares. A code of a byte
@@ -188,13 +261,13 @@ impl Case {
             };
             // Those of one position prepare their heads themselves, and leave them as they are.
             if m == 1 && head_dim <= 256 && self.causal {
-                let states = SplitKvStates::new(device, 1, n_heads, head_dim, pos + 1).unwrap();
+                let states = room(device, 1, n_heads, head_dim, pos + 1);
                 let split_kv = SplitKv {
                     states: &states,
                     most_len: pos + 1,
                 };
                 let fused = run(device, &out, width, |r| {
-                    decode(r, scores, &queries, &cache, split_kv, out_rows)
+                    decode(r, scores, &queries, cache, split_kv, out_rows)
                 });
                 let error = nmse(&fused, &got);
                 let near = 1e-12 * ((pos + 1) as f64 / 1000.0).max(1.0);
@@ -202,9 +275,9 @@ impl Case {
                 assert!(error < bound, "{what} at {pos}, queries in one: {error:e}");
             }
             let shared = run(device, &out, m * width, |r| {
-                prepare_heads(r, &queries, n_heads, &cache)?;
+                prepare_heads(r, &queries, n_heads, cache)?;
                 let split = Split::Queries;
-                attention(r, scores, queries.qkv, position, &cache, split, out_rows)
+                attention(r, scores, queries.qkv, sequences, cache, split, out_rows)
             });
             assert_eq!(shared, got, "{what} at {pos}, queries alone");
 
@@ -213,9 +286,7 @@ impl Case {
                 ..heads
             };
             if m > 1 {
-                run(device, &out, 0, |r| {
-                    prepare_heads(r, &heads, n_heads, &twin)
-                });
+                run(device, &out, 0, |r| prepare_heads(r, &heads, n_heads, twin));
             }
             // The mean of more positions is smaller in relation to the errors of its terms.
             let near = 1e-12 * ((pos + m) as f64 / 1000.0).max(1.0);
@@ -224,7 +295,7 @@ impl Case {
                 if m > 9 {
                     continue;
                 }
-                let states = SplitKvStates::new(device, m, n_heads, head_dim, most_len).unwrap();
+                let states = room(device, m, n_heads, head_dim, most_len);
                 if !self.causal {
                     let split = Split::Kv(SplitKv {
                         states: &states,
@@ -232,7 +303,7 @@ impl Case {
                     });
                     let mut recorder = Recorder::new(device);
                     let refused =
-                        attention(&mut recorder, scores, q, position, &cache, split, out_rows);
+                        attention(&mut recorder, scores, q, sequences, cache, split, out_rows);
                     assert!(matches!(refused, Err(GpuError::Unsupported { .. })));
                     continue;
                 }
@@ -245,8 +316,8 @@ impl Case {
                         r,
                         scores,
                         q,
-                        position,
-                        &cache,
+                        sequences,
+                        cache,
                         Split::Kv(split_kv),
                         out_rows,
                     )
@@ -258,14 +329,14 @@ impl Case {
                         &mut Recorder::new(device),
                         scores,
                         &heads,
-                        &twin,
+                        twin,
                         split_kv,
                         out_rows,
                     );
                     assert!(refused.is_err(), "{what}");
                 } else if m == 1 {
                     let fused = run(device, &out, width, |r| {
-                        decode(r, scores, &heads, &twin, split_kv, out_rows)
+                        decode(r, scores, &heads, twin, split_kv, out_rows)
                     });
                     let error = nmse(&fused, &got);
                     // A norm's sum in another order may move a code to the other side of a half.
@@ -275,28 +346,38 @@ impl Case {
             }
             pos += m;
         }
-        // A copy with more room gives the same.
-        let larger =
-            CacheLayer::new(device, n_kv_heads, head_dim, self.dtype, capacity + 64).unwrap();
-        cache.copy_to(device, &larger, pos).unwrap();
+        // Copies give the same: one by one in other memory, and by way of the host.
+        let numbered = |to: &Own| -> Vec<[u32; 2]> {
+            let both = own.pages.iter().zip(&to.pages);
+            both.map(|(from, to)| [*from, *to]).collect()
+        };
+        let [copied, restored] = [capacity + 64, capacity + 200]
+            .map(|capacity| Own::new(device, (n_kv_heads, head_dim), self.dtype, capacity));
+        let copies = cache.copies(&copied.layer, &numbered(&copied)).unwrap();
+        device.copy_all(&copies).unwrap();
+        let saved = cache.read(device, &own.pages, pos).unwrap();
+        assert_eq!(saved.len(), cache.saved_bytes(pos));
+        (restored.layer)
+            .write(device, &restored.pages, pos, &saved)
+            .unwrap();
+        let again = restored.layer.read(device, &restored.pages, pos).unwrap();
+        assert!(again == saved, "{what}, saved");
         let q = floats(n_heads * head_dim, 7);
         let q = device.upload(&q).unwrap();
         let q = Rows::new(&q, 1, n_heads * head_dim);
-        let state = device.upload(&[pos as u32 - 1]).unwrap();
-        let position = Position {
-            buffer: &state,
-            index: 0,
-        };
-        let of = |cache: &CacheLayer| {
+        let of = |own: &Own| {
             let out = device
                 .buffer("out", (n_heads * head_dim * 4) as u64)
                 .unwrap();
             let rows = Rows::new(&out, 1, n_heads * head_dim);
+            let table = own.table(device, pos - 1, 1);
+            let sequences = own.sequences(&table, 1);
             run(device, &out, n_heads * head_dim, |r| {
-                attention(r, scores, q, position, cache, Split::Queries, rows)
+                attention(r, scores, q, sequences, &own.layer, Split::Queries, rows)
             })
         };
-        assert_eq!(of(&cache), of(&larger), "{what}, copied");
+        assert_eq!(of(&own), of(&copied), "{what}, copied");
+        assert_eq!(of(&own), of(&restored), "{what}, restored");
     }
 
     /// The same on the CPU, whose cache is `pages`.
@@ -499,14 +580,15 @@ fn commands_follow_the_position() {
     let table: Vec<[f32; 2]> = (0..len * d / 2)
         .map(|i| [(i as f32).cos(), (i as f32).sin()])
         .collect();
-    let table = device.upload(&table).unwrap();
+    let angles = device.upload(&table).unwrap();
     for (dtype, window) in DTYPES.into_iter().flat_map(|t| [(t, None), (t, Some(40))]) {
-        let caches = [(); 2].map(|()| CacheLayer::new(device, n_kv_heads, d, dtype, len).unwrap());
+        let caches = [(); 2].map(|()| Own::new(device, (n_kv_heads, d), dtype, len));
         let inputs = [(); 2].map(|()| device.buffer("qkv", width as u64 * 4).unwrap());
-        let state = device.upload(&[0u32]).unwrap();
+        let table = caches[0].table(device, 0, 1);
+        let sequences = caches[0].sequences(&table, 1);
         let out = device.buffer("out", 2 * (n_heads * d * 4) as u64).unwrap();
         let outputs = Rows::new(&out, 2, n_heads * d);
-        let states = SplitKvStates::new(device, 1, n_heads, d, len).unwrap();
+        let states = room(device, 1, n_heads, d, len);
         let shape = AttentionShape {
             n_heads,
             n_kv_heads,
@@ -520,14 +602,11 @@ fn commands_follow_the_position() {
             has_keys: true,
             norms: HeadNorms::default(),
             angles: Angles {
-                table: &table,
+                table: &angles,
                 pairs: d / 2,
                 layout: RopeLayout::Halves,
             },
-            position: Position {
-                buffer: &state,
-                index: 0,
-            },
+            sequences,
         });
         let split_kv = SplitKv {
             states: &states,
@@ -538,18 +617,18 @@ fn commands_follow_the_position() {
             &mut r,
             &shape,
             &heads[0],
-            &caches[0],
+            &caches[0].layer,
             split_kv,
             outputs.rows(0, 1),
         )
         .unwrap();
-        prepare_heads(&mut r, &heads[1], n_heads, &caches[1]).unwrap();
+        prepare_heads(&mut r, &heads[1], n_heads, &caches[1].layer).unwrap();
         attention(
             &mut r,
             &shape,
             heads[1].qkv.columns(0, n_heads * d),
-            heads[1].position,
-            &caches[1],
+            sequences,
+            &caches[1].layer,
             Split::Queries,
             outputs.rows(1, 1),
         )
@@ -558,7 +637,7 @@ fn commands_follow_the_position() {
         let used = device.memory().used;
         for pos in 0..len {
             device
-                .write(&state, 0, &(pos as u32).to_le_bytes())
+                .write(&table, 32, &(pos as u32).to_le_bytes())
                 .unwrap();
             for input in &inputs {
                 let values = floats(width, pos as u64);
@@ -594,7 +673,7 @@ fn as_many_splits_as_there_may_be() {
 /// Heads that are not rotated, in a cache of some capacity.
 struct Unrotated<'a> {
     device: &'a Device,
-    cache: CacheLayer,
+    cache: Own,
     shape: AttentionShape,
     nothing: Buffer,
 }
@@ -615,8 +694,7 @@ impl Unrotated<'_> {
     ) -> Unrotated<'_> {
         let heads = Unrotated {
             device,
-            cache: CacheLayer::new(device, Self::N_KV_HEADS, Self::HEAD_DIM, dtype, capacity)
-                .unwrap(),
+            cache: Own::new(device, (Self::N_KV_HEADS, Self::HEAD_DIM), dtype, capacity),
             shape: AttentionShape {
                 n_heads: Self::N_HEADS,
                 n_kv_heads: Self::N_KV_HEADS,
@@ -630,7 +708,7 @@ impl Unrotated<'_> {
         let rows = device.upload(&floats(len * Self::WIDTH, 1)).unwrap();
         let rows = Rows::new(&rows, len, Self::WIDTH);
         heads.run(rows, 0, |r, heads, all, _| {
-            prepare_heads(r, all, Self::N_HEADS, &heads.cache)
+            prepare_heads(r, all, Self::N_HEADS, &heads.cache.layer)
         });
         heads
     }
@@ -642,7 +720,7 @@ impl Unrotated<'_> {
         pos: usize,
         record: impl FnOnce(&mut Recorder, &Self, &Heads<'_>, Rows<'_>) -> Result<(), GpuError>,
     ) -> Vec<f32> {
-        let state = self.device.upload(&[pos as u32]).unwrap();
+        let table = self.cache.table(self.device, pos, qkv.n_rows);
         let all = Heads {
             qkv,
             has_keys: true,
@@ -652,10 +730,7 @@ impl Unrotated<'_> {
                 pairs: 0,
                 layout: RopeLayout::Halves,
             },
-            position: Position {
-                buffer: &state,
-                index: 0,
-            },
+            sequences: self.cache.sequences(&table, qkv.n_rows),
         };
         let len = qkv.n_rows * Self::Q_WIDTH;
         let out = self.device.buffer("out", len as u64 * 4).unwrap();
@@ -668,18 +743,19 @@ impl Unrotated<'_> {
         self.run(qkv, pos, |r, heads, all, out| {
             let q = qkv.columns(0, Self::Q_WIDTH);
             let split = split_kv.map_or(Split::Queries, Split::Kv);
-            attention(r, &heads.shape, q, all.position, &heads.cache, split, out)
+            let (cache, sequences) = (&heads.cache.layer, all.sequences);
+            attention(r, &heads.shape, q, sequences, cache, split, out)
         })
     }
 
     fn decode(&self, qkv: Rows<'_>, pos: usize, split_kv: SplitKv<'_>) -> Vec<f32> {
         self.run(qkv, pos, |r, heads, all, out| {
-            decode(r, &heads.shape, all, &heads.cache, split_kv, out)
+            decode(r, &heads.shape, all, &heads.cache.layer, split_kv, out)
         })
     }
 
     fn states(&self, most_len: usize) -> SplitKvStates {
-        SplitKvStates::new(self.device, 1, Self::N_HEADS, Self::HEAD_DIM, most_len).unwrap()
+        room(self.device, 1, Self::N_HEADS, Self::HEAD_DIM, most_len)
     }
 
     /// A row of the sequence after those in the cache.
@@ -705,10 +781,10 @@ fn positions_behind_the_longest_context_are_not_seen() {
             let error = nmse(&long.attend(row, 150, Some(split_kv)), &want);
             assert!(error < 1e-12, "{dtype:?}: {error:e}");
             let want = short.run(row, 64, |r, heads, all, out| {
-                prepare_heads(r, all, Unrotated::N_HEADS, &heads.cache)?;
+                prepare_heads(r, all, Unrotated::N_HEADS, &heads.cache.layer)?;
                 let q = row.columns(0, Unrotated::Q_WIDTH);
-                let (shape, cache) = (&heads.shape, &heads.cache);
-                attention(r, shape, q, all.position, cache, Split::Queries, out)
+                let (shape, cache) = (&heads.shape, &heads.cache.layer);
+                attention(r, shape, q, all.sequences, cache, Split::Queries, out)
             });
             let error = nmse(&long.decode(row, 150, split_kv), &want);
             assert!(error < 1e-12, "{dtype:?}, decoded: {error:e}");
@@ -720,21 +796,21 @@ fn positions_behind_the_longest_context_are_not_seen() {
 fn a_position_that_has_no_room_leaves_the_cache_as_it_is() {
     for device in devices() {
         for (dtype, window) in DTYPES.into_iter().flat_map(|t| [(t, None), (t, Some(60))]) {
-            let full = Unrotated::new(device, dtype, window, (48, 48));
+            let full = Unrotated::new(device, dtype, window, (64, 64));
             let row = full.next_row();
             let row = Rows::new(&row, 1, Unrotated::WIDTH);
-            let states = full.states(48);
+            let states = full.states(64);
             let split_kv = SplitKv {
                 states: &states,
-                most_len: 48,
+                most_len: 64,
             };
-            let before = full.attend(row, 47, None);
-            for pos in [48, 100] {
+            let before = full.attend(row, 63, None);
+            for pos in [64, 100] {
                 let want = full.attend(row, pos, None);
                 let error = nmse(&full.decode(row, pos, split_kv), &want);
                 assert!(error < 1e-12, "{dtype:?} {window:?} at {pos}: {error:e}");
             }
-            assert_eq!(full.attend(row, 47, None), before, "{dtype:?} {window:?}");
+            assert_eq!(full.attend(row, 63, None), before, "{dtype:?} {window:?}");
         }
     }
 }
@@ -746,12 +822,37 @@ fn wrong_shapes_are_refused() {
     assert!(CacheLayer::new(device, 1 << 20, 256, CacheType::F32, 1 << 20).is_err());
     let cache = CacheLayer::new(device, 2, 8, CacheType::F16, 8).unwrap();
     let other = CacheLayer::new(device, 2, 8, CacheType::F16, 4).unwrap();
-    assert!(cache.copy_to(device, &other, 5).is_err());
+    let wider = CacheLayer::new(device, 2, 16, CacheType::F16, 8).unwrap();
+    assert!(cache.copies(&other, &[[5, 3]]).is_ok());
+    assert!(cache.copies(&other, &[[5, 4]]).is_err(), "no such page");
+    assert!(cache.copies(&other, &[[8, 0]]).is_err(), "no such page");
+    assert!(cache.copies(&wider, &[[0, 0]]).is_err(), "other heads");
+    assert!(cache.read(device, &[7], PAGE_LEN).is_ok());
+    assert!(cache.read(device, &[7], PAGE_LEN + 1).is_err(), "too long");
+    assert!(cache.read(device, &[8], 1).is_err(), "no such page");
+    let one = vec![0; cache.saved_bytes(1)];
+    assert!(cache.write(device, &[7], 1, &one).is_ok());
+    assert!(cache.write(device, &[8], 1, &one).is_err(), "no such page");
+    assert!(cache.write(device, &[7], 2, &one).is_err(), "too few bytes");
     let buffer = device.buffer("rows", 4096).unwrap();
-    let state = device.upload(&[0u32; 4]).unwrap();
-    let position = Position {
-        buffer: &state,
-        index: 0,
+    let table = sequence_table(
+        &[SequenceRows {
+            position: 0,
+            first_row: 0,
+            n_rows: 1,
+            first_angle: 0,
+            pages: &[0],
+        }],
+        1,
+    );
+    let table = device.upload(&table).unwrap();
+    let sequences = Sequences {
+        table: &table,
+        n_all: 1,
+        page_stride: 1,
+        first: 0,
+        n: 1,
+        n_rows: 1,
     };
     let angles = Angles {
         table: &buffer,
@@ -764,19 +865,25 @@ fn wrong_shapes_are_refused() {
         has_keys: true,
         norms: HeadNorms::default(),
         angles,
-        position,
+        sequences,
     };
     assert!(prepare_heads(&mut r, &heads(7 * 8), 4, &cache).is_err());
     let mut beyond = heads(8 * 8);
-    beyond.position.index = 4;
+    beyond.sequences.first = 1;
     assert!(prepare_heads(&mut r, &beyond, 4, &cache).is_err());
+    let mut long = heads(8 * 8);
+    long.sequences.page_stride = 20;
+    assert!(prepare_heads(&mut r, &long, 4, &cache).is_err());
+    let mut few = heads(8 * 8);
+    few.sequences.n_rows = 2;
+    assert!(prepare_heads(&mut r, &few, 4, &cache).is_err());
     let mut wide = heads(8 * 8);
     wide.angles.pairs = 5;
     assert!(prepare_heads(&mut r, &wide, 4, &cache).is_err());
     assert!(prepare_heads(&mut r, &heads(8 * 8), 4, &cache).is_ok());
     let out = device.buffer("out", 4096).unwrap();
-    let states = SplitKvStates::new(device, 1, 4, 8, 8).unwrap();
-    let small = SplitKvStates::new(device, 0, 4, 8, 8).unwrap();
+    let states = room(device, 1, 4, 8, 8);
+    let small = room(device, 0, 4, 8, 8);
     let shape = |n_heads: usize| AttentionShape {
         n_heads,
         n_kv_heads: 2,
@@ -793,6 +900,7 @@ fn wrong_shapes_are_refused() {
             };
             let mut heads = heads((shape.n_heads + 4) * 8);
             heads.qkv.n_rows = n_rows;
+            heads.sequences.n_rows = n_rows;
             let out = Rows::new(&out, out_rows, shape.n_heads * 8);
             decode(&mut r, &shape, &heads, &cache, split_kv, out)
         };
@@ -826,8 +934,9 @@ fn a_position_behind_the_angles_is_taken_for_the_last() {
         let table = device.upload(&floats(2 * 4 * 2, 1)).unwrap();
         let turned = |position: u32| {
             let qkv = device.upload(&floats(3 * 8, 2)).unwrap();
-            let cache = CacheLayer::new(device, 1, 8, CacheType::F32, 4).unwrap();
-            let state = device.upload(&[position]).unwrap();
+            let own = Own::new(device, (1, 8), CacheType::F32, PAGE_LEN);
+            let sequences = own.table(device, 0, 1);
+            (device.write(&sequences, 32, &position.to_le_bytes())).unwrap();
             let heads = Heads {
                 qkv: Rows::new(&qkv, 1, 3 * 8),
                 has_keys: true,
@@ -837,17 +946,200 @@ fn a_position_behind_the_angles_is_taken_for_the_last() {
                     pairs: 4,
                     layout: RopeLayout::Halves,
                 },
-                position: Position {
-                    buffer: &state,
-                    index: 0,
-                },
+                sequences: own.sequences(&sequences, 1),
             };
-            run(device, &qkv, 8, |r| prepare_heads(r, &heads, 1, &cache))
+            run(device, &qkv, 8, |r| prepare_heads(r, &heads, 1, &own.layer))
         };
         let last = turned(1);
         assert_ne!(turned(0), last);
         for position in [2, 50, u32::MAX] {
             assert_eq!(turned(position), last);
+        }
+    }
+}
+
+/// Sequences of a batch: where each is, and how many rows it has.
+fn check_batch(device: &Device, dtype: CacheType, window: Option<usize>, all: &[(usize, usize)]) {
+    let what = format!("{dtype:?} {window:?} {all:?}");
+    let (n_heads, n_kv_heads, d) = (6, 2, 40);
+    let (q_width, width) = (n_heads * d, (n_heads + 2 * n_kv_heads) * d);
+    let shape = AttentionShape {
+        n_heads,
+        n_kv_heads,
+        head_dim: d,
+        scale: 0.2,
+        softcap: None,
+        window,
+    };
+    let n_rows: usize = all.iter().map(|(_, n_rows)| n_rows).sum();
+    let most_rows = *all.iter().map(|(_, n_rows)| n_rows).max().unwrap();
+    let longest = all.iter().map(|(pos, n_rows)| pos + n_rows).max().unwrap();
+    // A place for one page more than any of them has.
+    let page_stride = longest.div_ceil(PAGE_LEN) + 1;
+    let n_pages = |&(pos, n_rows): &(usize, usize)| (pos + n_rows).div_ceil(PAGE_LEN);
+    let (pages, n_all) = shuffled(all.iter().map(n_pages).sum(), 5);
+    let layer = CacheLayer::new(device, n_kv_heads, d, dtype, n_all).unwrap();
+    let angles: Vec<[f32; 2]> = (0..n_rows * d / 2)
+        .map(|i| [(i as f32).cos(), (i as f32).sin()])
+        .collect();
+    let angles = device.upload(&angles).unwrap();
+    fn rotated<'a>(
+        qkv: Rows<'a>,
+        sequences: Sequences<'a>,
+        angles: &'a Buffer,
+        head_dim: usize,
+    ) -> Heads<'a> {
+        Heads {
+            qkv,
+            has_keys: true,
+            norms: HeadNorms::default(),
+            angles: Angles {
+                table: angles,
+                pairs: head_dim / 2,
+                layout: RopeLayout::Halves,
+            },
+            sequences,
+        }
+    }
+    // Each alone fills the cache up to its position, then computes its rows in memory of its own.
+    let rows = floats(n_rows * width, 3);
+    let (mut members, mut want) = (Vec::new(), Vec::new());
+    let (mut first_row, mut first_page) = (0, 0);
+    for (i, of) in all.iter().enumerate() {
+        let &(pos, m) = of;
+        let own = Own::new(device, (n_kv_heads, d), dtype, pos + m);
+        if pos > 0 {
+            let before = device.upload(&floats(pos * width, 10 + i as u64)).unwrap();
+            let table = own.table(device, 0, pos);
+            let rows = Rows::new(&before, pos, width);
+            let mut before = rotated(rows, own.sequences(&table, pos), &angles, d);
+            before.angles.pairs = 0;
+            run(device, &angles, 0, |r| {
+                prepare_heads(r, &before, n_heads, &own.layer)
+            });
+        }
+        let pages = &pages[first_page..][..n_pages(of)];
+        let numbered: Vec<[u32; 2]> = (own.pages.iter().zip(pages))
+            .map(|(from, to)| [*from, *to])
+            .collect();
+        device
+            .copy_all(&own.layer.copies(&layer, &numbered).unwrap())
+            .unwrap();
+        let sequence = SequenceRows {
+            position: pos,
+            first_row,
+            n_rows: m,
+            first_angle: first_row,
+            pages,
+        };
+        let alone = SequenceRows {
+            first_row: 0,
+            pages: &own.pages,
+            ..sequence
+        };
+        let words = sequence_table(&[alone], own.pages.len());
+        let table = device.upload(&words).unwrap();
+        let sequences = Sequences {
+            n_all: 1,
+            first: 0,
+            ..own.sequences(&table, m)
+        };
+        let qkv = device
+            .upload(&rows[first_row * width..][..m * width])
+            .unwrap();
+        let qkv = Rows::new(&qkv, m, width);
+        let out = device.buffer("out", (m * q_width * 4) as u64).unwrap();
+        let out_rows = Rows::new(&out, m, q_width);
+        want.extend(run(device, &out, m * q_width, |r| {
+            prepare_heads(r, &rotated(qkv, sequences, &angles, d), n_heads, &own.layer)?;
+            let q = qkv.columns(0, q_width);
+            attention(
+                r,
+                &shape,
+                q,
+                sequences,
+                &own.layer,
+                Split::Queries,
+                out_rows,
+            )
+        }));
+        members.push(sequence);
+        first_row += m;
+        first_page += pages.len();
+    }
+    // A sequence that isn't among those processed, and those in another order than their rows.
+    let other = SequenceRows {
+        position: 1000,
+        first_row: 0,
+        n_rows: 1,
+        first_angle: 0,
+        pages: &[],
+    };
+    let table: Vec<_> = [other]
+        .into_iter()
+        .chain(members.iter().rev().copied())
+        .collect();
+    let table = device.upload(&sequence_table(&table, page_stride)).unwrap();
+    let sequences = Sequences {
+        table: &table,
+        n_all: all.len() + 1,
+        page_stride,
+        first: 1,
+        n: all.len(),
+        n_rows: most_rows,
+    };
+    let out = device.buffer("out", (n_rows * q_width * 4) as u64).unwrap();
+    let out_rows = Rows::new(&out, n_rows, q_width);
+    let len = SplitKvStates::len((all.len(), most_rows), (n_heads, d), longest);
+    let states = SplitKvStates::new(device, len).unwrap();
+    let split_kv = SplitKv {
+        states: &states,
+        most_len: longest,
+    };
+    let computed = |in_one: bool, split: Split<'_>| {
+        let qkv = device.upload(&rows).unwrap();
+        let qkv = Rows::new(&qkv, n_rows, width);
+        let heads = rotated(qkv, sequences, &angles, d);
+        run(device, &out, n_rows * q_width, |r| {
+            if in_one {
+                return decode(r, &shape, &heads, &layer, split_kv, out_rows);
+            }
+            prepare_heads(r, &heads, n_heads, &layer)?;
+            let q = qkv.columns(0, q_width);
+            attention(r, &shape, q, sequences, &layer, split, out_rows)
+        })
+    };
+    if most_rows == 1 {
+        let error = nmse(&computed(true, Split::Kv(split_kv)), &want);
+        assert!(error < 1e-12, "{what}, in one: {error:e}");
+    }
+    assert_eq!(computed(false, Split::Queries), want, "{what}");
+    if most_rows <= 8 {
+        let error = nmse(&computed(false, Split::Kv(split_kv)), &want);
+        assert!(error < 1e-12, "{what}, split-KV: {error:e}");
+    }
+}
+
+#[test]
+fn sequences_of_a_batch_are_as_each_alone() {
+    for device in devices().iter().take(2) {
+        for (i, dtype) in DTYPES.into_iter().enumerate() {
+            let window = [None, Some(50), None][i];
+            // New ones, at the beginning and the end of pages, and of many.
+            let one = [
+                (0, 1),
+                (63, 1),
+                (64, 1),
+                (200, 1),
+                (31, 1),
+                (700, 1),
+                (5, 1),
+                (127, 1),
+            ];
+            check_batch(device, dtype, window, &one);
+            check_batch(device, dtype, window, &[(10, 3), (62, 8), (0, 1), (130, 5)]);
+            // More than a tile of queries has.
+            check_batch(device, dtype, window, &[(0, 33), (50, 64), (70, 40)]);
         }
     }
 }

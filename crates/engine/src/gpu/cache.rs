@@ -1,42 +1,43 @@
 //! Keys and values on the device, and states.
 
 use std::io::{Read, Write};
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sterna_gpu::graph::{Graph, RopeTable, SampleOp, Shared, SharedGraph, View};
-use sterna_gpu::kernels::attention::CacheLayer;
+use sterna_gpu::graph::{Graph, RopeTable, SampleOp, SequencesRef, Shared, SharedGraph, View};
+use sterna_gpu::kernels::attention::{CacheLayer, PAGE_LEN, SequenceRows, sequence_table};
 use sterna_gpu::kernels::recurrent::StateLayer;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
+use super::MAX_SPLIT_KV_ROWS;
 use super::buffer::room;
-use super::decode::SampleScratch;
+use super::decode::{MOST_STEPS, SampleScratch};
+use super::pages::{Page, PagePool, PagePools};
 use super::states::States;
 use crate::backend::{
-    BackendError, CacheShape, CacheType, KvCache, KvHeads, LayerContents, Rotation, SnapshotError,
-    read_form, read_saved,
+    BackendError, CacheShape, KvCache, LayerContents, Rotation, Sequence, SnapshotError, read_form,
+    read_saved,
 };
 use crate::sampling::Sampling;
 
 /// Keys and values of one sequence, and its states.
 ///
-/// The memory of a layer doubles as the sequence grows. Forks share it; it is copied when one of its owners
-/// writes to it.
+/// Pages of keys and values are in memory that it shares with other sequences. Forks share pages, too; one is copied
+/// when one of its owners writes to it.
 #[derive(Debug)]
 pub struct GpuCache {
     graph: SharedGraph,
     shape: CacheShape,
     len: usize,
-    /// `None` before the first token.
-    layers: Vec<Option<Layer>>,
+    pools: PagePools,
+    pool: Arc<PagePool>,
+    pages: Vec<Arc<Page>>,
     states: States,
     /// Set for whoever repeats steps ahead once others share the memory that they write to.
     is_forked: Arc<AtomicBool>,
-    /// The sequence's position, as kernels read it.
-    position: Option<(Buffer, Option<usize>)>,
-    tables: Vec<Table>,
+    /// Of batches whose first sequence this is.
+    batch: BatchTable,
     /// The position before the first of a step, as mixes of positions read it, and of which layer and part of its state
     /// it was taken last in this step.
     previous: (Option<Buffer>, Option<(usize, usize)>),
@@ -44,47 +45,47 @@ pub struct GpuCache {
     sampling: SampleScratch,
 }
 
+/// What kernels read about the sequences of a step, and the rotations of its rows.
+#[derive(Debug, Default)]
+struct BatchTable {
+    buffer: Option<Buffer>,
+    /// Its words, as far as they are known.
+    words: Vec<Option<u32>>,
+    /// The step that it is for, and length and rows of each sequence then.
+    step: (u64, Vec<(usize, usize)>),
+    parts: Vec<Part>,
+    ropes: Vec<Rope>,
+}
+
+/// Sequences that kernels take together.
 #[derive(Debug, Clone)]
-struct Layer {
-    memory: Shared<CacheLayer>,
-    /// Has as many owners as there are sequences with this memory.
-    owners: Arc<()>,
+struct Part {
+    /// One of them.
+    member: usize,
+    sequences: SequencesRef,
+    most_len: usize,
+}
+
+/// The same for a layer.
+pub(super) struct Group {
+    /// Where their keys and values are.
+    pub(super) memory: Shared<CacheLayer>,
+    pub(super) sequences: SequencesRef,
+    /// The longest context that commands are for.
+    pub(super) most_len: usize,
+}
+
+/// Rotations of one rotary embedding.
+#[derive(Debug)]
+struct Rope {
+    index: usize,
+    buffer: Option<Buffer>,
+    /// Whether those of the step are filled in.
+    is_filled: bool,
 }
 
 /// How keys and values are saved: rows of heads.
 const ROWS: &[u8; 4] = b"rows";
-
-/// Rotations by position; those of a step's rows are filled in for it.
-#[derive(Debug)]
-struct Table {
-    buffer: Buffer,
-    /// Allocated positions.
-    capacity: usize,
-    pairs: usize,
-    /// What was filled in last: in which step, of which rotary embedding which rows, and for which position.
-    step: u64,
-    index: usize,
-    rows: Range<usize>,
-    first: usize,
-}
-
-/// Initially allocated positions of a layer.
-const FIRST_CAPACITY: usize = 256;
-
-/// Memory of a layer for at least `need` positions.
-pub(super) fn memory(
-    device: &Device,
-    heads: KvHeads,
-    dtype: CacheType,
-    need: usize,
-) -> Result<CacheLayer, GpuError> {
-    let capacity = need.next_power_of_two().max(FIRST_CAPACITY);
-    let KvHeads {
-        n_kv_heads,
-        head_dim,
-    } = heads;
-    CacheLayer::new(device, n_kv_heads, head_dim, dtype, capacity)
-}
 
 /// The shortest context length that commands are recorded for.
 const MIN_LEN: usize = 256;
@@ -95,52 +96,225 @@ pub(super) fn most_len(len: usize) -> usize {
     len.next_power_of_two().max(MIN_LEN)
 }
 
+/// Places for the pages of a sequence in a table for contexts of `most_len`.
+fn page_stride(most_len: usize) -> usize {
+    most_len.div_ceil(PAGE_LEN)
+}
+
+impl BatchTable {
+    /// Memory for `n` sequences in contexts of up to `most_len`. What is known of it is lost if there has to be more.
+    fn room(&mut self, device: &Device, n: usize, most_len: usize) -> Result<Buffer, GpuError> {
+        let len = (n * SequencesRef::words(page_stride(most_len))).next_power_of_two();
+        let buffer = room(device, &mut self.buffer, len)?;
+        if self.words.len() < len {
+            self.words = vec![None; len];
+        }
+        Ok(buffer)
+    }
+
+    /// Writes what differs from what is there.
+    fn write(&mut self, device: &Device, buffer: &Buffer, words: &[u32]) -> Result<(), GpuError> {
+        let mut at = 0;
+        while let Some(first) = (at..words.len()).find(|&i| self.words[i] != Some(words[i])) {
+            // Runs with little in between are written at once.
+            let (mut end, mut i) = (first + 1, first + 1);
+            while i < words.len() && i - end < NEAR {
+                if self.words[i] != Some(words[i]) {
+                    end = i + 1;
+                }
+                i += 1;
+            }
+            let bytes: Vec<u8> = words[first..end]
+                .iter()
+                .flat_map(|w| w.to_ne_bytes())
+                .collect();
+            device.write(buffer, first as u64 * 4, &bytes)?;
+            for (known, word) in self.words[first..end].iter_mut().zip(&words[first..end]) {
+                *known = Some(*word);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Writes a table for `sequences`, with a part for those that kernels take together.
+    fn fill(&mut self, device: &Device, sequences: &[(&GpuCache, usize)]) -> Result<(), GpuError> {
+        let most_len = |&(cache, n_rows): &(&GpuCache, usize)| most_len(cache.len + n_rows);
+        let longest = sequences.iter().map(most_len).max().unwrap_or(MIN_LEN);
+        let page_stride = page_stride(longest);
+        // Those in one pool with few rows, or with about as many.
+        let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
+        for (i, &(cache, n_rows)) in sequences.iter().enumerate() {
+            let class = match n_rows <= MAX_SPLIT_KV_ROWS {
+                true => MAX_SPLIT_KV_ROWS,
+                false => n_rows.next_power_of_two(),
+            };
+            let fits = |(other, members): &&mut (usize, Vec<usize>)| {
+                let is_same_pool = Arc::ptr_eq(&sequences[members[0]].0.pool, &cache.pool);
+                *other == class && is_same_pool
+            };
+            match groups.iter_mut().find(fits) {
+                Some((_, members)) => members.push(i),
+                None => groups.push((class, vec![i])),
+            }
+        }
+        let mut first_rows = Vec::with_capacity(sequences.len());
+        let mut n_rows = 0;
+        for sequence in sequences {
+            first_rows.push(n_rows);
+            n_rows += sequence.1;
+        }
+        let members = groups.iter().flat_map(|(_, members)| members);
+        let pages: Vec<Vec<u32>> = sequences.iter().map(|of| of.0.page_numbers()).collect();
+        let rows: Vec<SequenceRows<'_>> = members
+            .map(|&i| SequenceRows {
+                position: sequences[i].0.len,
+                first_row: first_rows[i],
+                n_rows: sequences[i].1,
+                first_angle: first_rows[i],
+                pages: &pages[i],
+            })
+            .collect();
+        let table = self.room(device, sequences.len(), longest)?;
+        self.write(device, &table, &sequence_table(&rows, page_stride))?;
+        self.parts.clear();
+        let mut first = 0;
+        for (_, members) in groups {
+            let of = |i: &usize| &sequences[*i];
+            self.parts.push(Part {
+                member: members[0],
+                sequences: SequencesRef {
+                    table: table.clone(),
+                    n_all: sequences.len(),
+                    page_stride,
+                    first,
+                    n: members.len(),
+                    n_rows: members.iter().map(|i| of(i).1).max().unwrap_or(0),
+                },
+                most_len: members
+                    .iter()
+                    .map(|i| most_len(of(i)))
+                    .max()
+                    .unwrap_or(MIN_LEN),
+            });
+            first += members.len();
+        }
+        Ok(())
+    }
+}
+
+/// Words between others that are written together with them.
+const NEAR: usize = 64;
+
+/// The sequences of a step, by what kernels take together, and where they have the keys and values of `layer`: room for
+/// those of the step, in memory that no other sequence has.
+pub(super) fn groups(
+    device: &Device,
+    graph: &mut Graph,
+    sequences: &mut [Sequence<'_, GpuCache>],
+    layer: usize,
+) -> Result<Vec<Group>, GpuError> {
+    let mut has_changed = false;
+    for Sequence { cache, n_rows } in &mut *sequences {
+        has_changed |= cache.reserve(device, graph, *n_rows)?;
+    }
+    let lens = sequences.iter().map(|of| (of.cache.len, of.n_rows));
+    let step = (graph.step(), lens.collect::<Vec<_>>());
+    let Some(first) = sequences.first_mut() else {
+        return Ok(Vec::new());
+    };
+    if has_changed || first.cache.batch.step != step {
+        let mut batch = std::mem::take(&mut first.cache.batch);
+        let all: Vec<(&GpuCache, usize)> = (sequences.iter())
+            .map(|of| (&*of.cache, of.n_rows))
+            .collect();
+        let filled = batch.fill(device, &all);
+        batch.step = step;
+        batch
+            .ropes
+            .iter_mut()
+            .for_each(|rope| rope.is_filled = false);
+        sequences[0].cache.batch = batch;
+        if let Err(error) = filled {
+            sequences[0].cache.batch.step = Default::default();
+            return Err(error);
+        }
+    }
+    let parts = sequences[0].cache.batch.parts.iter();
+    let groups = parts.map(|part| {
+        Ok(Group {
+            memory: sequences[part.member].cache.pool.layer(device, layer)?,
+            sequences: part.sequences.clone(),
+            most_len: part.most_len,
+        })
+    });
+    groups.collect()
+}
+
 impl GpuCache {
-    pub(super) fn new(shape: &CacheShape, graph: &SharedGraph) -> GpuCache {
+    pub(super) fn new(shape: &CacheShape, graph: &SharedGraph, pools: &PagePools) -> GpuCache {
         GpuCache {
             graph: graph.clone(),
             shape: shape.clone(),
             len: 0,
-            layers: vec![None; shape.layers.len()],
+            pools: pools.clone(),
+            pool: pools.get(shape),
+            pages: Vec::new(),
             states: States::new(shape.layers.len()),
             is_forked: Arc::default(),
-            position: None,
-            tables: Vec::new(),
+            batch: BatchTable::default(),
             previous: (None, None),
             sampling: SampleScratch::default(),
         }
     }
 
-    /// The memory of `layer`, not shared with other sequences, with room for `more` tokens.
-    pub(super) fn layer(
+    /// Makes room for `more` tokens, in pages that are this sequence's alone. Returns whether they are others than before.
+    fn reserve(
         &mut self,
         device: &Device,
         graph: &mut Graph,
-        layer: usize,
         more: usize,
-    ) -> Result<Shared<CacheLayer>, GpuError> {
-        let need = self.len + more;
-        let old = self.layers[layer].as_ref();
-        if let Some(Layer { memory, owners }) = old
-            && memory.capacity() >= need
-            && Arc::strong_count(owners) == 1
-        {
-            return Ok(memory.clone());
+    ) -> Result<bool, GpuError> {
+        let first = self.len / PAGE_LEN;
+        let end = (self.len + more).div_ceil(PAGE_LEN);
+        let is_shared = |i: &usize| Arc::strong_count(&self.pages[*i]) > 1;
+        let shared: Vec<usize> = (first..end.min(self.pages.len()))
+            .filter(is_shared)
+            .collect();
+        let missing = end.saturating_sub(self.pages.len());
+        if shared.is_empty() && missing == 0 {
+            return Ok(false);
         }
-        let memory = memory(device, self.shape.layers[layer], self.shape.dtype, need)?;
-        if let Some(old) = old {
-            // What is copied may not have been computed yet.
-            graph.flush()?;
-            // Recorded commands would keep the old memory alive.
-            graph.forget();
-            old.memory.copy_to(device, &memory, self.len)?;
+        let taken = match self.pool.take(device, graph, shared.len() + missing) {
+            // There is no more room for all.
+            Err(GpuError::Unsupported { .. }) if Arc::strong_count(&self.pool) > 1 => {
+                let (pool, pages) =
+                    (self.pool).split(device, graph, &self.pools, &self.pages, missing)?;
+                (self.pool, self.pages) = (pool, pages);
+                return Ok(true);
+            }
+            taken => taken?,
+        };
+        let mut taken = taken.into_iter();
+        for (i, own) in shared.into_iter().zip(&mut taken) {
+            if i * PAGE_LEN < self.len {
+                // What is copied may not have been computed yet.
+                graph.flush()?;
+                self.pool.copy(device, &self.pages[i], &own)?;
+            }
+            self.pages[i] = own;
         }
-        let memory = Shared::new(memory);
-        self.layers[layer] = Some(Layer {
-            memory: memory.clone(),
-            owners: Arc::new(()),
-        });
-        Ok(memory)
+        self.pages.extend(taken);
+        Ok(true)
+    }
+
+    /// Positions that there are pages for.
+    fn capacity(&self) -> usize {
+        self.pages.len() * PAGE_LEN
+    }
+
+    fn page_numbers(&self) -> Vec<u32> {
+        self.pages.iter().map(|page| page.number).collect()
     }
 
     /// The memory of the states of `layer`, `n` values each, not shared with other sequences.
@@ -181,8 +355,8 @@ impl GpuCache {
         to: &mut dyn Write,
     ) -> Result<(), SnapshotError> {
         to.write_all(ROWS)?;
-        if let Some(layer) = &self.layers[layer] {
-            let saved = layer.memory.read(device, self.len);
+        if let Some(memory) = self.pool.known_layer(layer) {
+            let saved = memory.read(device, &self.page_numbers(), self.len);
             to.write_all(&saved.map_err(BackendError::from)?)?;
         }
         let state = self.states.read(device, graph, layer, self.len);
@@ -204,10 +378,12 @@ impl GpuCache {
         } = held;
         read_form(from, ROWS)?;
         if len > 0 {
-            let memory = (self.layer(device, graph, layer, len)).map_err(BackendError::from)?;
+            (self.reserve(device, graph, len)).map_err(BackendError::from)?;
+            let memory = (self.pool.layer(device, layer)).map_err(BackendError::from)?;
             let mut saved = vec![0; memory.saved_bytes(len)];
             read_saved(from, &mut saved)?;
-            (memory.write(device, len, &saved)).map_err(BackendError::from)?;
+            let written = memory.write(device, &self.page_numbers(), len, &saved);
+            written.map_err(BackendError::from)?;
         }
         if n_state > 0 {
             let mut saved = vec![0; 4 * n_state];
@@ -218,17 +394,15 @@ impl GpuCache {
         Ok(())
     }
 
-    /// The buffer with the next position.
+    /// The buffer with the next position, its first element.
     pub(super) fn position(&mut self, device: &Device) -> Result<Buffer, GpuError> {
-        let (buffer, written) = match self.position.take() {
-            Some(known) => known,
-            // Followed by the token, where steps are repeated.
-            None => (device.buffer("position", 8)?, None),
-        };
-        if written != Some(self.len) {
+        // What attention of the next token needs, so that all kernels of a repeated step read the same.
+        let buffer = self.batch.room(device, 1, most_len(self.len + 1))?;
+        let position = Some(self.len as u32);
+        if self.batch.words[0] != position {
             device.write(&buffer, 0, &(self.len as u32).to_ne_bytes())?;
+            self.batch.words[0] = position;
         }
-        self.position = Some((buffer.clone(), Some(self.len)));
         Ok(buffer)
     }
 
@@ -239,14 +413,14 @@ impl GpuCache {
         graph: &mut Graph,
     ) -> Result<usize, GpuError> {
         self.states.prepare(device, graph, self.len)?;
-        let mut end = most_len(self.len + 1);
-        for layer in 0..self.layers.len() {
-            // Others have no keys and values, or theirs are computed elsewhere.
-            if self.layers[layer].is_some() {
-                end = end.min(self.layer(device, graph, layer, 1)?.capacity());
-            }
-        }
-        Ok(end - self.len)
+        let room = match self.capacity() > self.len {
+            true => self.capacity(),
+            // Memory grows with the sequence.
+            false => self.len + 1 + (self.len / 4).min(MOST_STEPS),
+        };
+        let n_steps = room.min(most_len(self.len + 1)) - self.len;
+        self.reserve(device, graph, n_steps)?;
+        Ok(n_steps)
     }
 
     /// Position and token of the current step, for `last` in it, which the step's sampling updates; and the
@@ -259,70 +433,56 @@ impl GpuCache {
         sampling: &Sampling<'_>,
     ) -> Result<Option<(Buffer, SampleOp)>, GpuError> {
         let state = self.position(device)?;
-        let capacities = self.layers.iter().flatten();
-        let capacity = capacities.map(|layer| layer.memory.capacity()).max();
-        let size = (self.len, capacity.unwrap_or(FIRST_CAPACITY));
+        let size = (self.len, most_len(self.len + 1));
         let sample = self.sampling.op(device, size, logits, &state, sampling)?;
         let Some(sample) = sample else {
             return Ok(None);
         };
         self.is_forked = Arc::default();
         device.write(&state, 4, &last.to_ne_bytes())?;
-        self.position = Some((state.clone(), None));
+        // The step changes both.
+        self.batch.words[..2].fill(None);
         Ok(Some((state, sample)))
     }
 
-    /// The rotations `rows` of `rope`, written where kernels look up the next positions.
+    /// The rotations of the rows of the batch whose first sequence this is, after [`groups`].
     pub(super) fn rope_table(
         &mut self,
         device: &Device,
-        graph: &Graph,
         Rotation { index, angles }: Rotation<'_>,
-        rows: Range<usize>,
     ) -> Result<RopeTable, GpuError> {
-        let (step, first) = (graph.step(), self.len);
+        let ropes = &mut self.batch.ropes;
+        let known = ropes.iter().position(|rope| rope.index == index);
+        let known = known.unwrap_or_else(|| {
+            ropes.push(Rope {
+                index,
+                buffer: None,
+                is_filled: false,
+            });
+            ropes.len() - 1
+        });
+        let rope = &mut ropes[known];
         let pairs = angles.dim / 2;
-        let rope_table = |table: &Table| RopeTable {
-            table: table.buffer.clone(),
+        let len = 2 * angles.cos.len();
+        let table = room(
+            device,
+            &mut rope.buffer,
+            len.next_power_of_two().max(2 * MIN_LEN * pairs),
+        )?;
+        if !rope.is_filled {
+            let both = angles.cos.iter().zip(&angles.sin);
+            let bytes: Vec<u8> = both
+                .flat_map(|(cos, sin)| [cos.to_ne_bytes(), sin.to_ne_bytes()])
+                .flatten()
+                .collect();
+            device.write(&table, 0, &bytes)?;
+            rope.is_filled = true;
+        }
+        Ok(RopeTable {
+            table,
             pairs,
             layout: angles.layout,
-        };
-        let filled =
-            |t: &&Table| (t.step, t.index, t.first, &t.rows) == (step, index, first, &rows);
-        if let Some(table) = self.tables.iter().find(filled) {
-            return Ok(rope_table(table));
-        }
-        let end = first + rows.len();
-        let fits = |t: &Table| t.step != step && t.pairs == pairs && t.capacity >= end;
-        let i = match self.tables.iter().position(fits) {
-            Some(i) => i,
-            None => {
-                // Smaller ones are unused once this step is over.
-                self.tables.retain(|t| t.step == step || t.capacity >= end);
-                let capacity = end.next_power_of_two().max(FIRST_CAPACITY);
-                let bytes = capacity as u64 * pairs.max(1) as u64 * 8;
-                self.tables.push(Table {
-                    buffer: device.buffer("rotations", bytes)?,
-                    capacity,
-                    pairs,
-                    step,
-                    index,
-                    rows: rows.clone(),
-                    first,
-                });
-                self.tables.len() - 1
-            }
-        };
-        let table = &mut self.tables[i];
-        let values = rows.start * pairs..rows.end * pairs;
-        let both = angles.cos[values.clone()].iter().zip(&angles.sin[values]);
-        let bytes: Vec<u8> = both
-            .flat_map(|(cos, sin)| [cos.to_ne_bytes(), sin.to_ne_bytes()])
-            .flatten()
-            .collect();
-        device.write(&table.buffer, (first * pairs * 8) as u64, &bytes)?;
-        (table.step, table.index, table.rows, table.first) = (step, index, rows, first);
-        Ok(rope_table(table))
+        })
     }
 }
 
@@ -348,13 +508,16 @@ impl KvCache for GpuCache {
                 true => len,
                 false => self.states.truncate(len),
             };
+            self.pages.truncate(self.len.div_ceil(PAGE_LEN));
         }
     }
 
     fn fork(&self, len: usize) -> GpuCache {
-        let mut fork = GpuCache::new(&self.shape, &self.graph);
+        let mut fork = GpuCache::new(&self.shape, &self.graph, &self.pools);
         fork.len = self.len;
-        fork.layers.clone_from(&self.layers);
+        fork.pool = Arc::clone(&self.pool);
+        let n_pages = self.len.div_ceil(PAGE_LEN);
+        fork.pages = self.pages.iter().take(n_pages).cloned().collect();
         fork.states = self.states.clone();
         fork.truncate(len);
         self.is_forked.store(true, Ordering::Relaxed);

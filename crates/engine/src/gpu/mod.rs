@@ -8,6 +8,7 @@ mod buffer;
 mod cache;
 mod decode;
 mod latent;
+mod pages;
 #[cfg(not(target_arch = "wasm32"))]
 mod part;
 mod recurrent;
@@ -57,6 +58,7 @@ pub use buffer::GpuBuffer;
 use buffer::heads;
 pub use cache::GpuCache;
 use decode::Steps;
+use pages::PagePools;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use part::{LayerNeeds, Reserve};
 use recurrent::silu_gate;
@@ -77,6 +79,7 @@ pub struct Gpu {
     /// The staging buffers for uploading weights, while there are any to upload.
     upload: Arc<Mutex<Option<Upload>>>,
     rotations: Rotations,
+    pools: PagePools,
 }
 
 impl fmt::Debug for Gpu {
@@ -97,6 +100,7 @@ impl Gpu {
             activations: Activations::default(),
             upload: Arc::default(),
             rotations: Rotations::default(),
+            pools: PagePools::default(),
         }
     }
 
@@ -328,7 +332,7 @@ impl Backend for Gpu {
     fn cache(&self, shape: &CacheShape) -> Result<GpuCache, BackendError> {
         // Weights are loaded before sessions begin: the staging buffers are no longer needed.
         *self.upload.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        Ok(GpuCache::new(shape, &self.graph))
+        Ok(GpuCache::new(shape, &self.graph, &self.pools))
     }
 
     fn save_layer(
@@ -560,23 +564,14 @@ impl Backend for Gpu {
         let (q_width, n_rows) = (q.view()?.width, qkv.n_rows);
         let width = if gated { q_width / 2 } else { q_width };
         let out = out.shape(device, n_rows, width)?;
-        let mut first = 0;
-        for Sequence { cache, n_rows } in sequences {
-            let rows = first..first + *n_rows;
-            first = rows.end;
-            let is_one = rows.len() == qkv.n_rows;
-            let memory = cache.layer(device, &mut graph, shared.unwrap_or(layer), *n_rows)?;
-            let position = cache.position(device)?;
-            let rope = match rope {
-                Some(rope) => {
-                    // For one sequence, those of later positions may follow.
-                    let all = rope.angles.cos.len() / (rope.angles.dim / 2).max(1);
-                    let rows = rows.start..if is_one { all.max(rows.end) } else { rows.end };
-                    Some(cache.rope_table(device, &graph, rope, rows)?)
-                }
-                None => None,
-            };
-            let qkv = qkv.rows(rows.start, *n_rows);
+        let keys = shared.unwrap_or(layer);
+        let groups = cache::groups(device, &mut graph, sequences, keys)?;
+        let rope = match (rope, sequences.first_mut()) {
+            (Some(rope), Some(first)) => Some(first.cache.rope_table(device, rope)?),
+            _ => None,
+        };
+        for group in groups {
+            let is_few = group.sequences.n_rows <= MAX_SPLIT_KV_ROWS;
             graph.push(Op::Heads {
                 heads: HeadInputs {
                     qkv: qkv.clone(),
@@ -584,21 +579,20 @@ impl Backend for Gpu {
                     n_heads: shape.n_heads,
                     q_norm: q_norm.map(|weight| weight.norm(eps)),
                     k_norm: k_norm.map(|weight| weight.norm(eps)),
-                    rope,
-                    position: position.clone(),
+                    rope: rope.clone(),
+                    sequences: group.sequences.clone(),
                 },
-                cache: memory.clone(),
+                cache: group.memory.clone(),
             });
-            let len = cache::most_len(cache.len() + *n_rows);
             graph.push(Op::Attention {
                 shape,
                 sinks: sinks.map(|sinks| sinks.buffer.clone()),
                 q: qkv.columns(0, q_width),
-                position,
-                cache: memory,
-                most_len: (is_causal && *n_rows <= MAX_SPLIT_KV_ROWS).then_some(len),
+                sequences: group.sequences,
+                cache: group.memory,
+                most_len: (is_causal && is_few).then_some(group.most_len),
                 is_causal,
-                out: out.rows(rows.start, *n_rows),
+                out: out.clone(),
             });
         }
         if gated {

@@ -5,7 +5,7 @@ use sterna_gpu::kernels::attention::CacheLayer;
 use sterna_gpu::kernels::recurrent::SLOTS;
 use sterna_gpu::memory::Buffer;
 
-use super::{Gpu, GpuBuffer, cache};
+use super::{Gpu, GpuBuffer, pages};
 use crate::backend::{BackendError, CacheType, KvHeads};
 
 impl GpuBuffer {
@@ -62,7 +62,7 @@ impl Reserve {
     ) -> Result<(), GpuError> {
         let keys = needs
             .heads
-            .map(|heads| cache::memory(&gpu.device, heads, dtype, ctx_len));
+            .map(|heads| pages::memory(&gpu.device, heads, dtype, ctx_len));
         let states = (needs.state > 0).then(|| {
             let bytes = 4 * needs.state as u64 * STATES;
             gpu.device.buffer("states", bytes)

@@ -241,7 +241,7 @@ fn with_residual(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     })
 }
 
-/// One row of heads and the attention that reads them; nothing else may read the rotated queries.
+/// Heads of one row of each sequence and the attention that reads them; nothing else may read the rotated queries.
 fn with_attention(before: &Op, op: &Op) -> Option<Op> {
     let Op::Heads { heads, cache } = before else {
         return None;
@@ -250,7 +250,7 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
         shape,
         sinks,
         q,
-        position,
+        sequences,
         cache: same,
         most_len: Some(most_len),
         is_causal: true,
@@ -261,7 +261,7 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
     };
     let fits = decodes(shape.head_dim)
         && *q == heads.qkv.columns(0, q.width)
-        && (q.n_rows, position, same) == (1, &heads.position, cache);
+        && (sequences.n_rows, sequences, same) == (1, &heads.sequences, cache);
     fits.then(|| Op::Decode {
         heads: heads.clone(),
         shape: *shape,

@@ -21,7 +21,7 @@ use op::{Workspace, record};
 pub use matrix::{Matrix, join, stack};
 pub use op::{
     Convolution, ExpertOutput, HeadInputs, Norm, Op, Output, RopeTable, Routes, ScanGates,
-    ScanInputs, Shared, StateRef, TimeInputs, TimeViews, View,
+    ScanInputs, SequencesRef, Shared, StateRef, TimeInputs, TimeViews, View,
 };
 pub use sample::{SampleMethod, SampleOp};
 

@@ -7,7 +7,7 @@ use super::Matrix;
 use super::sample::SampleOp;
 use crate::kernels::attention::{
     self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, Scores,
-    Split, SplitKv, SplitKvStates,
+    Sequences, Split, SplitKv, SplitKvStates,
 };
 use crate::kernels::elementwise::{self, Activation, Function};
 use crate::kernels::experts;
@@ -115,7 +115,7 @@ impl View {
 /// A norm: its weights and epsilon.
 pub type Norm = (Buffer, f32);
 
-/// Cosines and sines of a rotary embedding by position, `[positions, pairs, 2]`.
+/// Cosines and sines of a rotary embedding, `[rows, pairs, 2]`, as [`Angles`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeTable {
     /// The table.
@@ -313,14 +313,14 @@ pub enum Op {
         shape: AttentionShape,
         sinks: Option<Buffer>,
         q: View,
-        position: Buffer,
+        sequences: SequencesRef,
         cache: Shared<CacheLayer>,
         /// The longest context, if it is to be split across workgroups.
         most_len: Option<usize>,
         is_causal: bool,
         out: View,
     },
-    /// An [`Op::Heads`] of one row and the [`Op::Attention`] after it.
+    /// An [`Op::Heads`] of one row of each sequence and the [`Op::Attention`] after it.
     Decode {
         heads: HeadInputs,
         shape: AttentionShape,
@@ -333,7 +333,7 @@ pub enum Op {
     Sample(SampleOp),
 }
 
-/// Queries, keys and values of one sequence as the projections computed them, and how to prepare them.
+/// Queries, keys and values of a batch as the projections computed them, and how to prepare them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadInputs {
     /// Rows of queries, then keys, then values.
@@ -348,8 +348,38 @@ pub struct HeadInputs {
     pub k_norm: Option<Norm>,
     /// Rotates the heads of both.
     pub rope: Option<RopeTable>,
-    /// The buffer with the position of the first row, its first element.
-    pub position: Buffer,
+    /// Those of the batch that are prepared.
+    pub sequences: SequencesRef,
+}
+
+/// Some of the sequences of a batch, as [`Sequences`].
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Their fields are the same.
+pub struct SequencesRef {
+    pub table: Buffer,
+    pub n_all: usize,
+    pub page_stride: usize,
+    pub first: usize,
+    pub n: usize,
+    pub n_rows: usize,
+}
+
+impl SequencesRef {
+    /// Words of a table for each of its sequences.
+    pub fn words(page_stride: usize) -> usize {
+        Sequences::words(page_stride)
+    }
+
+    fn of(&self) -> Sequences<'_> {
+        Sequences {
+            table: &self.table,
+            n_all: self.n_all,
+            page_stride: self.page_stride,
+            first: self.first,
+            n: self.n,
+            n_rows: self.n_rows,
+        }
+    }
 }
 
 /// A part of a layer's states, as [`recurrent::State`].
@@ -569,15 +599,15 @@ pub struct ExpertOutput {
 pub(super) struct Workspace {
     /// Quantized activations, with their rows and elements per row.
     rounded: Option<(QuantizedRows, usize, usize)>,
-    /// Split-KV states, with their rows, heads, head dimension and positions.
-    split_kv: Option<(SplitKvStates, [usize; 4])>,
+    /// Split-KV states, and how many values they have.
+    split_kv: Option<(SplitKvStates, usize)>,
 }
 
 impl Workspace {
     /// Makes room for all of `ops`.
     pub(super) fn fit(&mut self, device: &Device, ops: &[Op]) -> Result<(), GpuError> {
         let (mut rows, mut width) = self.rounded.as_ref().map_or((1, 1), |(_, r, w)| (*r, *w));
-        let mut split_kv = self.split_kv.as_ref().map_or([0; 4], |(_, size)| *size);
+        let mut split_kv = self.split_kv.as_ref().map_or(0, |(_, len)| *len);
         for op in ops {
             match op {
                 Op::Linear { x, .. } | Op::Experts { x, .. } => {
@@ -585,20 +615,19 @@ impl Workspace {
                 }
                 Op::Attention {
                     shape,
-                    q: rows,
-                    most_len: Some(len),
+                    sequences,
+                    most_len: Some(most_len),
                     ..
                 }
                 | Op::Decode {
                     shape,
-                    most_len: len,
-                    out: rows,
+                    heads: HeadInputs { sequences, .. },
+                    most_len,
                     ..
                 } => {
-                    let need = [rows.n_rows, shape.n_heads, shape.head_dim, *len];
-                    for (size, need) in split_kv.iter_mut().zip(need) {
-                        *size = need.max(*size);
-                    }
+                    let rows = (sequences.n, sequences.n_rows);
+                    let heads = (shape.n_heads, shape.head_dim);
+                    split_kv = split_kv.max(SplitKvStates::len(rows, heads, *most_len));
                 }
                 _ => {}
             }
@@ -606,10 +635,8 @@ impl Workspace {
         if !matches!(&self.rounded, Some((_, r, w)) if (*r, *w) == (rows, width)) {
             self.rounded = Some((QuantizedRows::new(device, rows, width)?, rows, width));
         }
-        if split_kv != [0; 4] && !matches!(&self.split_kv, Some((_, size)) if *size == split_kv) {
-            let [rows, heads, head_dim, len] = split_kv;
-            let states = SplitKvStates::new(device, rows, heads, head_dim, len)?;
-            self.split_kv = Some((states, split_kv));
+        if split_kv != 0 && !matches!(&self.split_kv, Some((_, len)) if *len == split_kv) {
+            self.split_kv = Some((SplitKvStates::new(device, split_kv)?, split_kv));
         }
         Ok(())
     }
@@ -818,7 +845,7 @@ pub(super) fn record(
             shape,
             sinks,
             q,
-            position,
+            sequences,
             cache,
             most_len,
             is_causal,
@@ -831,16 +858,13 @@ pub(super) fn record(
                 }),
                 _ => Split::Queries,
             };
-            let position = Position {
-                buffer: position,
-                index: 0,
-            };
+            let sequences = sequences.of();
             let scores = Scores {
                 shape,
                 sinks: sinks.as_ref(),
                 is_causal: *is_causal,
             };
-            attention::attention(recorder, scores, q.of(), position, cache, split, out.of())
+            attention::attention(recorder, scores, q.of(), sequences, cache, split, out.of())
         }
         Op::Decode {
             heads,
@@ -884,15 +908,12 @@ impl HeadInputs {
                     layout: rope.layout,
                 },
                 None => Angles {
-                    table: &self.position,
+                    table: &self.sequences.table,
                     pairs: 0,
                     layout: RopeLayout::Halves,
                 },
             },
-            position: Position {
-                buffer: &self.position,
-                index: 0,
-            },
+            sequences: self.sequences.of(),
         }
     }
 }

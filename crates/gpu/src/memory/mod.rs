@@ -152,18 +152,44 @@ impl Device {
     /// Errors: [`GpuError::Shape`] if they don't fit; [`GpuError::Refused`] if the two are the same.
     pub fn copy(
         &self,
-        (from, from_offset): (&Buffer, u64),
-        (to, to_offset): (&Buffer, u64),
+        from: (&Buffer, u64),
+        to: (&Buffer, u64),
         bytes: u64,
     ) -> Result<(), GpuError> {
-        for (buffer, offset) in [(from, from_offset), (to, to_offset)] {
-            let end = offset.saturating_add(bytes);
-            expect_most("bytes of a buffer", buffer.bytes() as usize, end as usize)?;
+        self.copy_all(&[BufferCopy { from, to, bytes }])
+    }
+
+    /// Several copies, one after the other.
+    ///
+    /// Errors: as [`Device::copy`].
+    pub fn copy_all(&self, copies: &[BufferCopy<'_>]) -> Result<(), GpuError> {
+        for &BufferCopy { from, to, bytes } in copies {
+            for (buffer, offset) in [from, to] {
+                let end = offset.saturating_add(bytes);
+                expect_most("bytes of a buffer", buffer.bytes() as usize, end as usize)?;
+            }
+        }
+        if copies.is_empty() {
+            return Ok(());
         }
         self.checked("copying a buffer", || {
             let mut encoder = self.wgpu().create_command_encoder(&Default::default());
-            encoder.copy_buffer_to_buffer(from.wgpu(), from_offset, to.wgpu(), to_offset, bytes);
+            for BufferCopy { from, to, bytes } in copies {
+                let [source, target] = [from, to].map(|(buffer, _)| buffer.wgpu());
+                encoder.copy_buffer_to_buffer(source, from.1, target, to.1, *bytes);
+            }
             self.queue().submit([encoder.finish()]);
         })
     }
+}
+
+/// Bytes to be copied from one buffer to another.
+#[derive(Debug, Clone, Copy)]
+pub struct BufferCopy<'a> {
+    /// The buffer, and from which byte on: a multiple of 4.
+    pub from: (&'a Buffer, u64),
+    /// Where they go, also a multiple of 4.
+    pub to: (&'a Buffer, u64),
+    /// How many, a multiple of 4.
+    pub bytes: u64,
 }

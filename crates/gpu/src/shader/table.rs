@@ -56,6 +56,8 @@ const CACHE_F32: Lib = Lib::File(wgsl!("../shaders/lib/cache_f32.wgsl"));
 const CACHE_F16: Lib = Lib::File(wgsl!("../shaders/lib/cache_f16.wgsl"));
 const CACHE_Q8_0: Lib = Lib::File(wgsl!("../shaders/lib/cache_q8_0.wgsl"));
 const CACHE_WORDS: Lib = Lib::File(wgsl!("../shaders/lib/cache_words.wgsl"));
+const SEQUENCES: Lib = Lib::File(wgsl!("../shaders/lib/sequences.wgsl"));
+const PAGES: Lib = Lib::File(wgsl!("../shaders/lib/pages.wgsl"));
 const SOFTCAP: Lib = Lib::File(wgsl!("../shaders/lib/softcap.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/linear_params.wgsl"));
 const EVERY_ROW: Lib = Lib::File(wgsl!("../shaders/lib/every_row.wgsl"));
@@ -205,17 +207,17 @@ shaders! {
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], EmbedParams, [];
-    HEADS = "heads", [Lib::Reduce, GRID, EXACT, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], HeadsParams, [];
-    ATTENTION_F32 = "attention", [CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
-    ATTENTION_F16 = "attention", [CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
-    ATTENTION_Q8_0 = "attention", [CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
-    ATTENTION_SPLIT_KV_F32 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_F32, CACHE_WORDS, SOFTCAP],
+    HEADS = "heads", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], HeadsParams, [];
+    ATTENTION_F32 = "attention", [SEQUENCES, PAGES, CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_F16 = "attention", [SEQUENCES, PAGES, CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_Q8_0 = "attention", [SEQUENCES, PAGES, CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_SPLIT_KV_F32 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_F32, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
-    ATTENTION_SPLIT_KV_F16 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_F16, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPLIT_KV_F16 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_F16, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
-    ATTENTION_SPLIT_KV_Q8_0 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPLIT_KV_Q8_0 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
-    ATTENTION_COMBINE = "attention_combine", [], [Read, Read, Read, Write], CombineParams, [];
+    ATTENTION_COMBINE = "attention_combine", [SEQUENCES], [Read, Read, Read, Write], CombineParams, [];
     EXPERTS_TERNARY = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],

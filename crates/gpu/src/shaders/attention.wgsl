@@ -3,14 +3,15 @@
 //
 // Agrees with `sterna_kernels::attention`, except for what that rounds to make products exact, the order of
 // sums, and exponentials.
-// Shapes: q and out rows of [n_heads, head_dim]; keys and values as `cache_*.wgsl` says, [n_kv_heads,
-// capacity] rows; position[0] is that of the first query.
-// Workgroups of 128 per 32 pairs of a query and one of the heads that share keys. 32 positions at a time, of
+// Shapes: q and out rows of [n_heads, head_dim]; keys and values as `cache_*.wgsl` says, in pages as
+// `pages.wgsl` says.
+// Workgroups of 128 per 32 pairs of a query and one of the heads that share keys, as many for every sequence
+// as for one of `n_rows`: those behind its last pair do nothing. 32 positions of a page at a time, of
 // which 32 elements of keys or values are in shared memory; an invocation has four pairs' scores with two of
 // the positions, then their sums of two of the elements. Positions that no pair attends to are skipped.
 // A workgroup sums PIECE of the runs of values: wider heads take several, which compute the same scores. With
 // SPLIT 1 there is one for each split of positions, too; `out` are partial results then, as those of
-// attention_split_kv.wgsl: [rows, n_heads, n_splits, head_dim + 2].
+// attention_split_kv.wgsl: [sequences, n_rows, n_heads, n_splits, head_dim + 2].
 
 // 1: t attends to no positions after its own. 0: to those of all rows.
 override CAUSAL: u32 = 1u;
@@ -28,11 +29,12 @@ override KEPT: u32 = 1u;
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> keys: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> values: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> position: array<u32>;
+@group(0) @binding(3) var<storage, read> sequences: array<u32>;
 @group(0) @binding(4) var<storage, read> sinks: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
 struct Params {
+    // The most rows of a sequence.
     n_rows: u32,
     n_heads: u32,
     n_kv_heads: u32,
@@ -43,8 +45,10 @@ struct Params {
     q_step: u32,
     out_offset: u32,
     out_stride: u32,
-    position: u32,
-    capacity: u32,
+    sequences: u32,
+    n_sequences: u32,
+    pages: u32,
+    page_stride: u32,
     row_len: u32,
     row_scales: u32,
     scales: u32,
@@ -66,14 +70,15 @@ var<workgroup> tile: array<vec4<f32>, TILE>;
 // For each position those of eight groups of four pairs: scores, then weights.
 var<workgroup> weights: array<vec4<f32>, 256>;
 
-// Puts a chunk of the 32 queries from `first_pair` on into a slot, scaled, padded with zeros.
-fn stage_queries(thread: u32, kv: u32, first_pair: u32, chunk: u32, slot: u32) {
+// Puts a chunk of a sequence's 32 queries from `first_pair` on into a slot, scaled, padded with zeros.
+fn stage_queries(thread: u32, kv: u32, own: Sequence, first_pair: u32, chunk: u32, slot: u32) {
     let d = params.head_dim;
     let share = params.n_heads / params.n_kv_heads;
     for (var i = thread; i < 256u; i += 128u) {
-        let pair = min(first_pair + i / 8u, params.n_rows * share - 1u);
+        let pair = min(first_pair + i / 8u, own.n_rows * share - 1u);
         let e0 = chunk * 32u + i % 8u * 4u;
-        let source = params.q_offset + pair / share * params.q_stride + (kv * share + pair % share) * params.q_step;
+        let row = own.first_row + pair / share;
+        let source = params.q_offset + row * params.q_stride + (kv * share + pair % share) * params.q_step;
         var x = vec4<f32>();
         for (var c = 0u; c < 4u; c++) {
             if e0 + c < d {
@@ -100,17 +105,23 @@ fn main(
     let d = params.head_dim;
     let share = params.n_heads / params.n_kv_heads;
     let kv = group.x % params.n_kv_heads;
-    let n_pairs = params.n_rows * share;
+    let s = group.x / params.n_kv_heads % params.n_sequences;
+    let own = sequence_of(s);
+    let n_pairs = own.n_rows * share;
     // The last queries attend to the most positions: they begin first.
-    let unit = (n_pairs + 31u) / 32u - 1u - group.x / params.n_kv_heads;
+    let n_units = (params.n_rows * share + 31u) / 32u;
+    let unit = n_units - 1u - group.x / params.n_kv_heads / params.n_sequences;
     let first_pair = unit * 32u;
-    let origin = position[params.position];
+    if first_pair >= n_pairs {
+        return;
+    }
+    let origin = own.position;
     let earliest = origin + first_pair / share;
-    let last_row = origin + params.n_rows - 1u;
+    let last_row = origin + own.n_rows - 1u;
     let latest = select(last_row, origin + (min(first_pair + 32u, n_pairs) - 1u) / share, CAUSAL == 1u);
     var begin = earliest + 1u - min(params.window, earliest + 1u);
     // There is nothing beyond the capacity.
-    var end = min(latest + 1u, params.capacity);
+    var end = min(latest + 1u, own.capacity);
     let n_pieces = (CHUNKS + PIECE - 1u) / PIECE;
     let split = group.y / n_pieces;
     if SPLIT == 1u {
@@ -120,7 +131,9 @@ fn main(
     // The chunks of values that this workgroup sums.
     let from_chunk = group.y % n_pieces * PIECE;
     let to_chunk = min(from_chunk + PIECE, CHUNKS);
-    let row0 = kv * params.capacity;
+    // 32 positions are in one page. Those before the window are not attended to.
+    begin = begin / 32u * 32u;
+    var next_page = page_of(s, begin);
     let last_run = (d + 7u) / 8u - 1u;
     // Four pairs from 4 · quad on; positions, and pairs of elements, by column.
     let quad = thread / 16u;
@@ -138,12 +151,13 @@ fn main(
     var sums: array<vec4<f32>, 16>;
     if KEPT > 1u || CHUNKS == 1u {
         for (var c = 0u; c < CHUNKS; c++) {
-            stage_queries(thread, kv, first_pair, c, c);
+            stage_queries(thread, kv, own, first_pair, c, c);
         }
     }
     for (var j0 = begin; j0 < end; j0 += 32u) {
         // What is staged next is loaded before anything is computed with what is there.
-        let row = row0 + min(j0 + thread / 4u, end - 1u);
+        let row = row_of(next_page, kv, min(j0 + thread / 4u, end - 1u));
+        next_page = page_of(s, j0 + 32u);
         var next = key_words(row, min(thread % 4u, last_run));
         var score = array<vec4<f32>, 2>();
         for (var c = 0u; c < CHUNKS; c++) {
@@ -153,7 +167,7 @@ fn main(
             if KEPT == 1u {
                 slot = 0u;
                 if CHUNKS > 1u {
-                    stage_queries(thread, kv, first_pair, c, 0u);
+                    stage_queries(thread, kv, own, first_pair, c, 0u);
                 }
             }
             workgroupBarrier();
@@ -194,8 +208,8 @@ fn main(
         }
         workgroupBarrier();
         for (var i = 0u; i < 2u; i++) {
-            let own = select(vec4<f32>(), exp(score[i] - now), sees[i]);
-            weights[(column + 16u * i) * 8u + quad] = own;
+            let visible = select(vec4<f32>(), exp(score[i] - now), sees[i]);
+            weights[(column + 16u * i) * 8u + quad] = visible;
         }
         for (var c = from_chunk; c < to_chunk; c++) {
             stage(thread, next);
@@ -203,9 +217,9 @@ fn main(
             if c + 1u < to_chunk {
                 next = value_words(row, min((c + 1u) * 4u + thread % 4u, last_run));
             }
-            let own = 2u * (c - from_chunk);
-            var first = sums[own];
-            var second = sums[own + 1u];
+            let sum = 2u * (c - from_chunk);
+            var first = sums[sum];
+            var second = sums[sum + 1u];
             for (var i = 0u; i < 32u; i++) {
                 let w = weights[i * 8u + quad];
                 let four = tile[i * 9u + column / 2u];
@@ -216,8 +230,8 @@ fn main(
                     weight += w;
                 }
             }
-            sums[own] = first;
-            sums[own + 1u] = second;
+            sums[sum] = first;
+            sums[sum + 1u] = second;
             if c + 1u < to_chunk {
                 workgroupBarrier();
             }
@@ -235,9 +249,10 @@ fn main(
                 shrink = exp(top[r] - both);
                 total = total * shrink + exp(sink - both);
             }
-            var to = params.out_offset + pair / share * params.out_stride + head * d;
+            var to = params.out_offset + (own.first_row + pair / share) * params.out_stride + head * d;
             if SPLIT == 1u {
-                to = ((pair / share * params.n_heads + head) * params.n_splits + split) * (d + 2u);
+                let state = s * params.n_rows + pair / share;
+                to = ((state * params.n_heads + head) * params.n_splits + split) * (d + 2u);
                 if from_chunk == 0u && column == 0u {
                     out[to + d] = total;
                     out[to + d + 1u] = top[r];

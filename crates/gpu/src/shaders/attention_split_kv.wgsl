@@ -1,15 +1,15 @@
 // Split-KV attention of few rows: partial results of each split of positions, for attention_combine.wgsl.
-// PREPARE 1 also does for one row what heads.wgsl does: its queries, keys and values come as they were
-// computed; with NEW 1 there are key and value, which go to the cache.
+// PREPARE 1 also does for one row of each sequence what heads.wgsl does: its queries, keys and values come as
+// they were computed; with NEW 1 there are key and value, which go to the cache.
 //
 // Agrees with `sterna_kernels::attention`, and as heads.wgsl does, except for the order of sums and
 // exponentials.
-// Shapes: q rows of [n_heads, head_dim], or with PREPARE one row with queries, keys and values at offsets
-// of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl` says,
-// [n_kv_heads, capacity] rows; position[0] is that of the first row; states [rows, n_heads, n_splits + NEW,
-// head_dim + 2], of sums, their weight and the largest score. With NEW the last state is that of the new
-// position.
-// One workgroup per split and HEADS pairs of a row and one of the heads that share keys. SEGMENTS segments of
+// Shapes: q rows of [n_heads, head_dim], or with PREPARE rows with queries, keys and values at offsets of
+// their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl` says, in pages as
+// `pages.wgsl` says; states [sequences, n_rows, n_heads, n_splits + NEW, head_dim + 2], of sums, their
+// weight and the largest score. With NEW the last state is that of the new position.
+// One workgroup per split and HEADS pairs of a row and one of the heads that share keys, as many for every
+// sequence as for one of `n_rows`: those behind its last pair do nothing. SEGMENTS segments of
 // LANES per pair: a segment processes one position, four at a time, its lanes UNITS runs of eight elements
 // each, of keys, values and sums, all in registers. A few workgroups mostly wait: the shorter an invocation's
 // chain of dependent operations, the sooner it is done.
@@ -35,7 +35,7 @@ override ROOM: u32 = 576u;
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> angles: array<vec2<f32>>;
-@group(0) @binding(2) var<storage, read> position: array<u32>;
+@group(0) @binding(2) var<storage, read> sequences: array<u32>;
 @group(0) @binding(3) var<storage, read> q_weight: array<f32>;
 @group(0) @binding(4) var<storage, read> k_weight: array<f32>;
 @group(0) @binding(5) var<storage, read_write> keys: array<vec4<u32>>;
@@ -43,6 +43,7 @@ override ROOM: u32 = 576u;
 @group(0) @binding(7) var<storage, read_write> states: array<f32>;
 
 struct Params {
+    // The most rows of a sequence.
     n_rows: u32,
     n_heads: u32,
     n_kv_heads: u32,
@@ -56,8 +57,9 @@ struct Params {
     value_column: u32,
     // Pairs that are rotated.
     half: u32,
-    position: u32,
-    capacity: u32,
+    sequences: u32,
+    pages: u32,
+    page_stride: u32,
     row_len: u32,
     row_scales: u32,
     scales: u32,
@@ -92,8 +94,8 @@ fn element(slot: u32, e: u32) -> f32 {
     return room[slot * slot_len() + e / 4u][e % 4u];
 }
 
-// Element e of the head that begins at `source`, normalised and rotated.
-fn prepared(source: u32, is_query: bool, inverse: f32, now: u32, e: u32) -> f32 {
+// Element e of the head that begins at `source`, normalised and rotated by this row of angles.
+fn prepared(source: u32, is_query: bool, inverse: f32, turn: u32, e: u32) -> f32 {
     if e >= params.head_dim {
         return 0.0;
     }
@@ -104,7 +106,7 @@ fn prepared(source: u32, is_query: bool, inverse: f32, now: u32, e: u32) -> f32 
     let i = select(e, e - params.half, is_second);
     let a = normed(source, is_query, inverse, select(i, 2u * i, PAIRS == 1u));
     let b = normed(source, is_query, inverse, select(i + params.half, 2u * i + 1u, PAIRS == 1u));
-    let angle = angles[min(now, params.n_angles - 1u) * params.half + i];
+    let angle = angles[min(turn, params.n_angles - 1u) * params.half + i];
     return select(a * angle.x - b * angle.y, b * angle.x + a * angle.y, is_second);
 }
 
@@ -120,22 +122,23 @@ fn normed(source: u32, is_query: bool, inverse: f32, e: u32) -> f32 {
 }
 
 // Where the head for a slot begins.
-fn source_of(slot: u32, kv: u32, first_pair: u32) -> u32 {
+fn source_of(slot: u32, kv: u32, own: Sequence, first_pair: u32) -> u32 {
     if slot < HEADS {
         let share = params.n_heads / params.n_kv_heads;
-        let pair = min(first_pair + slot, params.n_rows * share - 1u);
-        return params.offset + pair / share * params.stride + (kv * share + pair % share) * params.q_step;
+        let pair = min(first_pair + slot, own.n_rows * share - 1u);
+        let row = own.first_row + pair / share;
+        return params.offset + row * params.stride + (kv * share + pair % share) * params.q_step;
     }
     let column = select(params.value_column, params.key_column, slot == HEADS);
-    return params.offset + column + kv * params.head_dim;
+    return params.offset + own.first_row * params.stride + column + kv * params.head_dim;
 }
 
 // Fills the first slots: queries, scaled, and a key and a value if n_slots includes them.
-fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, first_pair: u32, now: u32) {
+fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, own: Sequence, first_pair: u32) {
     if Q_NORM == 1u || K_NORM == 1u {
         // There are more segments than slots.
         let slot = min(thread / LANES, n_slots - 1u);
-        let source = source_of(slot, kv, first_pair);
+        let source = source_of(slot, kv, own, first_pair);
         var squares = 0.0;
         for (var e = thread % LANES; e < params.head_dim; e += LANES) {
             squares += q[source + e] * q[source + e];
@@ -149,7 +152,7 @@ fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, first_pair: u32, 
     for (var i = thread; i < n_slots * slot_len(); i += WG) {
         let slot = i / slot_len();
         let is_query = slot < HEADS;
-        let source = source_of(slot, kv, first_pair);
+        let source = source_of(slot, kv, own, first_pair);
         let first = 4u * (i % slot_len());
         var inverse = 1.0;
         if Q_NORM == 1u || K_NORM == 1u {
@@ -159,7 +162,7 @@ fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, first_pair: u32, 
         for (var c = 0u; c < 4u; c++) {
             let e = first + c;
             if PREPARE == 1u && slot <= HEADS {
-                x[c] = prepared(source, is_query, inverse, now, e);
+                x[c] = prepared(source, is_query, inverse, own.position + own.angles, e);
             } else if e < params.head_dim {
                 x[c] = q[source + e];
             }
@@ -197,8 +200,7 @@ fn round_new(thread: u32) {
 }
 
 // Puts the new key and value into the cache.
-fn store(thread: u32, kv: u32, now: u32) {
-    let row = kv * params.capacity + now;
+fn store(thread: u32, row: u32) {
     for (var i = thread; i < 2u * params.row_len; i += WG) {
         let is_value = i >= params.row_len;
         let slot = HEADS + u32(is_value);
@@ -231,20 +233,22 @@ fn store(thread: u32, kv: u32, now: u32) {
 }
 
 // Stores element e of a pair's partial result in a split: sums, their weight, the largest score.
-fn put(pair: u32, kv: u32, split: u32, e: u32, value: f32) {
+fn put(s: u32, pair: u32, kv: u32, split: u32, e: u32, value: f32) {
     let share = params.n_heads / params.n_kv_heads;
     let head = kv * share + pair % share;
-    let state = (pair / share * params.n_heads + head) * (params.n_splits + NEW) + split;
+    let row = s * params.n_rows + pair / share;
+    let state = (row * params.n_heads + head) * (params.n_splits + NEW) + split;
     states[state * (params.head_dim + 2u) + e] = value;
 }
 
 // The new position: the partial result of its key and value alone.
-fn attend_new(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32) {
-    prepare(at, thread, SLOTS, kv, first_pair, now);
+fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequence, first_pair: u32) {
+    prepare(at, thread, SLOTS, kv, own_sequence, first_pair);
     round_new(thread);
-    let has_room = now < params.capacity;
+    let now = own_sequence.position;
+    let has_room = now < own_sequence.capacity;
     if has_room && first_pair == 0u {
-        store(thread, kv, now);
+        store(thread, row_of(page_of(s, now), kv, now));
     }
     let own = thread / (SEGMENTS * LANES);
     let lane = thread % LANES;
@@ -257,7 +261,7 @@ fn attend_new(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32) {
     let sum = segment_sum_f32(at, vec2<f32>(product, 0.0)).x;
     let score = select(LOWEST, bounded(vec4<f32>(sum)).x, has_room);
     let d = params.head_dim;
-    if first_pair + own < params.n_rows * params.n_heads / params.n_kv_heads {
+    if first_pair + own < own_sequence.n_rows * params.n_heads / params.n_kv_heads {
         for (var e = thread % (SEGMENTS * LANES); e < d + 2u; e += SEGMENTS * LANES) {
             var value = score;
             if e < d {
@@ -265,7 +269,7 @@ fn attend_new(at: Invocation, thread: u32, kv: u32, first_pair: u32, now: u32) {
             } else if e == d {
                 value = f32(has_room);
             }
-            put(first_pair + own, kv, params.n_splits, e, value);
+            put(s, first_pair + own, kv, params.n_splits, e, value);
         }
     }
 }
@@ -279,24 +283,35 @@ fn main(at: Invocation, group: Group) {
     let d = params.head_dim;
     let share = params.n_heads / params.n_kv_heads;
     let kv = group.id.x % params.n_kv_heads;
-    let first_pair = group.id.x / params.n_kv_heads * HEADS;
-    let n_pairs = params.n_rows * share;
-    let origin = position[params.position];
+    let n_groups = (params.n_rows * share + HEADS - 1u) / HEADS;
+    let s = group.id.x / params.n_kv_heads / n_groups;
+    let first_pair = group.id.x / params.n_kv_heads % n_groups * HEADS;
     let split = group.id.y;
+    // Most splits begin there: it is loaded together with what says where they do.
+    var page = page_of(s, split * params.split_len);
+    let own_sequence = sequence_of(s);
+    let n_pairs = own_sequence.n_rows * share;
+    let origin = own_sequence.position;
+    if first_pair >= n_pairs {
+        return;
+    }
     if NEW == 1u && split == params.n_splits {
-        attend_new(at, thread, kv, first_pair, origin);
+        attend_new(at, thread, kv, s, own_sequence, first_pair);
         return;
     }
     let earliest = origin + first_pair / share;
     let latest = origin + (min(first_pair + HEADS, n_pairs) - 1u) / share;
     let first = earliest + 1u - min(params.window, earliest + 1u);
     // Cached positions: with NEW, those before the new one.
-    let begin = max(first, split * params.split_len);
-    let end = min(min(latest + 1u - NEW, params.capacity), (split + 1u) * params.split_len);
-    if begin >= end {
+    // 32 positions are in one page: those before the window are not attended to.
+    let begin = max(first / 32u * 32u, split * params.split_len);
+    let end = min(min(latest + 1u - NEW, own_sequence.capacity), (split + 1u) * params.split_len);
+    if first >= end || split * params.split_len >= end {
         return;
     }
-    let row0 = kv * params.capacity;
+    if begin / PAGE != split * params.split_len / PAGE {
+        page = page_of(s, begin);
+    }
     // The last run of eight elements: lanes beyond it read it too, and are ignored.
     let last_run = (d + 7u) / 8u - 1u;
 
@@ -304,13 +319,13 @@ fn main(at: Invocation, group: Group) {
     var k: array<Eight, 16>;
     var v: array<Eight, 16>;
     for (var r = 0u; r < 4u; r++) {
-        let row = row0 + min(begin + r * SEGMENTS + segment, end - 1u);
+        let row = row_of(page, kv, min(begin + r * SEGMENTS + segment, end - 1u));
         for (var u = 0u; u < UNITS; u++) {
             k[r * UNITS + u] = key_words(row, min(u * LANES + lane, last_run));
             v[r * UNITS + u] = value_words(row, min(u * LANES + lane, last_run));
         }
     }
-    prepare(at, thread, HEADS, kv, first_pair, origin);
+    prepare(at, thread, HEADS, kv, own_sequence, first_pair);
     // By unit.
     var query: array<vec4<f32>, 8>;
     var sums: array<vec4<f32>, 8>;
@@ -324,6 +339,7 @@ fn main(at: Invocation, group: Group) {
     // The position of the pair's row.
     let last = origin + min(first_pair + own, n_pairs - 1u) / share;
     for (var at_once = begin; at_once < end; at_once += 4u * SEGMENTS) {
+        page = page_of(s, at_once + 4u * SEGMENTS);
         var dots = vec4<f32>();
         for (var u = 0u; u < UNITS; u++) {
             for (var r = 0u; r < 4u; r++) {
@@ -354,7 +370,7 @@ fn main(at: Invocation, group: Group) {
         let next = at_once + 4u * SEGMENTS;
         if next < end {
             for (var r = 0u; r < 4u; r++) {
-                let row = row0 + min(next + r * SEGMENTS + segment, end - 1u);
+                let row = row_of(page, kv, min(next + r * SEGMENTS + segment, end - 1u));
                 for (var u = 0u; u < UNITS; u++) {
                     k[r * UNITS + u] = key_words(row, min(u * LANES + lane, last_run));
                     v[r * UNITS + u] = value_words(row, min(u * LANES + lane, last_run));
@@ -389,6 +405,6 @@ fn main(at: Invocation, group: Group) {
             }
             sum += exp(state.x - highest) * part;
         }
-        put(first_pair + own, kv, split, e, select(sum, highest, e == d + 1u));
+        put(s, first_pair + own, kv, split, e, select(sum, highest, e == d + 1u));
     }
 }

@@ -5,8 +5,9 @@
 // in what the cache then holds with `sterna_kernels::attention`.
 // Shapes: qkv rows with the queries [n_heads, head_dim], keys and values [n_kv_heads, head_dim] at
 // offsets of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl`
-// says, [n_kv_heads, capacity] rows; position[0] is that of the first row.
-// A workgroup of 64 per head, n_heads + 2 · n_kv_heads per row; or n_heads, for queries alone.
+// says, in pages as `pages.wgsl` says.
+// A workgroup of 64 per head, n_heads + 2 · n_kv_heads per row; or n_heads, for queries alone. Each sequence
+// has `n_rows` of them: those behind its last row do nothing.
 
 // 1 if queries, or keys, are normalised.
 override Q_NORM: u32 = 0u;
@@ -18,13 +19,14 @@ override HEAD_LEN: u32 = 256u;
 
 @group(0) @binding(0) var<storage, read_write> qkv: array<f32>;
 @group(0) @binding(1) var<storage, read> angles: array<vec2<f32>>;
-@group(0) @binding(2) var<storage, read> position: array<u32>;
+@group(0) @binding(2) var<storage, read> sequences: array<u32>;
 @group(0) @binding(3) var<storage, read> q_weight: array<f32>;
 @group(0) @binding(4) var<storage, read> k_weight: array<f32>;
 @group(0) @binding(5) var<storage, read_write> keys: array<u32>;
 @group(0) @binding(6) var<storage, read_write> values: array<u32>;
 
 struct Params {
+    // The most rows of a sequence.
     n_rows: u32,
     n_heads: u32,
     n_kv_heads: u32,
@@ -38,8 +40,9 @@ struct Params {
     // Of the keys, and of the values, within a row.
     keys: u32,
     values: u32,
-    position: u32,
-    capacity: u32,
+    sequences: u32,
+    pages: u32,
+    page_stride: u32,
     row_len: u32,
     row_scales: u32,
     scales: u32,
@@ -86,12 +89,17 @@ fn scale_of_word(i: u32) -> f32 {
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
     let slots = params.n_heads + 2u * params.n_kv_heads;
-    let t = min(group.id.y, params.n_rows - 1u);
+    let s = group.id.y / params.n_rows;
+    let own = sequence_of(s);
+    let t = group.id.y % params.n_rows;
+    if t >= own.n_rows {
+        return;
+    }
     let slot = group.id.x;
     let kv = (slot - params.n_heads) % params.n_kv_heads;
     let is_query = slot < params.n_heads;
     let is_key = !is_query && slot < params.n_heads + params.n_kv_heads;
-    var begin = params.offset + t * params.stride;
+    var begin = params.offset + (own.first_row + t) * params.stride;
     if is_query {
         begin += slot * params.q_step;
     } else {
@@ -116,9 +124,9 @@ fn main(at: Invocation, group: Group) {
         }
     }
     workgroupBarrier();
-    let now = position[params.position] + t;
+    let now = own.position + t;
     if is_query || is_key {
-        turn(thread, now);
+        turn(thread, now + own.angles);
     } else {
         for (var e = thread; e < params.head_dim; e += WG) {
             turned[e] = head[e];
@@ -131,10 +139,10 @@ fn main(at: Invocation, group: Group) {
         }
         return;
     }
-    if now >= params.capacity {
+    if now >= own.capacity {
         return;
     }
-    let row = kv * params.capacity + now;
+    let row = row_of(page_of(s, now), kv, now);
     for (var i = thread; i < params.row_len * 4u; i += WG) {
         let to = row * params.row_len * 4u + i;
         if is_key {

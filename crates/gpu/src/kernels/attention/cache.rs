@@ -1,11 +1,11 @@
-//! Keys and values of a layer in device memory.
+//! Keys and values of a layer in device memory, in pages.
 
 use std::ops::Range;
 
 use sterna_format::model::CacheType;
 
 use crate::error::{expect, expect_most};
-use crate::memory::Buffer;
+use crate::memory::{Buffer, BufferCopy};
 use crate::{Device, GpuError, ReadRange};
 
 /// The largest head dimension that kernels support.
@@ -14,30 +14,35 @@ pub const MAX_HEAD_DIM: usize = 1024;
 /// Elements that share a scale in [`CacheType::Q8_0`].
 const BLOCK: usize = CacheType::BLOCK_LEN;
 
-/// Keys and values of one layer, up to a fixed number of positions.
+/// Positions of a page. Kernels read 32 at a time, which are in one page.
+pub const PAGE_LEN: usize = 64;
+
+/// Keys and values of one layer, in pages of [`PAGE_LEN`] positions. Which pages are a sequence's, and in what order,
+/// is in a table ([`sequence_table`](super::sequence_table)): several sequences may share a layer, and pages.
 ///
-/// Memory: `[n_kv_heads, capacity]` rows padded to 16 bytes, for keys and for values.
+/// Memory: for keys, and for values, `[n_pages, n_kv_heads, PAGE_LEN]` rows padded to 16 bytes; of
+/// [`CacheType::Q8_0`], the scales of all rows follow.
 #[derive(Debug, Clone)]
 pub struct CacheLayer {
     pub(super) n_kv_heads: usize,
     pub(super) head_dim: usize,
     pub(super) dtype: CacheType,
-    capacity: usize,
+    n_pages: usize,
     pub(super) keys: Buffer,
     pub(super) values: Buffer,
 }
 
 impl CacheLayer {
-    /// Allocates `capacity` positions, or a few more.
+    /// Allocates `n_pages`.
     ///
     /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] if heads are larger than
-    /// [`MAX_HEAD_DIM`], or the keys exceed the device's binding size.
+    /// [`MAX_HEAD_DIM`], or there are more pages than [`CacheLayer::most_pages`].
     pub fn new(
         device: &Device,
         n_kv_heads: usize,
         head_dim: usize,
         dtype: CacheType,
-        capacity: usize,
+        n_pages: usize,
     ) -> Result<CacheLayer, GpuError> {
         let dtype = dtype.of_heads(head_dim);
         if head_dim == 0 || head_dim > MAX_HEAD_DIM {
@@ -46,35 +51,41 @@ impl CacheLayer {
                 reason: format!("kernels take 1 to {MAX_HEAD_DIM}"),
             });
         }
-        // The scales of a key-value head begin at a vector boundary, so that no two heads write to one
-        // vector.
-        let capacity = match dtype {
-            CacheType::Q8_0 => capacity.checked_next_multiple_of(4).unwrap_or(capacity),
-            _ => capacity,
-        };
-        let rows = n_kv_heads.saturating_mul(capacity);
-        let (vectors, scales) = row_shape(dtype, head_dim);
-        let bytes = (rows as u64).saturating_mul(vectors as u64 * 16 + scales as u64 * 4);
-        let limits = device.limits();
-        if bytes > limits.binding_bytes {
+        let most = CacheLayer::most_pages(device, n_kv_heads, head_dim, dtype);
+        if n_pages > most {
             return Err(GpuError::Unsupported {
-                what: format!("a cache of {capacity} positions"),
-                reason: format!("its {bytes} bytes exceed {}", limits.binding_bytes),
+                what: format!("a cache of {} positions", n_pages.saturating_mul(PAGE_LEN)),
+                reason: format!("a buffer of the device holds {}", most * PAGE_LEN),
             });
         }
+        let bytes = n_pages as u64 * page_bytes(n_kv_heads, head_dim, dtype);
         Ok(CacheLayer {
             n_kv_heads,
             head_dim,
             dtype,
-            capacity,
+            n_pages,
             keys: device.buffer("cached keys", bytes)?,
             values: device.buffer("cached values", bytes)?,
         })
     }
 
-    /// Allocated positions.
-    pub fn capacity(&self) -> usize {
-        self.capacity
+    /// The most pages of such a layer that the device has room for in a buffer.
+    pub fn most_pages(
+        device: &Device,
+        n_kv_heads: usize,
+        head_dim: usize,
+        dtype: CacheType,
+    ) -> usize {
+        let limits = device.limits();
+        let most = limits.binding_bytes.min(limits.buffer_bytes);
+        let bytes = page_bytes(n_kv_heads, head_dim, dtype.of_heads(head_dim));
+        // Kernels number words by 32 bits.
+        (most.min(1 << 34) / bytes.max(1)) as usize
+    }
+
+    /// Allocated pages.
+    pub fn n_pages(&self) -> usize {
+        self.n_pages
     }
 
     /// Bytes of device memory.
@@ -82,50 +93,51 @@ impl CacheLayer {
         self.keys.bytes() + self.values.bytes()
     }
 
-    /// Copies the first `len` positions to another cache of the same shape and any capacity: to grow, or to
-    /// fork.
+    /// What copies pages, `[from, to]` each, to another layer of the same shape, in other memory.
     ///
-    /// Errors: [`GpuError::Shape`] if they don't fit, or the shapes differ.
-    pub fn copy_to(&self, device: &Device, to: &CacheLayer, len: usize) -> Result<(), GpuError> {
+    /// Errors: [`GpuError::Shape`] if there are no such pages, or the shapes differ.
+    pub fn copies<'a>(
+        &'a self,
+        to: &'a CacheLayer,
+        pages: &[[u32; 2]],
+    ) -> Result<Vec<BufferCopy<'a>>, GpuError> {
         expect("copying a cache: heads", self.n_kv_heads, to.n_kv_heads)?;
-        expect(
-            "copying a cache: elements of a head",
-            self.head_dim,
-            to.head_dim,
-        )?;
-        expect(
-            "copying a cache: type",
-            self.dtype as usize,
-            to.dtype as usize,
-        )?;
-        expect_most(
-            "copying a cache: positions",
-            self.capacity.min(to.capacity),
-            len,
-        )?;
-        if len == 0 {
-            return Ok(());
+        let dims = (self.head_dim, to.head_dim);
+        expect("copying a cache: elements of a head", dims.0, dims.1)?;
+        let dtypes = (self.dtype as usize, to.dtype as usize);
+        expect("copying a cache: type", dtypes.0, dtypes.1)?;
+        let mut copies = Vec::new();
+        // Pages that follow one another are copied at once.
+        for run in pages.chunk_by(|a, b| a[0] + 1 == b[0] && a[1] + 1 == b[1]) {
+            let [from, into] = run[0].map(|page| page as usize);
+            self.expect_page(from + run.len())?;
+            to.expect_page(into + run.len())?;
+            let own = self.spans(from..from + run.len());
+            let others = to.spans(into..into + run.len());
+            copies.extend(own.into_iter().zip(others).map(|(own, other)| BufferCopy {
+                bytes: own.bytes.end - own.bytes.start,
+                from: (own.buffer, own.bytes.start),
+                to: (other.buffer, other.bytes.start),
+            }));
         }
-        for (own, other) in self.spans(len).into_iter().zip(to.spans(len)) {
-            let bytes = own.bytes.end - own.bytes.start;
-            let (from, to) = (own.bytes.start, other.bytes.start);
-            device.copy((own.buffer, from), (other.buffer, to), bytes)?;
-        }
-        Ok(())
+        Ok(copies)
     }
 
-    /// Where the first `len` positions are: for every head those of keys and of values, and of their scales.
-    fn spans(&self, len: usize) -> Vec<Span<'_>> {
+    fn expect_page(&self, end: usize) -> Result<(), GpuError> {
+        expect_most("pages of a cache", self.n_pages, end)
+    }
+
+    /// Where pages are: those of keys and of values, and of their scales.
+    fn spans(&self, pages: Range<usize>) -> Vec<Span<'_>> {
         let (vectors, scales) = row_shape(self.dtype, self.head_dim);
+        let n_rows = self.n_kv_heads * PAGE_LEN;
         let mut spans = Vec::new();
-        for head in 0..self.n_kv_heads {
-            for buffer in [&self.keys, &self.values] {
-                for (at, row) in [(0, vectors * 16), (self.scales_at() * 4, scales * 4)] {
-                    let first = (at + head * self.capacity * row) as u64;
-                    let bytes = first..first + (len * row) as u64;
-                    if !bytes.is_empty() {
-                        spans.push(Span { buffer, bytes });
-                    }
+        for buffer in [&self.keys, &self.values] {
+            for (first, row) in [(0, vectors * 16), (self.scales_at() * 4, scales * 4)] {
+                let at = |page: usize| (first + page * n_rows * row) as u64;
+                let bytes = at(pages.start)..at(pages.end);
+                if !bytes.is_empty() {
+                    spans.push(Span { buffer, bytes });
                 }
             }
         }
@@ -134,43 +146,122 @@ impl CacheLayer {
 
     /// Bytes of [`CacheLayer::read`] for `len` positions.
     pub fn saved_bytes(&self, len: usize) -> usize {
-        let spans = self.spans(len).into_iter();
-        spans
-            .map(|span| (span.bytes.end - span.bytes.start) as usize)
-            .sum()
+        let (vectors, scales) = row_shape(self.dtype, self.head_dim);
+        2 * self.n_kv_heads * len * (vectors * 16 + scales * 4)
     }
 
-    /// The first `len` positions, as [`CacheLayer::write`] takes them for a cache of the same shape and any capacity.
+    /// The first `len` positions of a sequence that has `pages`: for every head the rows of keys, their scales, the rows
+    /// of values, and their scales, whatever pages they are in.
     ///
-    /// Errors: [`GpuError::Shape`] if there are fewer; [`GpuError::Lost`].
-    pub fn read(&self, device: &Device, len: usize) -> Result<Vec<u8>, GpuError> {
-        expect_most("reading a cache: positions", self.capacity, len)?;
-        let ranges = self.spans(len).into_iter().map(|Span { buffer, bytes }| {
-            ReadRange::of::<u32>(buffer, bytes.start as usize / 4..bytes.end as usize / 4)
-        });
-        let ranges: Vec<ReadRange> = ranges.collect();
-        Ok(device.submit(&[], &ranges)?.wait()?.concat())
+    /// Errors: [`GpuError::Shape`] if pages have fewer positions, or there are no such pages; [`GpuError::Lost`].
+    pub fn read(&self, device: &Device, pages: &[u32], len: usize) -> Result<Vec<u8>, GpuError> {
+        let pages = self.pages_of(pages, len)?;
+        // They are collected where one read gets them all.
+        let bytes = 2 * pages.len() as u64 * self.page_bytes();
+        let all = CacheLayer::new(
+            device,
+            self.n_kv_heads,
+            self.head_dim,
+            self.dtype,
+            pages.len().max(1),
+        )?;
+        let numbered: Vec<[u32; 2]> = (0..).zip(pages).map(|(to, &from)| [from, to]).collect();
+        device.copy_all(&self.copies(&all, &numbered)?)?;
+        let words = 0..(bytes / 8) as usize;
+        let reads =
+            [&all.keys, &all.values].map(|buffer| ReadRange::of::<u32>(buffer, words.clone()));
+        let read = device.submit(&[], &reads)?.wait()?;
+        let mut saved = Vec::with_capacity(self.saved_bytes(len));
+        for (i, rows) in all.rows(len) {
+            saved.extend_from_slice(&read[i][rows]);
+        }
+        Ok(saved)
     }
 
-    /// Writes `len` positions, which [`CacheLayer::read`] gave, before anything submitted later.
+    /// Writes `len` positions, which [`CacheLayer::read`] gave, to the pages of a sequence, before anything submitted
+    /// later. The rest of the last page is unspecified.
     ///
-    /// Errors: [`GpuError::Shape`] if they are not as many, or don't fit.
-    pub fn write(&self, device: &Device, len: usize, saved: &[u8]) -> Result<(), GpuError> {
-        expect_most("writing a cache: positions", self.capacity, len)?;
+    /// Errors: [`GpuError::Shape`] if they are not as many, or don't fit, or there are no such pages.
+    pub fn write(
+        &self,
+        device: &Device,
+        pages: &[u32],
+        len: usize,
+        saved: &[u8],
+    ) -> Result<(), GpuError> {
+        let pages = self.pages_of(pages, len)?;
         expect("writing a cache: bytes", self.saved_bytes(len), saved.len())?;
+        // As if they were all, one after the other.
+        let all = CacheLayer {
+            n_pages: pages.len(),
+            ..self.clone()
+        };
+        let mut both = [(); 2].map(|()| vec![0; pages.len() * self.page_bytes() as usize]);
         let mut rest = saved;
-        for Span { buffer, bytes } in self.spans(len) {
-            let (own, others) = rest.split_at((bytes.end - bytes.start) as usize);
-            device.write(buffer, bytes.start, own)?;
+        for (i, rows) in all.rows(len) {
+            let (own, others) = rest.split_at(rows.len());
+            both[i][rows].copy_from_slice(own);
             rest = others;
+        }
+        for (i, &page) in pages.iter().enumerate() {
+            let from = all.spans(i..i + 1);
+            let to = self.spans(page as usize..page as usize + 1);
+            for (own, other) in from.iter().zip(to) {
+                let values = usize::from(*own.buffer == self.values);
+                let bytes = own.bytes.start as usize..own.bytes.end as usize;
+                device.write(other.buffer, other.bytes.start, &both[values][bytes])?;
+            }
         }
         Ok(())
     }
 
+    /// Of a sequence's pages those with the first `len` positions.
+    fn pages_of<'a>(&self, pages: &'a [u32], len: usize) -> Result<&'a [u32], GpuError> {
+        let n_pages = len.div_ceil(PAGE_LEN);
+        expect_most("pages of a sequence", pages.len(), n_pages)?;
+        let pages = &pages[..n_pages];
+        for &page in pages {
+            self.expect_page(page as usize + 1)?;
+        }
+        Ok(pages)
+    }
+
+    /// Where in keys (0) and values (1) the first `len` positions are, if pages are in order, as
+    /// [`CacheLayer::read`] orders them.
+    fn rows(&self, len: usize) -> Vec<(usize, Range<usize>)> {
+        let (vectors, scales) = row_shape(self.dtype, self.head_dim);
+        let mut rows = Vec::new();
+        for head in 0..self.n_kv_heads {
+            for of in 0..2 {
+                for (first, row) in [(0, vectors * 16), (self.scales_at() * 4, scales * 4)] {
+                    for begin in (0..len).step_by(PAGE_LEN) {
+                        let n = PAGE_LEN.min(len - begin);
+                        let at = begin * self.n_kv_heads + head * PAGE_LEN;
+                        let at = first + at * row;
+                        rows.push((of, at..at + n * row));
+                    }
+                }
+            }
+        }
+        rows
+    }
+
+    fn page_bytes(&self) -> u64 {
+        page_bytes(self.n_kv_heads, self.head_dim, self.dtype)
+    }
+
     /// The word at which scales begin.
     pub(super) fn scales_at(&self) -> usize {
-        self.n_kv_heads * self.capacity * row_shape(self.dtype, self.head_dim).0 * 4
+        let n_rows = self.n_pages * self.n_kv_heads * PAGE_LEN;
+        n_rows * row_shape(self.dtype, self.head_dim).0 * 4
     }
+}
+
+/// Bytes of a page of keys, or of values.
+fn page_bytes(n_kv_heads: usize, head_dim: usize, dtype: CacheType) -> u64 {
+    let (vectors, scales) = row_shape(dtype, head_dim);
+    let rows = (n_kv_heads as u64).saturating_mul(PAGE_LEN as u64);
+    rows.saturating_mul(vectors as u64 * 16 + scales as u64 * 4)
 }
 
 /// A part of a buffer.

@@ -2,15 +2,17 @@
 
 use sterna_format::model::RopeLayout;
 
-use super::cache::{CacheLayer, row_shape};
+use super::cache::{CacheLayer, PAGE_LEN, row_shape};
 use super::query_step;
+use super::sequences::Sequences;
 use crate::error::expect_most;
 use crate::kernels::Rows;
 use crate::memory::Buffer;
 use crate::shader::{self, params};
 use crate::{GpuError, Recorder};
 
-/// Rotary embedding: cosine and sine of each pair of elements, `[positions, pairs, 2]`.
+/// Rotary embedding: cosine and sine of each pair of elements, `[rows, pairs, 2]`. Which row a sequence's first is for
+/// is in its table ([`SequenceRows::first_angle`](super::SequenceRows::first_angle)).
 #[derive(Debug, Clone, Copy)]
 pub struct Angles<'a> {
     /// The table.
@@ -22,8 +24,8 @@ pub struct Angles<'a> {
 }
 
 impl Angles<'_> {
-    /// How many positions the table holds. Kernels clamp positions to the last.
-    pub(super) fn n_positions(&self) -> u32 {
+    /// How many rows the table holds. Kernels clamp to the last.
+    pub(super) fn n_rows(&self) -> u32 {
         let row = self.pairs.max(1) as u64 * 8;
         (self.table.bytes() / row).clamp(1, u64::from(u32::MAX)) as u32
     }
@@ -60,16 +62,16 @@ pub struct HeadNorms<'a> {
 /// Rows of queries, then keys, then values, as the projections computed them, and how to prepare them.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads<'a> {
-    /// The rows, of one sequence.
+    /// The rows of the batch.
     pub qkv: Rows<'a>,
     /// Whether there are keys and values, which go to the cache. Without them it has those of the same positions.
     pub has_keys: bool,
     /// What normalises queries and keys.
     pub norms: HeadNorms<'a>,
-    /// Rotation angles, indexed by position.
+    /// Rotation angles.
     pub angles: Angles<'a>,
-    /// The position of the first row.
-    pub position: Position<'a>,
+    /// The sequences whose rows they are.
+    pub sequences: Sequences<'a>,
 }
 
 impl Heads<'_> {
@@ -78,7 +80,7 @@ impl Heads<'_> {
     pub(super) fn check(&self, n_heads: usize, cache: &CacheLayer) -> Result<usize, GpuError> {
         let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
         self.qkv.check("heads: queries, keys and values")?;
-        self.position.check()?;
+        self.sequences.check(&self.qkv)?;
         let of_keys = if self.has_keys { 2 * n_kv_heads * d } else { 0 };
         expect_most("heads: width of a row", self.qkv.width, of_keys)?;
         let q_step = query_step(self.qkv.width - of_keys, n_heads, d)?;
@@ -114,8 +116,9 @@ params! {
         q_step: u32,
         keys: u32,
         values: u32,
-        position: u32,
-        capacity: u32,
+        sequences: u32,
+        pages: u32,
+        page_stride: u32,
         row_len: u32,
         row_scales: u32,
         scales: u32,
@@ -125,8 +128,9 @@ params! {
 }
 
 /// Prepares queries, keys and values of a batch: `n_heads` queries and the keys are normalised where there
-/// are norms, and rotated; queries are updated in place, keys and values go to the cache, starting at the
-/// position. What exceeds its capacity is dropped. Without keys and values only queries are prepared.
+/// are norms, and rotated; queries are updated in place, keys and values go to the pages of each sequence,
+/// starting at its position. What they have no room for is dropped. Without keys and values only queries are
+/// prepared.
 ///
 /// Errors: [`GpuError::Shape`] if shapes don't fit one another.
 /// Exactness: rotations within two units in the last place of their products, as devices may fuse them; norms
@@ -138,18 +142,35 @@ pub fn prepare_heads(
     n_heads: usize,
     cache: &CacheLayer,
 ) -> Result<(), GpuError> {
+    heads.check(n_heads, cache)?;
+    for sequences in heads.sequences.runs(recorder, n_heads) {
+        let heads = Heads {
+            sequences,
+            ..*heads
+        };
+        record(recorder, &heads, n_heads, cache)?;
+    }
+    Ok(())
+}
+
+fn record(
+    recorder: &mut Recorder,
+    heads: &Heads<'_>,
+    n_heads: usize,
+    cache: &CacheLayer,
+) -> Result<(), GpuError> {
     let q_step = heads.check(n_heads, cache)?;
     let Heads {
         qkv,
         has_keys,
         norms,
         angles,
-        position,
+        sequences,
     } = *heads;
     let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
     let (row_len, row_scales) = row_shape(cache.dtype, d);
     let params = HeadsParams {
-        n_rows: qkv.n_rows as u32,
+        n_rows: sequences.n_rows as u32,
         n_heads: n_heads as u32,
         n_kv_heads: n_kv_heads as u32,
         head_dim: d as u32,
@@ -159,12 +180,13 @@ pub fn prepare_heads(
         q_step: q_step as u32,
         keys: (n_heads * q_step) as u32,
         values: (n_heads * q_step + n_kv_heads * d) as u32,
-        position: position.index as u32,
-        capacity: cache.capacity() as u32,
+        sequences: sequences.header(),
+        pages: sequences.pages(),
+        page_stride: sequences.page_stride as u32,
         row_len: row_len as u32,
         row_scales: row_scales as u32,
         scales: cache.scales_at() as u32,
-        n_angles: angles.n_positions(),
+        n_angles: angles.n_rows(),
         eps: norms.eps,
     };
     let [q_norm, k_norm, pairs] = heads.constants();
@@ -173,6 +195,7 @@ pub fn prepare_heads(
     let constants = [
         ("WG", 64.0),
         ("HEAD_LEN", room as f64),
+        ("PAGE", PAGE_LEN as f64),
         cached,
         q_norm,
         k_norm,
@@ -181,15 +204,15 @@ pub fn prepare_heads(
     let bindings = [
         qkv.buffer.into(),
         angles.table.into(),
-        position.buffer.into(),
+        sequences.table.into(),
         norms.q.unwrap_or(angles.table).into(),
         norms.k.unwrap_or(angles.table).into(),
         (&cache.keys).into(),
         (&cache.values).into(),
     ];
     let most = recorder.device().limits().grid as usize;
-    expect_most("heads: rows of a batch", most, qkv.n_rows)?;
+    expect_most("heads: rows of a batch", most, sequences.all_rows())?;
     let n_prepared = n_heads + if has_keys { 2 * n_kv_heads } else { 0 };
-    let grid = [n_prepared as u32, qkv.n_rows as u32];
+    let grid = [n_prepared as u32, sequences.all_rows() as u32];
     recorder.dispatch(&shader::HEADS, &constants, &bindings, &params, grid)
 }

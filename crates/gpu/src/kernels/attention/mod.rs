@@ -2,11 +2,13 @@
 
 mod cache;
 mod heads;
+mod sequences;
 mod split_kv;
 
-pub use cache::{CacheLayer, MAX_HEAD_DIM};
+pub use cache::{CacheLayer, MAX_HEAD_DIM, PAGE_LEN};
 pub(crate) use heads::HeadsParams;
 pub use heads::{Angles, HeadNorms, Heads, Position, prepare_heads};
+pub use sequences::{SequenceRows, Sequences, sequence_table};
 pub(crate) use split_kv::{CombineParams, SplitKvParams, decodes};
 pub use split_kv::{SplitKv, SplitKvStates, decode};
 pub use sterna_format::model::{AttentionShape, CacheType, RopeLayout};
@@ -24,9 +26,8 @@ fn window(shape: &AttentionShape) -> u32 {
     window.unwrap_or(u32::MAX)
 }
 
-/// Query heads per key-value head. Errors unless `shape` matches the cache, this is a whole number, and `out`
-/// are rows of such heads.
-fn share(shape: &AttentionShape, cache: &CacheLayer, out: &Rows<'_>) -> Result<usize, GpuError> {
+/// Errors unless `shape` matches the cache, as many query heads share each of keys, and `out` are rows of such heads.
+fn check_heads(shape: &AttentionShape, cache: &CacheLayer, out: &Rows<'_>) -> Result<(), GpuError> {
     out.check("attention: output")?;
     expect(
         "attention: heads of keys",
@@ -45,8 +46,7 @@ fn share(shape: &AttentionShape, cache: &CacheLayer, out: &Rows<'_>) -> Result<u
         "attention: query heads",
         share * cache.n_kv_heads,
         shape.n_heads,
-    )?;
-    Ok(share)
+    )
 }
 
 /// From one query of a row to the next, in elements: queries may be followed by as many elements of something else. Errors
@@ -77,8 +77,10 @@ params! {
         q_step: u32,
         out_offset: u32,
         out_stride: u32,
-        position: u32,
-        capacity: u32,
+        sequences: u32,
+        n_sequences: u32,
+        pages: u32,
+        page_stride: u32,
         row_len: u32,
         row_scales: u32,
         scales: u32,
@@ -141,7 +143,8 @@ impl Scores<'_> {
 }
 
 /// `out[t, h] ← Σ_j softmax_j(scale · q[t, h] · k[j, h']) · v[j, h']` over the positions `j` that query `t`
-/// attends to: up to its own, or to the last query's if attention isn't causal, and no further back than the window. Keys and values are already cached.
+/// attends to in its sequence: up to its own, or to the last query's if attention isn't causal, and no further back than the
+/// window. Keys and values are already cached.
 ///
 /// Shapes: `q` and `out` are rows of `[n_heads, head_dim]` in different buffers; or `q` of `[n_heads, 2, head_dim]`, of
 /// which the second are something else.
@@ -152,7 +155,7 @@ pub fn attention<'a>(
     recorder: &mut Recorder,
     scores: impl Into<Scores<'a>>,
     q: Rows<'_>,
-    position: Position<'_>,
+    sequences: Sequences<'_>,
     cache: &CacheLayer,
     split: Split<'_>,
     out: Rows<'_>,
@@ -161,16 +164,35 @@ pub fn attention<'a>(
     let shape = scores.shape;
     scores.check()?;
     q.check("attention: queries")?;
-    position.check()?;
-    let share = share(shape, cache, &out)?;
-    let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
+    sequences.check(&q)?;
+    check_heads(shape, cache, &out)?;
+    let d = cache.head_dim;
     let q_step = query_step(q.width, shape.n_heads, d)?;
     expect("attention: rows of the output", q.n_rows, out.n_rows)?;
     if let Split::Kv(split_kv) = split
         && split_kv::decodes(d)
     {
-        return split_kv::attention(recorder, scores, q, position, cache, split_kv, out);
+        return split_kv::attention(recorder, scores, q, sequences, cache, split_kv, out);
     }
+    for sequences in sequences.runs(recorder, shape.n_heads) {
+        record(recorder, scores, (q, q_step), sequences, cache, split, out)?;
+    }
+    Ok(())
+}
+
+/// [`attention`] of sequences that one dispatch takes; queries of a row are `q_step` apart.
+fn record(
+    recorder: &mut Recorder,
+    scores: Scores<'_>,
+    (q, q_step): (Rows<'_>, usize),
+    sequences: Sequences<'_>,
+    cache: &CacheLayer,
+    split: Split<'_>,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    let shape = scores.shape;
+    let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
+    let share = shape.n_heads / n_kv_heads.max(1);
     let (row_len, row_scales) = row_shape(cache.dtype, d);
     let (mut states, mut split_len, mut n_splits) = (None, 0, 1);
     if let Split::Kv(SplitKv {
@@ -178,11 +200,15 @@ pub fn attention<'a>(
         most_len,
     }) = split
     {
-        (split_len, n_splits) = split_kv::splits(most_len.min(cache.capacity()));
-        states = Some(room.of(q.n_rows * shape.n_heads * n_splits, d)?);
+        (split_len, n_splits) = split_kv::splits(
+            most_len.min(sequences.capacity()),
+            sequences.n,
+            shape.n_heads,
+        );
+        states = Some(room.of(sequences.all_rows() * shape.n_heads * n_splits, d)?);
     }
     let params = AttentionParams {
-        n_rows: q.n_rows as u32,
+        n_rows: sequences.n_rows as u32,
         n_heads: shape.n_heads as u32,
         n_kv_heads: n_kv_heads as u32,
         head_dim: d as u32,
@@ -191,8 +217,10 @@ pub fn attention<'a>(
         q_step: q_step as u32,
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
-        position: position.index as u32,
-        capacity: cache.capacity() as u32,
+        sequences: sequences.header(),
+        n_sequences: sequences.n as u32,
+        pages: sequences.pages(),
+        page_stride: sequences.page_stride as u32,
         row_len: row_len as u32,
         row_scales: row_scales as u32,
         scales: cache.scales_at() as u32,
@@ -207,7 +235,7 @@ pub fn attention<'a>(
         CacheType::F16 => &shader::ATTENTION_F16,
         CacheType::Q8_0 => &shader::ATTENTION_Q8_0,
     };
-    let units = (q.n_rows * share).div_ceil(TILE) * n_kv_heads;
+    let units = (sequences.n_rows * share).div_ceil(TILE) * sequences.n * n_kv_heads;
     let limits = recorder.device().limits();
     let most = limits.grid as usize;
     expect_most("attention: heads of queries in a batch", most, units)?;
@@ -225,6 +253,7 @@ pub fn attention<'a>(
         ("PIECE", chunks.div_ceil(n_pieces) as f64),
         ("SPLIT", f64::from(u8::from(states.is_some()))),
         ("KEPT", kept as f64),
+        ("PAGE", PAGE_LEN as f64),
         ("SOFTCAP", f64::from(u8::from(shape.softcap.is_some()))),
         scores.constant(),
         ("CAUSAL", f64::from(u8::from(scores.is_causal))),
@@ -233,16 +262,11 @@ pub fn attention<'a>(
         q.buffer.into(),
         (&cache.keys).into(),
         (&cache.values).into(),
-        position.buffer.into(),
-        scores.sinks.unwrap_or(position.buffer).into(),
+        sequences.table.into(),
+        scores.sinks.unwrap_or(sequences.table).into(),
         states.unwrap_or(out.buffer).into(),
     ];
-    let n_groups = if q.n_rows == 0 {
-        0
-    } else {
-        n_pieces * n_splits
-    };
-    let grid = [units as u32, n_groups as u32];
+    let grid = [units as u32, (n_pieces * n_splits) as u32];
     recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
     let Some(states) = states else {
         return Ok(());
@@ -253,12 +277,11 @@ pub fn attention<'a>(
         head_dim: params.head_dim,
         out_offset: params.out_offset,
         out_stride: params.out_stride,
-        position: params.position,
+        sequences: params.sequences,
         window: params.window,
         n_splits: params.n_splits,
         n_new: 0,
         split_len: params.split_len,
-        capacity: params.capacity,
     };
-    split_kv::combine(recorder, scores, states, position, &params, out)
+    split_kv::combine(recorder, scores, states, sequences, &params, out)
 }

@@ -1,9 +1,10 @@
 //! Split-KV attention (flash-decoding) for few rows: positions are divided among workgroups, so that the
 //! device is fully occupied.
 
-use super::cache::{CacheLayer, row_shape};
-use super::heads::{Heads, Position};
-use super::{CacheType, Scores, query_step, share, window};
+use super::cache::{CacheLayer, PAGE_LEN, row_shape};
+use super::heads::Heads;
+use super::sequences::Sequences;
+use super::{CacheType, Scores, check_heads, query_step, window};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::memory::Buffer;
@@ -12,6 +13,12 @@ use crate::{Device, GpuError, Limits, Recorder};
 
 /// Maximum number of splits of a context: what `attention_combine.wgsl` has room for.
 const MAX_SPLITS: usize = 64;
+
+/// The least that there may be, if the context is long enough.
+const MIN_SPLITS: usize = 8;
+
+/// Splits of all heads of several sequences that occupy any device: more only cost something.
+const SPLITS_OF_MANY: usize = 8192;
 
 /// Positions that a segment of invocations processes at a time.
 const AT_ONCE: usize = 4;
@@ -38,24 +45,29 @@ pub struct SplitKvStates {
 }
 
 impl SplitKvStates {
-    /// Room for `n_rows` rows of `n_heads` heads, over contexts of up to `most_len` positions.
+    /// Room for `len` values.
     ///
     /// Errors: [`GpuError::OutOfMemory`].
-    pub fn new(
-        device: &Device,
-        n_rows: usize,
-        n_heads: usize,
-        head_dim: usize,
-        most_len: usize,
-    ) -> Result<SplitKvStates, GpuError> {
-        // Longer contexts use longer splits, not more than this: the maximum for any context up to this
-        // length, and one for a new position.
-        let n_splits = most_len.div_ceil(AT_ONCE * SEGMENTS).clamp(1, MAX_SPLITS) + 1;
-        let states = n_rows.saturating_mul(n_heads).saturating_mul(n_splits);
-        let bytes = (states as u64).saturating_mul((head_dim as u64 + 2) * 4);
+    pub fn new(device: &Device, len: usize) -> Result<SplitKvStates, GpuError> {
+        let bytes = (len as u64).saturating_mul(4);
         Ok(SplitKvStates {
             buffer: device.buffer("split-KV attention", bytes)?,
         })
+    }
+
+    /// Values for `n_sequences` of up to `n_rows` rows, of `n_heads` heads of `head_dim` elements, over contexts of up to
+    /// `most_len` positions.
+    pub fn len(
+        (n_sequences, n_rows): (usize, usize),
+        (n_heads, head_dim): (usize, usize),
+        most_len: usize,
+    ) -> usize {
+        // Longer contexts use longer splits, not more than this: the maximum for any context up to this
+        // length, and one for a new position.
+        let n_splits = most_len.div_ceil(AT_ONCE * SEGMENTS);
+        let n_splits = n_splits.clamp(1, most_splits(n_sequences, n_heads)) + 1;
+        let states = n_sequences.saturating_mul(n_rows).saturating_mul(n_heads);
+        states.saturating_mul(n_splits).saturating_mul(head_dim + 2)
     }
 
     /// The memory, if it has room for `n_states` partial results of heads of `head_dim` elements.
@@ -93,7 +105,12 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(limits: &Limits, head_dim: usize, n_pairs: usize, most_len: usize) -> Plan {
+    fn of(
+        limits: &Limits,
+        head_dim: usize,
+        n_pairs: usize,
+        (split_len, n_splits): (usize, usize),
+    ) -> Plan {
         let runs = head_dim.div_ceil(8).max(1);
         // Reductions through shared memory take more barriers with more lanes.
         let most = (limits.min_subgroup as usize).clamp(8, 32);
@@ -108,18 +125,18 @@ impl Plan {
         let room = (limits.workgroup_bytes as usize).saturating_sub(2 * 4 + 16 * 4);
         let most = invocations.min(room / bytes);
         let n_groups = n_pairs.div_ceil(most.max(1)).max(1);
-        let (split_len, n_splits) = splits(most_len);
+        let heads = n_pairs.div_ceil(n_groups).max(1);
         Plan {
             lanes,
             units,
-            heads: n_pairs.div_ceil(n_groups).max(1),
-            n_groups,
+            heads,
+            n_groups: n_pairs.div_ceil(heads),
             split_len,
             n_splits,
         }
     }
 
-    fn constants(&self, cache: CacheType, softcap: bool) -> [(&'static str, f64); 10] {
+    fn constants(&self, cache: CacheType, softcap: bool) -> [(&'static str, f64); 11] {
         let &Plan {
             lanes,
             units,
@@ -138,16 +155,25 @@ impl Plan {
                 "ROOM",
                 (heads * (1 + SEGMENTS) * head_len(units, lanes)) as f64,
             ),
+            ("PAGE", PAGE_LEN as f64),
             ("CACHE", f64::from(cache as u8)),
             ("SOFTCAP", f64::from(u8::from(softcap))),
         ]
     }
 }
 
-/// The length and number of the splits of a context of up to `most_len` positions.
-pub(super) fn splits(most_len: usize) -> (usize, usize) {
+/// Maximum number of splits of each of `n_sequences` with `n_heads` query heads.
+fn most_splits(n_sequences: usize, n_heads: usize) -> usize {
+    match n_sequences {
+        0 | 1 => MAX_SPLITS,
+        n => (SPLITS_OF_MANY / (n * n_heads.max(1))).clamp(MIN_SPLITS, MAX_SPLITS),
+    }
+}
+
+/// The length and number of the splits of contexts of up to `most_len` positions, of each of `n_sequences`.
+pub(super) fn splits(most_len: usize, n_sequences: usize, n_heads: usize) -> (usize, usize) {
     let mut split_len = AT_ONCE * SEGMENTS;
-    while most_len.div_ceil(split_len) > MAX_SPLITS {
+    while most_len.div_ceil(split_len) > most_splits(n_sequences, n_heads) {
         split_len *= 2;
     }
     (split_len, most_len.div_ceil(split_len).max(1))
@@ -170,8 +196,9 @@ params! {
         key_column: u32,
         value_column: u32,
         half: u32,
-        position: u32,
-        capacity: u32,
+        sequences: u32,
+        pages: u32,
+        page_stride: u32,
         row_len: u32,
         row_scales: u32,
         scales: u32,
@@ -192,21 +219,20 @@ params! {
         head_dim: u32,
         out_offset: u32,
         out_stride: u32,
-        position: u32,
+        sequences: u32,
         window: u32,
         n_splits: u32,
         n_new: u32,
         split_len: u32,
-        capacity: u32,
     }
 }
 
-/// [`prepare_heads`](super::prepare_heads) and [`attention`](super::attention) for one new position of a
+/// [`prepare_heads`](super::prepare_heads) and [`attention`](super::attention) for one new position of each
 /// sequence, in two dispatches instead of three: each workgroup prepares the queries that it needs, and those
 /// of the new position store key and value in the cache, if there are any. The queries in `heads.qkv` are left
 /// unchanged.
 ///
-/// Shapes: `heads.qkv` and `out` are one row each, in different buffers.
+/// Shapes: `heads.qkv` and `out` are rows of the same batch, in different buffers.
 /// Errors: [`GpuError::Shape`] if shapes don't match, or the states are too small; [`GpuError::Unsupported`] if attention
 /// isn't causal.
 /// Exactness: as those two, with sums in a different order.
@@ -221,17 +247,21 @@ pub fn decode<'a>(
     let scores = scores.into();
     let shape = scores.shape;
     scores.check()?;
-    share(shape, cache, &out)?;
+    check_heads(shape, cache, &out)?;
     expect_most(
         "attention of one position: elements of a head",
         MAX_HEAD_DIM,
         cache.head_dim,
     )?;
-    expect("attention: rows of one position", 1, heads.qkv.n_rows)?;
-    expect("attention: rows of the output", 1, out.n_rows)?;
+    expect("attention: rows of one position", 1, heads.sequences.n_rows)?;
+    expect(
+        "attention: rows of the output",
+        heads.qkv.n_rows,
+        out.n_rows,
+    )?;
     let rows = Source {
         rows: heads.qkv,
-        position: heads.position,
+        sequences: heads.sequences,
         prepare: Some(heads),
     };
     record(recorder, scores, rows, cache, split_kv, out)
@@ -242,23 +272,24 @@ pub(super) fn attention(
     recorder: &mut Recorder,
     scores: Scores<'_>,
     q: Rows<'_>,
-    position: Position<'_>,
+    sequences: Sequences<'_>,
     cache: &CacheLayer,
     split_kv: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     let rows = Source {
         rows: q,
-        position,
+        sequences,
         prepare: None,
     };
     record(recorder, scores, rows, cache, split_kv, out)
 }
 
 /// The queries.
+#[derive(Clone, Copy)]
 struct Source<'a> {
     rows: Rows<'a>,
-    position: Position<'a>,
+    sequences: Sequences<'a>,
     /// How to prepare them first.
     prepare: Option<&'a Heads<'a>>,
 }
@@ -271,9 +302,27 @@ fn record(
     split_kv: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
+    for sequences in source.sequences.runs(recorder, scores.shape.n_heads) {
+        let run = Source {
+            sequences,
+            ..source
+        };
+        record_run(recorder, scores, run, cache, split_kv, out)?;
+    }
+    Ok(())
+}
+
+fn record_run(
+    recorder: &mut Recorder,
+    scores: Scores<'_>,
+    source: Source<'_>,
+    cache: &CacheLayer,
+    split_kv: SplitKv<'_>,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
     let Source {
         rows,
-        position,
+        sequences,
         prepare,
     } = source;
     if !scores.is_causal {
@@ -288,19 +337,20 @@ fn record(
         Some(heads) => heads.check(n_heads, cache)?,
         None => query_step(rows.width, n_heads, d)?,
     };
-    let n_pairs = rows.n_rows * n_heads / n_kv_heads.max(1);
+    let n_pairs = sequences.n_rows * n_heads / n_kv_heads.max(1);
     let limits = recorder.device().limits();
-    let most_len = split_kv.most_len.min(cache.capacity());
-    let plan = Plan::of(limits, d, n_pairs, most_len);
+    let most_len = split_kv.most_len.min(sequences.capacity());
+    let splits = splits(most_len, sequences.n, n_heads);
+    let plan = Plan::of(limits, d, n_pairs, splits);
     let n_new = usize::from(prepare.is_some_and(|heads| heads.has_keys));
     let n_states = plan.n_splits + n_new;
-    let states = (split_kv.states).of(rows.n_rows * n_heads * n_states, d)?;
-    let groups = n_kv_heads * plan.n_groups;
+    let states = (split_kv.states).of(sequences.all_rows() * n_heads * n_states, d)?;
+    let groups = n_kv_heads * plan.n_groups * sequences.n;
     let most = limits.grid as usize;
     expect_most("attention: heads of queries in a batch", most, groups)?;
     let (row_len, row_scales) = row_shape(cache.dtype, d);
     let params = SplitKvParams {
-        n_rows: rows.n_rows as u32,
+        n_rows: sequences.n_rows as u32,
         n_heads: n_heads as u32,
         n_kv_heads: n_kv_heads as u32,
         head_dim: d as u32,
@@ -310,15 +360,16 @@ fn record(
         key_column: (n_heads * q_step) as u32,
         value_column: (n_heads * q_step + n_kv_heads * d) as u32,
         half: prepare.map_or(0, |heads| heads.angles.pairs as u32),
-        position: position.index as u32,
-        capacity: cache.capacity() as u32,
+        sequences: sequences.header(),
+        pages: sequences.pages(),
+        page_stride: sequences.page_stride as u32,
         row_len: row_len as u32,
         row_scales: row_scales as u32,
         scales: cache.scales_at() as u32,
         window: window(shape),
         n_splits: plan.n_splits as u32,
         split_len: plan.split_len as u32,
-        n_angles: prepare.map_or(1, |heads| heads.angles.n_positions()),
+        n_angles: prepare.map_or(1, |heads| heads.angles.n_rows()),
         eps: prepare.map_or(0.0, |heads| heads.norms.eps),
         scale: shape.scale,
         softcap: shape.softcap.unwrap_or(0.0),
@@ -332,7 +383,7 @@ fn record(
         .constants(cache.dtype, shape.softcap.is_some())
         .to_vec();
     // Unused bindings get a buffer that is read anyway.
-    let (mut table, mut norms) = (position.buffer, [None; 2]);
+    let (mut table, mut norms) = (sequences.table, [None; 2]);
     if let Some(heads) = prepare {
         constants.extend([("PREPARE", 1.0), ("NEW", n_new as f64)]);
         constants.extend(heads.constants());
@@ -342,7 +393,7 @@ fn record(
     let bindings = [
         rows.buffer.into(),
         table.into(),
-        position.buffer.into(),
+        sequences.table.into(),
         q_norm.into(),
         k_norm.into(),
         (&cache.keys).into(),
@@ -350,7 +401,11 @@ fn record(
         states.into(),
     ];
     let grid = [
-        if rows.n_rows == 0 { 0 } else { groups as u32 },
+        if sequences.n_rows == 0 {
+            0
+        } else {
+            groups as u32
+        },
         (plan.n_splits + n_new) as u32,
     ];
     recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
@@ -360,14 +415,13 @@ fn record(
         head_dim: params.head_dim,
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
-        position: params.position,
+        sequences: params.sequences,
         window: params.window,
         n_splits: params.n_splits,
         n_new: n_new as u32,
         split_len: params.split_len,
-        capacity: params.capacity,
     };
-    combine(recorder, scores, states, position, &params, out)
+    combine(recorder, scores, states, sequences, &params, out)
 }
 
 /// Combines the partial results of splits.
@@ -375,7 +429,7 @@ pub(super) fn combine(
     recorder: &mut Recorder,
     scores: Scores<'_>,
     states: &Buffer,
-    position: Position<'_>,
+    sequences: Sequences<'_>,
     params: &CombineParams,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
@@ -384,11 +438,12 @@ pub(super) fn combine(
     expect_most("attention: pieces of heads", most, pieces)?;
     let bindings = [
         states.into(),
-        position.buffer.into(),
-        scores.sinks.unwrap_or(position.buffer).into(),
+        sequences.table.into(),
+        scores.sinks.unwrap_or(sequences.table).into(),
         out.buffer.into(),
     ];
-    let grid = [pieces as u32, out.n_rows as u32];
+    let grid = [pieces as u32, sequences.all_rows() as u32];
+    expect_most("attention: rows of a batch", most, sequences.all_rows())?;
     let constants = [scores.constant()];
     recorder.dispatch(
         &shader::ATTENTION_COMBINE,
