@@ -591,6 +591,52 @@ fn sequences_choose_together_what_each_would_alone() {
     }
 }
 
+/// How many dispatches, and commands submitted, a step of this many sequences takes.
+fn work_of_a_shared_step(gpu: &Gpu, model: &Arc<Model<Gpu>>, n_sequences: u32) -> (u64, u64) {
+    let config = SamplerConfig::default();
+    let mut started: Vec<_> = (0..n_sequences)
+        .map(|i| {
+            let prompt: Vec<u32> = (0..5 + i).map(|j| 1 + (i * 31 + j * 17) % 250).collect();
+            start(model, &prompt, &config, SessionOptions::new(64))
+        })
+        .collect();
+    let mut step = |id: u32| {
+        let (mut steps, mut samplers) = (Vec::new(), Vec::new());
+        for (session, sampler) in &mut started {
+            steps.push(Step {
+                session,
+                ids: std::slice::from_ref(&id),
+                logits: Logits::Last,
+            });
+            samplers.push(Some(&*sampler));
+        }
+        let decoded = Session::decode_together(&mut steps, &samplers).unwrap();
+        assert!(decoded.iter().all(|of| matches!(of, Decoded::Token(_))));
+    };
+    step(1);
+    let before = gpu.work();
+    step(2);
+    let after = gpu.work();
+    assert_eq!(after.n_recorded, before.n_recorded);
+    (
+        after.n_dispatches - before.n_dispatches,
+        after.n_submits - before.n_submits,
+    )
+}
+
+#[test]
+fn more_sequences_take_no_more_dispatches() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu.clone());
+    // Of a layer two norms and four products, attention, and the combination of its splits. The embedding, the last
+    // norm, the head, the best logits, and the choice. A product takes four rows at a time.
+    let n_layers = model.config().n_layers as u64;
+    for n_sequences in [5, 8] {
+        let work = work_of_a_shared_step(&gpu, &model, n_sequences);
+        assert_eq!(work, (12 * n_layers + 6, 1), "{n_sequences}");
+    }
+}
+
 #[test]
 fn a_context_ends() {
     let Some(gpu) = gpu() else { return };

@@ -24,7 +24,7 @@ use sterna_gpu::kernels::attention::{
 use sterna_gpu::kernels::elementwise::{self, Activation};
 use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
 use sterna_gpu::kernels::norm::rms_norm;
-use sterna_gpu::kernels::output::{Draw, TopK, sample, top_k};
+use sterna_gpu::kernels::output::{Draw, Samplers, TopK, sample, top_k};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::{Effort, LaunchConfig, Sample, Tuner};
@@ -698,13 +698,9 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
     let state = device.upload(&table_of_one(ctx - 1, 1, ctx + 64))?;
     device.write(&state, 4, &1u32.to_ne_bytes())?;
     let tokens = device.buffer("tokens", (ctx as u64 + 64) * 4)?;
-    let position = Position {
-        buffer: &state,
-        index: 0,
-    };
     let states = states(device, n_heads, d, ctx + 64)?;
     let scratch = QuantizedRows::new(device, 1, ffn)?;
-    let best = TopK::new(device, n_vocab, 40)?;
+    let best = TopK::new(device, n_vocab, 40, 1)?;
     let mut bytes = table.bytes();
     let mut layers = Vec::new();
     for _ in 0..n_layers {
@@ -821,14 +817,18 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
             Epilogue::Store,
             to,
         )?;
-        top_k(&mut r, to, &best)?;
+        let samplers = Samplers {
+            logits: to,
+            states: &state,
+            n: 1,
+        };
+        top_k(&mut r, samplers, &best)?;
         let draw = Draw {
             temperature: 0.8,
             top_p: 0.95,
             min_p: 0.0,
-            seed: 1,
         };
-        sample(&mut r, &best, &draw, position, &tokens)?;
+        sample(&mut r, samplers, &best, &draw, Some(&tokens))?;
         r.finish()
     };
     let back = || device.write(&state, 0, bytemuck::bytes_of(&[ctx as u32 - 1, 1]));

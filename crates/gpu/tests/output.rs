@@ -6,8 +6,10 @@ use common::{Random, device, devices, floats, run};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::Position;
 use sterna_gpu::kernels::output::{
-    Draw, Penalties, TopK, Weights, penalize, perturb, sample, sample_of_all, top_k, weigh,
+    Draw, Penalties, STATE_LEN, Samplers, TopK, Weights, penalize, perturb, sample, sample_of_all,
+    top_k, weigh,
 };
+use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, Recorder};
 
 /// Runs `record`.
@@ -19,11 +21,29 @@ fn run_all(
     run(device, &nothing, 0, record);
 }
 
+/// The state of a sequence at a position, whose last token is 5.
+fn state(position: u32, row: u32, seed: u64) -> [u32; STATE_LEN] {
+    let mut state = [77; STATE_LEN];
+    state[..3].copy_from_slice(&[position, 5, row]);
+    state[6..].copy_from_slice(&[seed as u32, (seed >> 32) as u32]);
+    state
+}
+
+/// The one row of logits, sampled for one sequence.
+fn one<'a>(logits: &'a Buffer, width: usize, states: &'a Buffer) -> Samplers<'a> {
+    Samplers {
+        logits: Rows::new(logits, 1, width),
+        states,
+        n: 1,
+    }
+}
+
 fn best_of(device: &Device, logits: &[f32], k: usize) -> Vec<(f32, u32)> {
     let buffer = device.upload(logits).unwrap();
-    let room = TopK::new(device, logits.len(), k).unwrap();
+    let states = device.upload(&state(0, 0, 0)).unwrap();
+    let room = TopK::new(device, logits.len(), k, 1).unwrap();
     run_all(device, |r| {
-        top_k(r, Rows::new(&buffer, 1, logits.len()), &room)
+        top_k(r, one(&buffer, logits.len(), &states), &room)
     });
     let pairs: Vec<[u32; 2]> = device.read(room.best(), 0..k).unwrap();
     pairs
@@ -161,26 +181,31 @@ fn a_position_behind_the_tokens_is_taken_for_the_last() {
 }
 
 /// Draws `n` tokens, each from the same logits.
-fn draws(device: &Device, logits: &[f32], k: usize, draw: &Draw, n: usize) -> Vec<u32> {
+fn draws(
+    device: &Device,
+    logits: &[f32],
+    k: usize,
+    (draw, seed): (&Draw, u64),
+    n: usize,
+) -> Vec<u32> {
     let buffer = device.upload(logits).unwrap();
-    let room = TopK::new(device, logits.len(), k).unwrap();
-    let state = device.upload(&[0u32, 5, 77]).unwrap();
+    let room = TopK::new(device, logits.len(), k, 1).unwrap();
+    let before = state(0, 0, seed);
+    let states = device.upload(&before).unwrap();
     let tokens = device.upload(&vec![u32::MAX; n + 4]).unwrap();
-    let at = Position {
-        buffer: &state,
-        index: 0,
-    };
+    let samplers = one(&buffer, logits.len(), &states);
     let mut recorder = Recorder::new(device);
-    top_k(&mut recorder, Rows::new(&buffer, 1, logits.len()), &room).unwrap();
-    sample(&mut recorder, &room, draw, at, &tokens).unwrap();
+    top_k(&mut recorder, samplers, &room).unwrap();
+    sample(&mut recorder, samplers, &room, draw, Some(&tokens)).unwrap();
     let commands = recorder.finish().unwrap();
     let many = vec![&commands; n];
     device.submit(&many, &[]).unwrap().wait().unwrap();
     let drawn: Vec<u32> = device.read(&tokens, 0..n + 4).unwrap();
     // Positions count from 1, as 0 is that of the previous token.
     assert_eq!((drawn[0], drawn[n + 1]), (u32::MAX, u32::MAX));
-    let state: Vec<u32> = device.read(&state, 0..3).unwrap();
-    assert_eq!(state, [n as u32, drawn[n], 77]);
+    let state: Vec<u32> = device.read(&states, 0..STATE_LEN).unwrap();
+    assert_eq!(state[..2], [n as u32, drawn[n]]);
+    assert_eq!(state[2..], before[2..]);
     drawn[1..=n].to_vec()
 }
 
@@ -188,7 +213,6 @@ const DRAW: Draw = Draw {
     temperature: 1.0,
     top_p: 1.0,
     min_p: 0.0,
-    seed: 1,
 };
 
 #[test]
@@ -197,7 +221,7 @@ fn tokens_are_drawn_by_their_weights() {
     let logits: Vec<f32> = [0.5f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
     let n = 1000;
     let shares = |draw: Draw, k: usize| -> [f64; 4] {
-        let drawn = draws(device, &logits, k, &draw, n);
+        let drawn = draws(device, &logits, k, (&draw, 1 << 40), n);
         let count = |id: u32| drawn.iter().filter(|d| **d == id).count() as f64 / n as f64;
         std::array::from_fn(|id| count(id as u32))
     };
@@ -225,7 +249,6 @@ fn tokens_are_drawn_by_their_weights() {
         shares(
             Draw {
                 top_p: 0.85,
-                seed: 9,
                 ..DRAW
             },
             4,
@@ -233,14 +256,7 @@ fn tokens_are_drawn_by_their_weights() {
         [0.526, 0.316, 0.158, 0.0],
     );
     near(
-        shares(
-            Draw {
-                min_p: 0.2,
-                seed: 1 << 40,
-                ..DRAW
-            },
-            4,
-        ),
+        shares(Draw { min_p: 0.2, ..DRAW }, 4),
         [0.526, 0.316, 0.158, 0.0],
     );
     near(
@@ -280,7 +296,7 @@ fn tokens_are_drawn_by_their_weights() {
 fn seeds_decide() {
     let Some(device) = device() else { return };
     let logits = floats(500, 2);
-    let of = |seed| draws(device, &logits, 100, &Draw { seed, ..DRAW }, 40);
+    let of = |seed| draws(device, &logits, 100, (&DRAW, seed), 40);
     assert_eq!(of(3), of(3));
     assert_ne!(of(3), of(4));
     assert_ne!(of(3), of(3 + (1 << 32)));
@@ -318,43 +334,19 @@ fn drawn_at(
     k: usize,
     method: Method,
     draw: &Draw,
-    position: u32,
+    (position, seed): (u32, u64),
 ) -> Option<u32> {
     let buffer = device.upload(logits).unwrap();
-    let rows = Rows::new(&buffer, 1, logits.len());
-    let room = TopK::new(device, logits.len(), k).unwrap();
-    let weights = Weights::new(device, logits.len()).unwrap();
-    let state = device.upload(&[position, 5]).unwrap();
+    let room = TopK::new(device, logits.len(), k, 1).unwrap();
+    let weights = Weights::new(device, logits.len(), 1).unwrap();
+    let states = device.upload(&state(position, 0, seed)).unwrap();
     let tokens = device.upload(&[7u32; 4]).unwrap();
-    let at = Position {
-        buffer: &state,
-        index: 0,
-    };
-    run_all(device, |r| match method {
-        Method::These => {
-            top_k(r, rows, &room)?;
-            sample(r, &room, draw, at, &tokens)
-        }
-        Method::All => {
-            top_k(r, rows, &room)?;
-            let share = draw.top_p < 1.0;
-            if share {
-                weigh(r, rows, draw.temperature, &weights)?;
-            }
-            let weights = share.then_some(&weights);
-            sample_of_all(r, &room, weights, draw, at, &tokens)
-        }
-        Method::Noise => {
-            perturb(r, rows, draw.temperature, draw.seed, at)?;
-            top_k(r, rows, &room)?;
-            let best = Draw {
-                temperature: 0.0,
-                ..*draw
-            };
-            sample(r, &room, &best, at, &tokens)
-        }
+    let samplers = one(&buffer, logits.len(), &states);
+    let rooms = (&room, &weights);
+    run_all(device, |r| {
+        record(r, samplers, method, draw, rooms, Some(&tokens))
     });
-    let state: Vec<u32> = device.read(&state, 0..2).unwrap();
+    let state: Vec<u32> = device.read(&states, 0..2).unwrap();
     let tokens: Vec<u32> = device.read(&tokens, 0..4).unwrap();
     if state == [position, 5] {
         assert_eq!(tokens, [7; 4]);
@@ -367,8 +359,100 @@ fn drawn_at(
     Some(state[1])
 }
 
+fn record(
+    r: &mut Recorder,
+    samplers: Samplers<'_>,
+    method: Method,
+    draw: &Draw,
+    (room, weights): (&TopK, &Weights),
+    tokens: Option<&Buffer>,
+) -> Result<(), sterna_gpu::GpuError> {
+    match method {
+        Method::These => {
+            top_k(r, samplers, room)?;
+            sample(r, samplers, room, draw, tokens)
+        }
+        Method::All => {
+            top_k(r, samplers, room)?;
+            let share = draw.top_p < 1.0;
+            if share {
+                weigh(r, samplers, draw.temperature, weights)?;
+            }
+            let weights = share.then_some(weights);
+            sample_of_all(r, samplers, room, weights, draw, tokens)
+        }
+        Method::Noise => {
+            perturb(r, samplers, draw.temperature)?;
+            top_k(r, samplers, room)?;
+            let best = Draw {
+                temperature: 0.0,
+                ..*draw
+            };
+            sample(r, samplers, room, &best, tokens)
+        }
+    }
+}
+
+/// Some of several rows of logits, in another order, each with a position and a seed of its own.
+#[test]
+fn sequences_are_sampled_together_as_each_alone() {
+    for device in devices().iter().take(2) {
+        let (n_vocab, stride) = (2500, 2503);
+        let mut rows = floats(6 * stride, 4);
+        rows[3 * stride..4 * stride].fill(f32::NAN);
+        let members = [
+            (4u32, 9, 3),
+            (0, 9, 4),
+            (3, 2, 5),
+            (5, 100, 3),
+            (1, 0, 1 << 33),
+        ];
+        let draw = Draw {
+            top_p: 0.98,
+            min_p: 0.3,
+            ..DRAW
+        };
+        for (method, k) in [
+            (Method::These, 1),
+            (Method::These, 40),
+            (Method::All, 256),
+            (Method::Noise, 1),
+        ] {
+            let logits = device.upload(&rows).unwrap();
+            let states = members.map(|(row, position, seed)| state(position, row, seed));
+            let memory = device.upload(states.as_flattened()).unwrap();
+            let samplers = Samplers {
+                logits: Rows {
+                    stride,
+                    ..Rows::new(&logits, 6, n_vocab)
+                },
+                states: &memory,
+                n: members.len(),
+            };
+            // There may be room for more.
+            let room = TopK::new(device, n_vocab, k, 7).unwrap();
+            let weights = Weights::new(device, n_vocab, 6).unwrap();
+            run_all(device, |r| {
+                record(r, samplers, method, &draw, (&room, &weights), None)
+            });
+            let after: Vec<u32> = device
+                .read(&memory, 0..states.as_flattened().len())
+                .unwrap();
+            for (i, (row, position, seed)) in members.into_iter().enumerate() {
+                let own = &rows[row as usize * stride..][..n_vocab];
+                let at = (position, seed);
+                let mut want = states[i];
+                if let Some(id) = drawn_at(device, own, k, method, &draw, at) {
+                    want[..2].copy_from_slice(&[position + 1, id]);
+                }
+                assert_eq!(after[i * STATE_LEN..][..STATE_LEN], want, "{k}: {i}");
+            }
+        }
+    }
+}
+
 fn drawn(device: &Device, logits: &[f32], k: usize, method: Method, draw: &Draw) -> Option<u32> {
-    drawn_at(device, logits, k, method, draw, 0)
+    drawn_at(device, logits, k, method, draw, (0, 1))
 }
 
 #[test]
@@ -413,7 +497,7 @@ fn noise_draws_by_weights() {
         let n = 1000;
         let mut counts = [0.0; 4];
         for position in 0..n {
-            let id = drawn_at(device, &logits, 1, Method::Noise, &draw, position);
+            let id = drawn_at(device, &logits, 1, Method::Noise, &draw, (position, 1));
             counts[id.unwrap() as usize] += 1.0 / f64::from(n);
         }
         // Four standard deviations.
@@ -422,8 +506,7 @@ fn noise_draws_by_weights() {
     }
     let of = |seed| {
         let logits = floats(5000, 2);
-        let draw = Draw { seed, ..DRAW };
-        let one = |position| drawn_at(device, &logits, 1, Method::Noise, &draw, position);
+        let one = |position| drawn_at(device, &logits, 1, Method::Noise, &DRAW, (position, seed));
         (0..20).map(one).collect::<Vec<_>>()
     };
     assert_eq!(of(3), of(3));

@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sterna_gpu::graph::{Graph, RopeTable, SampleOp, SequencesRef, Shared, SharedGraph, View};
+use sterna_gpu::graph::{
+    Graph, PenaltyOp, RopeTable, SampleOp, SequencesRef, Shared, SharedGraph, View,
+};
 use sterna_gpu::kernels::attention::{CacheLayer, PAGE_LEN, SequenceRows, sequence_table};
 use sterna_gpu::kernels::recurrent::StateLayer;
 use sterna_gpu::memory::Buffer;
@@ -12,7 +14,7 @@ use sterna_gpu::{Device, GpuError};
 
 use super::MAX_SPLIT_KV_ROWS;
 use super::buffer::room;
-use super::decode::{MOST_STEPS, SampleScratch};
+use super::decode::{MOST_STEPS, SampleKind, SampleScratch};
 use super::pages::{Page, PagePool, PagePools};
 use super::states::States;
 use crate::backend::{
@@ -423,8 +425,25 @@ impl GpuCache {
         Ok(n_steps)
     }
 
-    /// Position and token of the current step, for `last` in it, which the step's sampling updates; and the
-    /// sampling operation, as `sampling` specifies. `None` if there are no kernels for that.
+    /// Memory for sampling.
+    pub(super) fn sampling(&mut self) -> &mut SampleScratch {
+        &mut self.sampling
+    }
+
+    /// What `sampling` does to this sequence's logits, row `at.1`, before a token is drawn; it is number `at.0` of those
+    /// that are sampled for.
+    pub(super) fn penalty(
+        &mut self,
+        device: &Device,
+        at: (usize, usize),
+        sampling: &Sampling<'_>,
+    ) -> Result<Option<PenaltyOp>, GpuError> {
+        let size = (self.len, most_len(self.len + 1));
+        self.sampling.penalty(device, size, at, sampling)
+    }
+
+    /// Position and token of the current step, for `last` in it, which the step's sampling updates, so that it can be
+    /// repeated; and the sampling operation, as `sampling` specifies. `None` if there are no kernels for that.
     pub(super) fn continue_from(
         &mut self,
         device: &Device,
@@ -432,17 +451,24 @@ impl GpuCache {
         logits: View,
         sampling: &Sampling<'_>,
     ) -> Result<Option<(Buffer, SampleOp)>, GpuError> {
-        let state = self.position(device)?;
-        let size = (self.len, most_len(self.len + 1));
-        let sample = self.sampling.op(device, size, logits, &state, sampling)?;
-        let Some(sample) = sample else {
+        let Some(kind) = SampleKind::of(sampling.config) else {
             return Ok(None);
         };
-        self.is_forked = Arc::default();
+        let state = self.position(device)?;
         device.write(&state, 4, &last.to_ne_bytes())?;
-        // The step changes both.
-        self.batch.words[..2].fill(None);
-        Ok(Some((state, sample)))
+        let seed = [sampling.seed as u32, (sampling.seed >> 32) as u32];
+        device.write(&state, 24, seed.map(u32::to_ne_bytes).as_flattened())?;
+        // Steps change the first two.
+        for changed in [0, 1, 6, 7] {
+            self.batch.words[changed] = None;
+        }
+        self.is_forked = Arc::default();
+        let penalties = self
+            .penalty(device, (0, 0), sampling)?
+            .into_iter()
+            .collect();
+        let op = (self.sampling).op(device, logits, (state.clone(), 1), kind, penalties)?;
+        Ok(Some((state, op)))
     }
 
     /// The rotations of the rows of the batch whose first sequence this is, after [`groups`].

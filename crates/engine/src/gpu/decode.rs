@@ -12,13 +12,15 @@ use std::time::Duration;
 #[cfg(not(target_arch = "wasm32"))]
 use std::time::Instant;
 
-use sterna_gpu::graph::{SampleMethod, SampleOp, Shared, SharedGraph, View};
-use sterna_gpu::kernels::output::{Draw, MAX_TOP_K, TopK, Weights};
+use sterna_gpu::graph::{PenaltyOp, SampleMethod, SampleOp, Shared, SharedGraph, View};
+use sterna_gpu::kernels::output::{Draw, MAX_TOP_K, STATE_LEN, TopK, Weights};
 use sterna_gpu::kernels::recurrent::SLOTS;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Commands, Device, GpuError, ReadRange, Submission};
 
-use crate::backend::{BackendError, Decoding, Sampled};
+use super::GpuCache;
+use super::buffer::room;
+use crate::backend::{BackendError, Decoding, KvCache, Sampled};
 use crate::sampling::{SamplerConfig, Sampling};
 
 /// Steps that are decoded ahead: rotations of as many positions are computed at once.
@@ -78,69 +80,153 @@ pub(super) fn steps_from(len: usize, sampling: &Sampling<'_>) -> usize {
     MOST_STEPS
 }
 
+/// How the device samples: for sequences with the same all at once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct SampleKind {
+    method: SampleMethod,
+    temperature: f32,
+    draw: Draw,
+}
+
+impl SampleKind {
+    /// `None` if there are no kernels for that.
+    pub(super) fn of(config: &SamplerConfig) -> Option<SampleKind> {
+        let method = method(config)?;
+        Some(SampleKind {
+            method,
+            temperature: config.temperature,
+            draw: Draw {
+                temperature: match method {
+                    // The randomness is in the Gumbel noise.
+                    SampleMethod::Gumbel => 0.0,
+                    _ => config.temperature,
+                },
+                top_p: config.top_p,
+                min_p: config.min_p,
+            },
+        })
+    }
+}
+
+/// What kernels read of a sequence that is sampled for, whose last token is `last`, at `position`, and whose logits are
+/// row `row`.
+fn state(position: usize, last: u32, row: usize, seed: u64) -> [u32; STATE_LEN] {
+    let seed = [seed as u32, (seed >> 32) as u32];
+    [position as u32, last, row as u32, 0, 0, 0, seed[0], seed[1]]
+}
+
+/// A sequence that a token is wanted of.
+pub(super) struct Choice<'a> {
+    pub(super) cache: &'a mut GpuCache,
+    pub(super) last: u32,
+    /// Of its logits.
+    pub(super) row: usize,
+    pub(super) sampling: Sampling<'a>,
+}
+
+/// Samples a token of each of `choices`, of which there is one at least.
+pub(super) fn sample_together(
+    device: &Device,
+    logits: &View,
+    kind: SampleKind,
+    choices: &mut [Choice<'_>],
+) -> Result<SampleOp, GpuError> {
+    let n = choices.len();
+    let (mut penalties, mut states) = (Vec::new(), Vec::with_capacity(n));
+    for (member, choice) in choices.iter_mut().enumerate() {
+        let Choice {
+            cache,
+            last,
+            row,
+            sampling,
+        } = choice;
+        penalties.extend(cache.penalty(device, (member, *row), sampling)?);
+        states.push(state(cache.len(), *last, *row, sampling.seed));
+    }
+    let scratch = choices[0].cache.sampling();
+    let memory = room(device, &mut scratch.states, n * STATE_LEN)?;
+    let bytes = states
+        .as_flattened()
+        .iter()
+        .flat_map(|word| word.to_ne_bytes());
+    device.write(&memory, 0, &bytes.collect::<Vec<u8>>())?;
+    scratch.op(device, logits.clone(), (memory, n), kind, penalties)
+}
+
 /// Memory for sampling, reused with a sequence.
 #[derive(Debug, Default)]
 pub(super) struct SampleScratch {
     /// Tokens by position, for penalties.
     tokens: Option<Buffer>,
+    /// Of sequences that are sampled for together.
+    states: Option<Buffer>,
     best: Option<Shared<TopK>>,
     weights: Option<Shared<Weights>>,
     biases: Option<(Vec<(u32, f32)>, Buffer)>,
 }
 
 impl SampleScratch {
-    /// The sampling operation for `sampling`, of a sequence of `len` tokens in memory for `capacity`; `state`
-    /// has the position and the token of the step. [`steps_from`] is at least one.
+    /// The sampling operation for `n` sequences with these states.
     pub(super) fn op(
         &mut self,
         device: &Device,
-        (len, capacity): (usize, usize),
         logits: View,
-        state: &Buffer,
-        sampling: &Sampling<'_>,
-    ) -> Result<Option<SampleOp>, GpuError> {
-        let config = sampling.config;
-        let Some(method) = method(config) else {
-            return Ok(None);
-        };
+        (states, n): (Buffer, usize),
+        kind: SampleKind,
+        penalties: Vec<PenaltyOp>,
+    ) -> Result<SampleOp, GpuError> {
+        let SampleKind {
+            method,
+            temperature,
+            draw,
+        } = kind;
         let best = match self.best.take() {
-            Some(best) if best.k() == method.k() => best,
-            _ => Shared::new(TopK::new(device, logits.width, method.k())?),
+            Some(best) if best.k() == method.k() && best.n_samplers() >= n => best,
+            _ => Shared::new(TopK::new(device, logits.width, method.k(), n)?),
         };
-        let weights = match (method, self.weights.take()) {
-            (SampleMethod::All { share: true }, None) => {
-                Some(Shared::new(Weights::new(device, logits.width)?))
-            }
-            (_, weights) => weights,
+        let is_share = method == SampleMethod::All { share: true };
+        let weights = match self.weights.take() {
+            Some(weights) if !is_share || weights.n_samplers() >= n => Some(weights),
+            _ if is_share => Some(Shared::new(Weights::new(device, logits.width, n)?)),
+            _ => None,
         };
         (self.best, self.weights) = (Some(best.clone()), weights.clone());
-        let (temperature, seed) = match config.temperature {
-            // Commands stay the same, whatever the seed.
-            0.0 => (0.0, 0),
-            // The randomness is in the Gumbel noise.
-            _ if method == SampleMethod::Gumbel => (0.0, sampling.seed),
-            temperature => (temperature, sampling.seed),
-        };
-        Ok(Some(SampleOp {
+        Ok(SampleOp {
             logits,
+            n,
+            states,
             method,
-            temperature: config.temperature,
-            draw: Draw {
-                temperature,
-                top_p: config.top_p,
-                min_p: config.min_p,
-                seed,
-            },
-            state: state.clone(),
-            tokens: self.tokens(device, (len, capacity), sampling)?,
+            temperature,
+            draw,
+            tokens: penalties.first().map(|penalty| penalty.tokens.clone()),
+            penalties,
             best,
-            weights: weights.filter(|_| method == SampleMethod::All { share: true }),
-            penalties: (sampling.window > 0).then_some((
+            weights: weights.filter(|_| is_share),
+        })
+    }
+
+    /// The penalties and biases of a sequence of `len` tokens in memory for `capacity`, if there are any.
+    pub(super) fn penalty(
+        &mut self,
+        device: &Device,
+        (len, capacity): (usize, usize),
+        (member, row): (usize, usize),
+        sampling: &Sampling<'_>,
+    ) -> Result<Option<PenaltyOp>, GpuError> {
+        let config = sampling.config;
+        if sampling.window == 0 && config.logit_bias.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(PenaltyOp {
+            member,
+            row,
+            factors: (
                 config.repeat_penalty,
                 config.frequency_penalty,
                 config.presence_penalty,
                 sampling.window,
-            )),
+            ),
+            tokens: self.tokens(device, (len, capacity), sampling)?,
             biases: self.biases(device, &config.logit_bias)?,
         }))
     }

@@ -32,6 +32,7 @@ use sterna_gpu::graph::{
 };
 use sterna_gpu::kernels::experts::Routing as RoutingOnGpu;
 use sterna_gpu::kernels::linear::{Epilogue, Stack};
+use sterna_gpu::kernels::output::STATE_LEN;
 use sterna_gpu::kernels::recurrent::ScanShape;
 use sterna_gpu::kernels::rotate::Rotation;
 use sterna_gpu::memory::{Buffer, Upload};
@@ -57,7 +58,7 @@ use crate::stage::Stage;
 pub use buffer::GpuBuffer;
 use buffer::heads;
 pub use cache::GpuCache;
-use decode::Steps;
+use decode::{Choice, SampleKind, Steps, sample_together};
 use pages::PagePools;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use part::{LayerNeeds, Reserve};
@@ -197,10 +198,14 @@ impl From<GpuError> for BackendError {
 
 /// What one of the parts of a [`PendingRows`] becomes.
 enum RowsKind {
-    Nothing,
-    Logits,
-    /// Of a step at this position.
-    Token(u32),
+    /// Of the part with this number.
+    Logits(usize),
+    /// Of a step at a position, by how it was sampled.
+    Token {
+        group: usize,
+        member: usize,
+        position: u32,
+    },
     Undecided,
 }
 
@@ -1098,58 +1103,79 @@ impl Backend for Gpu {
         let mut graph = self.graph.lock();
         let rows = logits.dense(&self.device, &mut graph)?;
         let (mut reads, mut kinds) = (Vec::new(), Vec::new());
-        let mut first = 0;
+        // Those that are sampled for in the same way are together.
+        let mut groups: Vec<(SampleKind, Vec<Choice<'_>>)> = Vec::new();
+        let mut row = 0;
         for wanted in wanted {
-            let n_rows = match &wanted {
-                RowsWanted::Logits(n_rows) => *n_rows,
-                RowsWanted::Token { .. } => 1,
-            };
-            let own = rows.rows(first, n_rows);
-            first += n_rows;
+            let first = row;
             kinds.push(match wanted {
-                RowsWanted::Logits(0) => RowsKind::Nothing,
-                RowsWanted::Logits(_) => {
+                RowsWanted::Logits(n_rows) => {
+                    row += n_rows;
+                    let own = rows.rows(first, n_rows);
                     let range = own.offset..own.offset + own.n_rows * own.width;
                     reads.push(ReadRange::of::<f32>(&own.buffer, range));
-                    RowsKind::Logits
+                    RowsKind::Logits(reads.len() - 1)
                 }
                 RowsWanted::Token {
                     cache,
                     last,
                     sampling,
                 } => {
+                    row += 1;
                     let position = cache.len() as u32;
-                    match cache.continue_from(&self.device, last, own, &sampling)? {
-                        Some((state, sample)) => {
-                            graph.push(Op::Sample(sample));
-                            reads.push(ReadRange::of::<u32>(&state, 0..2));
-                            RowsKind::Token(position)
-                        }
+                    let choice = Choice {
+                        cache,
+                        last,
+                        row: first,
+                        sampling,
+                    };
+                    match SampleKind::of(choice.sampling.config) {
                         None => RowsKind::Undecided,
+                        Some(kind) => {
+                            let known = groups.iter().position(|(of, _)| *of == kind);
+                            let group = known.unwrap_or_else(|| {
+                                groups.push((kind, Vec::new()));
+                                groups.len() - 1
+                            });
+                            let members = &mut groups[group].1;
+                            members.push(choice);
+                            RowsKind::Token {
+                                group,
+                                member: members.len() - 1,
+                                position,
+                            }
+                        }
                     }
                 }
             });
         }
+        let n_logits = reads.len();
+        for (kind, mut choices) in groups {
+            let sample = sample_together(&self.device, &rows, kind, &mut choices)?;
+            let range = 0..choices.len() * STATE_LEN;
+            reads.push(ReadRange::of::<u32>(&sample.states, range));
+            graph.push(Op::Sample(sample));
+        }
         let submission = graph.submit(&reads)?;
         Ok(Box::pin(async move {
             let read = submission.await?;
-            let mut read = read.iter();
-            let mut next = || {
-                read.next()
+            let words = |i: usize| {
+                read.get(i)
                     .map_or(&[][..], |bytes| bytes.as_chunks::<4>().0)
             };
             let rows = kinds.into_iter().map(|kind| match kind {
-                RowsKind::Nothing => RowsRead::Logits(Vec::new()),
-                RowsKind::Logits => RowsRead::Logits(
-                    next()
-                        .iter()
-                        .map(|bytes| f32::from_ne_bytes(*bytes))
-                        .collect(),
-                ),
-                RowsKind::Token(position) => match *next() {
+                RowsKind::Logits(i) => {
+                    let values = words(i).iter();
+                    RowsRead::Logits(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect())
+                }
+                RowsKind::Token {
+                    group,
+                    member,
+                    position,
+                } => match words(n_logits + group).get(member * STATE_LEN..) {
                     // A device that is undecided stays where it is.
-                    [at, id] if u32::from_ne_bytes(at) == position + 1 => {
-                        RowsRead::Token(u32::from_ne_bytes(id))
+                    Some([at, id, ..]) if u32::from_ne_bytes(*at) == position + 1 => {
+                        RowsRead::Token(u32::from_ne_bytes(*id))
                     }
                     _ => RowsRead::Undecided,
                 },

@@ -23,7 +23,7 @@ pub use op::{
     Convolution, ExpertOutput, HeadInputs, Norm, Op, Output, RopeTable, Routes, ScanGates,
     ScanInputs, SequencesRef, Shared, StateRef, TimeInputs, TimeViews, View,
 };
-pub use sample::{SampleMethod, SampleOp};
+pub use sample::{PenaltyOp, SampleMethod, SampleOp};
 
 /// Counters of work done on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

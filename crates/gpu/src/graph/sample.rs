@@ -3,8 +3,8 @@
 use super::op::{Shared, View};
 use crate::kernels::attention::Position;
 use crate::kernels::output::{
-    Draw, MAX_TOP_K, Penalties, TopK, Weights, penalize, perturb, sample, sample_of_all, top_k,
-    weigh,
+    Draw, MAX_TOP_K, Penalties, STATE_LEN, Samplers, TopK, Weights, penalize, perturb, sample,
+    sample_of_all, top_k, weigh,
 };
 use crate::memory::Buffer;
 use crate::{GpuError, Recorder};
@@ -35,64 +35,84 @@ impl SampleMethod {
     }
 }
 
-/// Samples the token that follows a step.
+/// Samples the tokens that follow a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampleOp {
-    /// One row.
+    /// Rows, among which are those of each sequence.
     pub logits: View,
+    /// How many sequences there are.
+    pub n: usize,
+    /// Their states, as [`Samplers::states`].
+    pub states: Buffer,
     /// The set of tokens to sample from.
     pub method: SampleMethod,
     /// Divides logits before Gumbel noise is added.
     pub temperature: f32,
     /// How a token is drawn from the top ones.
     pub draw: Draw,
-    /// Position and token of the step.
-    pub state: Buffer,
-    /// The tokens of the sequence by position.
-    pub tokens: Buffer,
+    /// Of those whose logits change first, which and how.
+    pub penalties: Vec<PenaltyOp>,
+    /// Of a single sequence, its tokens by position, if the next are to be written there.
+    pub tokens: Option<Buffer>,
     /// Room for the top tokens.
     pub best: Shared<TopK>,
     /// Room for the weights of all tokens, if they are needed.
     pub weights: Option<Shared<Weights>>,
+}
+
+/// Penalties and biases of a sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PenaltyOp {
+    /// Its number among those that are sampled for.
+    pub member: usize,
+    /// The row of its logits.
+    pub row: usize,
     /// Factor, frequency, presence and window.
-    pub penalties: Option<(f32, f32, f32, usize)>,
+    pub factors: (f32, f32, f32, usize),
+    /// Its tokens by position.
+    pub tokens: Buffer,
     /// Pairs of an id and the bits of an f32 that is added to its logit.
     pub biases: Option<Buffer>,
 }
 
 impl SampleOp {
     pub(super) fn record(&self, recorder: &mut Recorder) -> Result<(), GpuError> {
-        let logits = self.logits.of();
-        let state = Position {
-            buffer: &self.state,
-            index: 0,
-        };
-        if self.penalties.is_some() || self.biases.is_some() {
-            let (repeat, frequency, presence, window) =
-                self.penalties.unwrap_or((1.0, 0.0, 0.0, 0));
+        for penalty in &self.penalties {
+            let position = Position {
+                buffer: &self.states,
+                index: penalty.member * STATE_LEN,
+            };
+            let (repeat, frequency, presence, window) = penalty.factors;
             let penalties = Penalties {
                 repeat,
                 frequency,
                 presence,
                 window,
-                biases: self.biases.as_ref(),
+                biases: penalty.biases.as_ref(),
             };
-            penalize(recorder, logits, &penalties, &self.tokens, state)?;
+            let logits = self.logits.rows(penalty.row, 1);
+            penalize(recorder, logits.of(), &penalties, &penalty.tokens, position)?;
         }
+        let samplers = Samplers {
+            logits: self.logits.of(),
+            states: &self.states,
+            n: self.n,
+        };
         let (draw, best, weights) = (&self.draw, &*self.best, self.weights.as_deref());
+        let tokens = self.tokens.as_ref();
         if self.method == SampleMethod::Gumbel {
-            perturb(recorder, logits, self.temperature, draw.seed, state)?;
+            perturb(recorder, samplers, self.temperature)?;
         }
-        top_k(recorder, logits, best)?;
+        top_k(recorder, samplers, best)?;
         match self.method {
             SampleMethod::All { .. } => {
                 if let Some(weights) = weights {
-                    weigh(recorder, logits, draw.temperature, weights)?;
+                    weigh(recorder, samplers, draw.temperature, weights)?;
                 }
-                sample_of_all(recorder, best, weights, draw, state, &self.tokens)
+                sample_of_all(recorder, samplers, best, weights, draw, tokens)
             }
             SampleMethod::Best(_) | SampleMethod::Gumbel => {
-                sample(recorder, best, draw, state, &self.tokens)
+                sample(recorder, samplers, best, draw, tokens)
             }
         }
     }

@@ -13,10 +13,37 @@ pub const MAX_TOP_K: usize = 256;
 /// Candidates that are sorted at a time.
 const TILE: usize = 1024;
 
+/// Words of the state of a sampler: the position of the sequence's last token, the token, the row of its logits, three
+/// that are ignored, and the low and the high half of its seed. Draws at equal positions with equal seeds from equal
+/// logits are equal, on one device.
+pub const STATE_LEN: usize = 8;
+
+/// Sequences that are sampled for together.
+#[derive(Debug, Clone, Copy)]
+pub struct Samplers<'a> {
+    /// Rows of logits, among which are those of each.
+    pub logits: Rows<'a>,
+    /// The state of each, `[n, STATE_LEN]`.
+    pub states: &'a Buffer,
+    /// How many there are.
+    pub n: usize,
+}
+
+impl Samplers<'_> {
+    /// Errors if there are fewer states, or results of fewer.
+    fn check(&self, n_results: usize) -> Result<(), GpuError> {
+        self.logits.check("sampling: logits")?;
+        let n_states = (self.states.bytes() / 4) as usize / STATE_LEN;
+        expect_most("sampling: states", n_states, self.n)?;
+        expect_most("sampling: sequences", n_results, self.n)
+    }
+}
+
 params! {
     TopKParams {
         n: u32,
         offset: u32,
+        stride: u32,
         k: u32,
     }
 }
@@ -25,24 +52,35 @@ params! {
 #[derive(Debug, Clone)]
 pub struct TopK {
     k: usize,
+    /// For so many samplers.
+    n: usize,
     /// The output of each round: pairs of value and id, best first.
     rounds: Vec<Buffer>,
 }
 
 impl TopK {
-    /// Room for the `k` largest of `n_vocab` logits.
+    /// Room for the `k` largest of `n_vocab` logits, of each of `n_samplers`.
     ///
     /// Errors: [`GpuError::Shape`] if `k` is 0 or more than [`MAX_TOP_K`];
     /// [`GpuError::OutOfMemory`].
-    pub fn new(device: &Device, n_vocab: usize, k: usize) -> Result<TopK, GpuError> {
+    pub fn new(
+        device: &Device,
+        n_vocab: usize,
+        k: usize,
+        n_samplers: usize,
+    ) -> Result<TopK, GpuError> {
         expect("top-k: k", k.clamp(1, MAX_TOP_K), k)?;
         let mut rounds = Vec::new();
         let mut n = n_vocab;
         loop {
             n = n.div_ceil(TILE).max(1) * k;
-            rounds.push(device.buffer("best tokens", n as u64 * 8)?);
+            rounds.push(device.buffer("best tokens", (n * n_samplers) as u64 * 8)?);
             if n == k {
-                break Ok(TopK { k, rounds });
+                break Ok(TopK {
+                    k,
+                    n: n_samplers,
+                    rounds,
+                });
             }
         }
     }
@@ -52,37 +90,44 @@ impl TopK {
         self.k
     }
 
-    /// The result: `[k]` pairs of a logit (the bits of an f32) and its id, best first. If there are fewer
+    /// For how many samplers there is room.
+    pub fn n_samplers(&self) -> usize {
+        self.n
+    }
+
+    /// The result: `[n_samplers, k]` pairs of a logit (the bits of an f32) and its id, best first. If there are fewer
     /// logits, the rest have −∞ and the id `u32::MAX`.
     pub fn best(&self) -> &Buffer {
         self.rounds.last().expect("`new` makes one round at least")
     }
 }
 
-/// The largest of `logits`, one row, in order; of equal ones those with lower ids first. NaN comes last. With
+/// The largest of each sampler's logits, in order; of equal ones those with lower ids first. NaN comes last. With
 /// room for one, this is argmax.
 ///
-/// Errors: [`GpuError::Shape`] if there isn't one row, or `into` was made for fewer logits.
+/// Errors: [`GpuError::Shape`] if `into` was made for fewer logits or samplers.
 /// Exactness: exact.
-pub fn top_k(recorder: &mut Recorder, logits: Rows<'_>, into: &TopK) -> Result<(), GpuError> {
-    logits.check("top-k: logits")?;
-    expect("top-k: rows", 1, logits.n_rows)?;
+pub fn top_k(recorder: &mut Recorder, samplers: Samplers<'_>, into: &TopK) -> Result<(), GpuError> {
+    samplers.check(into.n)?;
+    let logits = samplers.logits;
     let mut n = logits.width;
-    let mut from = (logits.buffer, logits.offset);
+    let mut from = logits.buffer;
     for (i, round) in into.rounds.iter().enumerate() {
         let groups = n.div_ceil(TILE).max(1);
         let room = (round.bytes() / 8) as usize;
-        expect_most("top-k: logits", room, groups * into.k)?;
+        expect_most("top-k: logits", room, groups * into.k * into.n)?;
         let params = TopKParams {
             n: n as u32,
-            offset: from.1 as u32,
+            offset: logits.offset as u32,
+            stride: logits.stride as u32,
             k: into.k as u32,
         };
         let first = [("FIRST", f64::from(u8::from(i == 0)))];
-        let bindings = [from.0.into(), round.into()];
-        recorder.dispatch(&TOP_K, &first, &bindings, &params, [groups as u32, 1])?;
+        let bindings = [from.into(), samplers.states.into(), round.into()];
+        let grid = [groups as u32, samplers.n as u32];
+        recorder.dispatch(&TOP_K, &first, &bindings, &params, grid)?;
         n = groups * into.k;
-        from = (round, 0);
+        from = round;
     }
     expect("top-k: logits left", into.k, n)
 }
@@ -171,67 +216,67 @@ pub struct Draw {
     pub top_p: f32,
     /// Min-p: keeps tokens at least this many times as probable as the best.
     pub min_p: f32,
-    /// Equal seeds draw equal tokens at equal positions from equal logits, on one device.
-    pub seed: u64,
 }
 
 params! {
     PerturbParams {
         n: u32,
         offset: u32,
-        position: u32,
+        stride: u32,
         temperature: f32,
-        seed_low: u32,
-        seed_high: u32,
     }
 }
 
-/// `logits ← logits / temperature + noise`, one row, so that argmax samples from all tokens with their
-/// probabilities (Gumbel-max). Draws at equal positions with equal seeds are equal, on one device.
+/// `logits ← logits / temperature + noise` of each sampler, so that argmax samples from all tokens with their
+/// probabilities (Gumbel-max).
 ///
-/// Errors: [`GpuError::Shape`] if there isn't one row.
+/// Errors: [`GpuError::Shape`] if there are fewer states than samplers.
 /// Exactness: probabilities within a millionth of the largest.
 pub fn perturb(
     recorder: &mut Recorder,
-    logits: Rows<'_>,
+    samplers: Samplers<'_>,
     temperature: f32,
-    seed: u64,
-    position: Position<'_>,
 ) -> Result<(), GpuError> {
-    logits.check("noise: logits")?;
-    position.check()?;
-    expect("noise: rows", 1, logits.n_rows)?;
+    samplers.check(samplers.n)?;
+    let logits = samplers.logits;
     let params = PerturbParams {
         n: logits.width as u32,
         offset: logits.offset as u32,
-        position: position.index as u32,
+        stride: logits.stride as u32,
         temperature,
-        seed_low: seed as u32,
-        seed_high: (seed >> 32) as u32,
     };
-    let bindings = [logits.buffer.into(), position.buffer.into()];
-    let groups = logits.width.div_ceil(256) as u32;
-    recorder.dispatch(&PERTURB, &[], &bindings, &params, [groups, 1])
+    let bindings = [logits.buffer.into(), samplers.states.into()];
+    let grid = [logits.width.div_ceil(256) as u32, samplers.n as u32];
+    recorder.dispatch(&PERTURB, &[], &bindings, &params, grid)
 }
 
 /// Memory for [`weigh`], and its result: sums of the softmax weights of all tokens.
 #[derive(Debug, Clone)]
 pub struct Weights {
-    /// `[n_sums, 2]`: the largest logit of a piece, and the sum of its weights relative to that.
+    /// `[n, n_sums, 2]`: the largest logit of a piece, and the sum of its weights relative to that.
     sums: Buffer,
     n_sums: usize,
+    /// For so many samplers.
+    n: usize,
 }
 
 impl Weights {
-    /// Room for `n_vocab` tokens.
+    /// Room for `n_vocab` tokens, of each of `n_samplers`.
     ///
     /// Errors: [`GpuError::OutOfMemory`].
-    pub fn new(device: &Device, n_vocab: usize) -> Result<Weights, GpuError> {
+    pub fn new(device: &Device, n_vocab: usize, n_samplers: usize) -> Result<Weights, GpuError> {
         let n_sums = n_vocab.div_ceil(TILE);
+        let bytes = (n_sums * n_samplers) as u64 * 8;
         Ok(Weights {
-            sums: device.buffer("weights of tokens", n_sums as u64 * 8)?,
+            sums: device.buffer("weights of tokens", bytes)?,
             n_sums,
+            n: n_samplers,
         })
+    }
+
+    /// For how many samplers there is room.
+    pub fn n_samplers(&self) -> usize {
+        self.n
     }
 }
 
@@ -239,62 +284,66 @@ params! {
     WeighParams {
         n: u32,
         offset: u32,
+        stride: u32,
         temperature: f32,
     }
 }
 
-/// Sums `exp(logit / temperature)` of `logits`, one row, in pieces.
+/// Sums `exp(logit / temperature)` of each sampler's logits, in pieces.
 ///
-/// Errors: [`GpuError::Shape`] if there isn't one row, or `into` is for another number of logits.
+/// Errors: [`GpuError::Shape`] if `into` is for another number of logits, or fewer samplers.
 /// Exactness: within a few units in the last place for each doubling of the number of logits.
 pub fn weigh(
     recorder: &mut Recorder,
-    logits: Rows<'_>,
+    samplers: Samplers<'_>,
     temperature: f32,
     into: &Weights,
 ) -> Result<(), GpuError> {
-    logits.check("weights: logits")?;
-    expect("weights: rows", 1, logits.n_rows)?;
+    samplers.check(into.n)?;
+    let logits = samplers.logits;
     expect("weights: sums", into.n_sums, logits.width.div_ceil(TILE))?;
     let params = WeighParams {
         n: logits.width as u32,
         offset: logits.offset as u32,
+        stride: logits.stride as u32,
         temperature,
     };
-    let bindings = [logits.buffer.into(), (&into.sums).into()];
-    recorder.dispatch(&WEIGH, &[], &bindings, &params, [into.n_sums as u32, 1])
+    let bindings = [
+        logits.buffer.into(),
+        samplers.states.into(),
+        (&into.sums).into(),
+    ];
+    let grid = [into.n_sums as u32, samplers.n as u32];
+    recorder.dispatch(&WEIGH, &[], &bindings, &params, grid)
 }
 
 params! {
     SampleParams {
         k: u32,
-        state: u32,
         capacity: u32,
         of_all: u32,
         n_sums: u32,
         temperature: f32,
         top_p: f32,
         min_p: f32,
-        seed_low: u32,
-        seed_high: u32,
     }
 }
 
-/// Draws the next token from `best`, and advances the sequence: `state` is the position of the last token
-/// and, in the next element, the token. Afterwards both are those of the new token, for the next replay of
-/// the same commands. The token is also written to `tokens` at its position, if there is room.
+/// Draws the next token of each sampler from `best`, and advances its state: afterwards position and token are those
+/// of the new token, for the next replay of the same commands. Of a single sampler, the token is also written to
+/// `tokens` at its position, if there is room.
 ///
 /// If the best logit is not finite, nothing is drawn and nothing changes.
 ///
-/// Errors: [`GpuError::Shape`] if `state` has no element after the position.
+/// Errors: [`GpuError::Shape`] if there are fewer states or results than samplers.
 pub fn sample(
     recorder: &mut Recorder,
+    samplers: Samplers<'_>,
     best: &TopK,
     draw: &Draw,
-    state: Position<'_>,
-    tokens: &Buffer,
+    tokens: Option<&Buffer>,
 ) -> Result<(), GpuError> {
-    sample_with(recorder, best, (false, None), draw, state, tokens)
+    sample_with(recorder, samplers, best, (false, None), draw, tokens)
 }
 
 /// [`sample`] from all tokens, of which `best` are the top ones. `weights` are those of all, which top-p is
@@ -305,46 +354,41 @@ pub fn sample(
 /// Errors: as [`sample`].
 pub fn sample_of_all(
     recorder: &mut Recorder,
+    samplers: Samplers<'_>,
     best: &TopK,
     weights: Option<&Weights>,
     draw: &Draw,
-    state: Position<'_>,
-    tokens: &Buffer,
+    tokens: Option<&Buffer>,
 ) -> Result<(), GpuError> {
-    sample_with(recorder, best, (true, weights), draw, state, tokens)
+    sample_with(recorder, samplers, best, (true, weights), draw, tokens)
 }
 
 fn sample_with(
     recorder: &mut Recorder,
+    samplers: Samplers<'_>,
     best: &TopK,
     (of_all, weights): (bool, Option<&Weights>),
     draw: &Draw,
-    state: Position<'_>,
-    tokens: &Buffer,
+    tokens: Option<&Buffer>,
 ) -> Result<(), GpuError> {
-    let behind = Position {
-        index: state.index + 1,
-        ..state
-    };
-    behind.check()?;
+    samplers.check(weights.map_or(best.n, |weights| best.n.min(weights.n)))?;
     let nothing = recorder.device().nothing()?;
+    let tokens = tokens.filter(|_| samplers.n == 1);
+    let capacity = tokens.map_or(0, |tokens| tokens.bytes() / 4);
     let params = SampleParams {
         k: best.k as u32,
-        state: state.index as u32,
-        capacity: (tokens.bytes() / 4).min(u64::from(u32::MAX)) as u32,
+        capacity: capacity.min(u64::from(u32::MAX)) as u32,
         of_all: u32::from(of_all),
         n_sums: weights.map_or(0, |weights| weights.n_sums as u32),
         temperature: draw.temperature,
         top_p: draw.top_p,
         min_p: draw.min_p,
-        seed_low: draw.seed as u32,
-        seed_high: (draw.seed >> 32) as u32,
     };
     let bindings = [
         best.best().into(),
-        weights.map_or(&nothing, |weights| &weights.sums).into(),
-        state.buffer.into(),
-        tokens.into(),
+        weights.map_or(best.best(), |weights| &weights.sums).into(),
+        samplers.states.into(),
+        tokens.unwrap_or(&nothing).into(),
     ];
-    recorder.dispatch(&SAMPLE, &[], &bindings, &params, [1, 1])
+    recorder.dispatch(&SAMPLE, &[], &bindings, &params, [samplers.n as u32, 1])
 }

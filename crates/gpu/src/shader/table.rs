@@ -57,6 +57,7 @@ const CACHE_F16: Lib = Lib::File(wgsl!("../shaders/lib/cache_f16.wgsl"));
 const CACHE_Q8_0: Lib = Lib::File(wgsl!("../shaders/lib/cache_q8_0.wgsl"));
 const CACHE_WORDS: Lib = Lib::File(wgsl!("../shaders/lib/cache_words.wgsl"));
 const SEQUENCES: Lib = Lib::File(wgsl!("../shaders/lib/sequences.wgsl"));
+const SAMPLERS: Lib = Lib::File(wgsl!("../shaders/lib/samplers.wgsl"));
 const PAGES: Lib = Lib::File(wgsl!("../shaders/lib/pages.wgsl"));
 const SOFTCAP: Lib = Lib::File(wgsl!("../shaders/lib/softcap.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/linear_params.wgsl"));
@@ -260,11 +261,11 @@ shaders! {
     ROUTE = "route", [Lib::Reduce, GRID], [Read, Read, Write, Write], RouteParams, [];
     COMBINE = "combine", [], [Read, Read, Write], CombineExpertsParams, [];
     EXPERT_BIAS = "expert_bias", [], [Write, Read, Read], ExpertBiasParams, [];
-    TOP_K = "top_k", [], [Read, Write], TopKParams, [];
+    TOP_K = "top_k", [SAMPLERS], [Read, Read, Write], TopKParams, [];
     PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], PenalizeParams, [];
-    PERTURB = "perturb", [RANDOM], [Write, Read], PerturbParams, [];
-    WEIGH = "weigh", [], [Read, Write], WeighParams, [];
-    SAMPLE = "sample", [RANDOM], [Read, Read, Write, Write], SampleParams, [];
+    PERTURB = "perturb", [RANDOM, SAMPLERS], [Write, Read], PerturbParams, [];
+    WEIGH = "weigh", [SAMPLERS], [Read, Read, Write], WeighParams, [];
+    SAMPLE = "sample", [RANDOM, SAMPLERS], [Read, Read, Write, Write], SampleParams, [];
     TERNARY_GEMM_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q8_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],

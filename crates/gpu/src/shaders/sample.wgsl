@@ -4,19 +4,18 @@
 // at the very edge of top-p and min-p; its random numbers are its own.
 // Where it can't decide, the sequence stays where it is: if the best logit is not finite, or if more tokens
 // than the candidates might be kept.
-// Shapes: best [k] of value and id, best first, k at most 256; sums [n_sums] of weights of all tokens,
-// as `weigh.wgsl` has them; state: position and token of the last step, which become those of the next;
-// tokens by position, `capacity` of them.
-// One workgroup of 256, one invocation per candidate.
+// Shapes: best [samplers, k] of value and id, best first, k at most 256; sums [samplers, n_sums] of weights of all
+// tokens, as `weigh.wgsl` has them; states as `samplers.wgsl` says: position and token become those of the next
+// step; of a single sampler tokens by position, `capacity` of them.
+// A workgroup of 256 per sampler, one invocation per candidate.
 
 @group(0) @binding(0) var<storage, read> best: array<vec2<u32>>;
 @group(0) @binding(1) var<storage, read> weighed: array<vec2<f32>>;
-@group(0) @binding(2) var<storage, read_write> state: array<u32>;
+@group(0) @binding(2) var<storage, read_write> states: array<u32>;
 @group(0) @binding(3) var<storage, read_write> tokens: array<u32>;
 
 struct Params {
     k: u32,
-    state: u32,
     capacity: u32,
     // 1 if tokens beyond the candidates may be kept.
     of_all: u32,
@@ -25,8 +24,6 @@ struct Params {
     temperature: f32,
     top_p: f32,
     min_p: f32,
-    seed_low: u32,
-    seed_high: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -39,19 +36,25 @@ var<workgroup> kept: atomic<u32>;
 var<workgroup> least: f32;
 
 @compute @workgroup_size(256)
-fn main(@builtin(local_invocation_index) thread: u32) {
-    let position = state[params.state];
-    let top = bitcast<f32>(best[0].x);
+fn main(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+) {
+    let own = sampler_of(group.x);
+    let position = own.position;
+    let first = group.x * params.k;
+    let top = bitcast<f32>(best[first].x);
     var weight = 0.0;
-    if thread < params.k && best[thread].y != 0xffffffffu {
-        weight = exp((bitcast<f32>(best[thread].x) - top) / params.temperature);
+    if thread < params.k && best[first + thread].y != 0xffffffffu {
+        weight = exp((bitcast<f32>(best[first + thread].x) - top) / params.temperature);
     }
     // Tokens less probable than 2^-36 of the best are never drawn.
     weight = select(0.0, weight, weight >= 1.4551915e-11);
     sums[thread] = weight;
     var all = 0.0;
     for (var i = thread; i < params.n_sums; i += 256u) {
-        all += weighed[i].y * exp((weighed[i].x - top) / params.temperature);
+        let part = weighed[group.x * params.n_sums + i];
+        all += part.y * exp((part.x - top) / params.temperature);
     }
     others[thread] = all;
     if thread + 1u == params.k {
@@ -82,7 +85,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     workgroupBarrier();
     // Weights decrease, so the kept tokens are a prefix.
     let total = sums[atomicLoad(&kept)];
-    let point = f32(random(vec2<u32>(params.seed_low, params.seed_high), position, 0xffffffffu) >> 8u) * 5.9604645e-8 * total;
+    let point = f32(random(own.seed, position, 0xffffffffu) >> 8u) * 5.9604645e-8 * total;
     if weight > 0.0 && sums[thread] > point {
         atomicMin(&chosen, thread);
     }
@@ -91,11 +94,12 @@ fn main(@builtin(local_invocation_index) thread: u32) {
         let greedy = params.temperature == 0.0;
         let reached = params.n_sums > 0u && target_sum <= sums[255];
         let within = greedy || params.of_all == 0u || least == 0.0 || least < params.min_p || reached;
-        let is_number = (best[0].x & 0x7fffffffu) < 0x7f800000u;
+        let is_number = (best[first].x & 0x7fffffffu) < 0x7f800000u;
         if within && is_number {
-            let id = best[select(min(atomicLoad(&chosen), atomicLoad(&kept)), 0u, greedy)].y;
-            state[params.state] = position + 1u;
-            state[params.state + 1u] = id;
+            let id = best[first + select(min(atomicLoad(&chosen), atomicLoad(&kept)), 0u, greedy)].y;
+            let at = 8u * group.x;
+            states[at] = position + 1u;
+            states[at + 1u] = id;
             if position + 1u < params.capacity {
                 tokens[position + 1u] = id;
             }

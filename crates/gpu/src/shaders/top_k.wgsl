@@ -1,18 +1,21 @@
 // The best `k` of every 1024 candidates, best first; of two that are equal, the one with the lower id
 //
 // Agrees with the order of the CPU's sampler: NaN is the worst, -0 equals 0.
-// Shapes: FIRST 1: logits [n] f32, whose ids are their numbers. FIRST 0: candidates [n] of value and id.
-// best [ceil(n / 1024), k] of value and id; padded with candidates of -∞ with no id.
-// Workgroups of 256, one per 1024 candidates.
+// Shapes: FIRST 1: logits rows of [n] f32, whose ids are their numbers. FIRST 0: candidates [samplers, n] of
+// value and id. States as `samplers.wgsl` says; best [samplers, ceil(n / 1024), k] of value and id; padded with
+// candidates of -∞ with no id.
+// Workgroups of 256, one per 1024 candidates of a sampler.
 
 override FIRST: u32 = 1u;
 
 @group(0) @binding(0) var<storage, read> logits: array<u32>;
-@group(0) @binding(1) var<storage, read_write> best: array<vec2<u32>>;
+@group(0) @binding(1) var<storage, read> states: array<u32>;
+@group(0) @binding(2) var<storage, read_write> best: array<vec2<u32>>;
 
 struct Params {
     n: u32,
     offset: u32,
+    stride: u32,
     k: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
@@ -49,14 +52,18 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
     @builtin(workgroup_id) group: vec3<u32>,
 ) {
+    var first = group.y * params.n;
+    if FIRST == 1u {
+        first = params.offset + sampler_of(group.y).row * params.stride;
+    }
     for (var i = thread; i < 1024u; i += 256u) {
         let id = group.x * 1024u + i;
         var candidate = NONE;
         if id < params.n {
             if FIRST == 1u {
-                candidate = vec2<u32>(order_of(logits[params.offset + id]), id);
+                candidate = vec2<u32>(order_of(logits[first + id]), id);
             } else {
-                candidate = vec2<u32>(order_of(logits[2u * id]), logits[2u * id + 1u]);
+                candidate = vec2<u32>(order_of(logits[2u * (first + id)]), logits[2u * (first + id) + 1u]);
             }
         }
         candidates[i] = candidate;
@@ -78,20 +85,21 @@ fn main(
                 for (var pair = thread; pair < 512u; pair += 256u) {
                     let a = pair / reach * reach * 2u + pair % reach;
                     let b = a + reach;
-                    let first = candidates[a];
-                    let second = candidates[b];
+                    let one = candidates[a];
+                    let other = candidates[b];
                     let falling = (a & run) == 0u;
-                    if comes_before(second, first) == falling {
-                        candidates[a] = second;
-                        candidates[b] = first;
+                    if comes_before(other, one) == falling {
+                        candidates[a] = other;
+                        candidates[b] = one;
                     }
                 }
                 workgroupBarrier();
             }
         }
     }
+    let to = (group.y * ((params.n + 1023u) / 1024u) + group.x) * params.k;
     for (var i = thread; i < params.k; i += 256u) {
         let candidate = candidates[i];
-        best[group.x * params.k + i] = vec2<u32>(bits_of(candidate.x), candidate.y);
+        best[to + i] = vec2<u32>(bits_of(candidate.x), candidate.y);
     }
 }
