@@ -605,7 +605,7 @@ fn forks_share_pages_until_they_are_written_to() {
 fn sequences_that_no_buffer_holds_together_are_in_several() {
     let options = DeviceOptions {
         // Pages are of 8 KiB.
-        max_binding_bytes: Some(20 * 8 << 10),
+        max_binding_bytes: Some(20 * 8192),
         ..DeviceOptions::default()
     };
     let Some(device) = sterna_testing::gpu::device_with(&options) else {
@@ -638,13 +638,13 @@ fn sequences_that_no_buffer_holds_together_are_in_several() {
         session.forward(rest, Logits::None).unwrap();
         sessions.push(session);
     }
-    for round in 0..2 {
-        let id = [ids[round]];
+    for id in &ids[..2] {
+        let id = std::slice::from_ref(id);
         let mut steps: Vec<Step<'_, Gpu>> = sessions
             .iter_mut()
             .map(|session| Step {
                 session,
-                ids: &id,
+                ids: id,
                 logits: Logits::Last,
             })
             .collect();
@@ -652,7 +652,7 @@ fn sequences_that_no_buffer_holds_together_are_in_several() {
         for (got, text) in got.iter().zip(&mut texts) {
             text.extend(id);
             let want = alone(&model, text, options);
-            assert!(error(got, &want) < 1e-9, "{round}");
+            assert!(error(got, &want) < 1e-9, "{} tokens", text.len());
         }
     }
     // What one sequence alone has no room for is refused.

@@ -637,6 +637,53 @@ fn more_sequences_take_no_more_dispatches() {
     }
 }
 
+/// Steps under way write to memory that is copied in the meantime, and pages of others become a sequence's own.
+#[test]
+fn others_may_grow_while_a_sequence_decodes_ahead() {
+    let Some(gpu) = gpu() else { return };
+    let states = testdata().join("reference-states/hf/qwen3.5");
+    for model in [load(&stories(), gpu.clone()), load(&states, gpu)] {
+        let config = SamplerConfig::default();
+        let options = SessionOptions::new(512);
+        let prompts: [Vec<u32>; 2] =
+            [1, 7].map(|i| (0..50).map(|j| 1 + (i * j * 31) % 250).collect());
+        const N: usize = 100;
+        let alone = prompts.each_ref().map(|prompt| {
+            let (mut session, mut sampler) = start(&model, prompt, &config, options);
+            by_device(&mut session, prompt[49], &mut sampler, N).0
+        });
+        // The pool has just been made.
+        let mut started = prompts
+            .each_ref()
+            .map(|prompt| start(&model, prompt, &config, options));
+        let mut others = Vec::new();
+        let mut found = [prompts[0][49..].to_vec(), prompts[1][49..].to_vec()];
+        for i in 0..N {
+            for ((session, sampler), found) in started.iter_mut().zip(&mut found) {
+                let last = found[found.len() - 1];
+                let id = match session.decode(last, sampler, N - i).unwrap() {
+                    Decoded::Token(id) => id,
+                    Decoded::Logits(logits) => sampler.sample(&logits),
+                };
+                sampler.accept(id);
+                found.push(id);
+            }
+            if i % 9 == 0 {
+                let ids: Vec<u32> = (0..3 * i as u32 + 5).map(|j| 1 + j % 200).collect();
+                let mut other = Session::new(Arc::clone(&model), options).unwrap();
+                other.forward(&ids, Logits::None).unwrap();
+                others.push(other);
+            }
+            if i % 20 == 0 {
+                others.truncate(i / 20);
+            }
+        }
+        for (found, alone) in found.iter().zip(&alone) {
+            assert_eq!(found[1..], *alone);
+        }
+    }
+}
+
 #[test]
 fn a_context_ends() {
     let Some(gpu) = gpu() else { return };

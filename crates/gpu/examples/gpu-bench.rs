@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, PAGE_LEN, Position,
-    RopeLayout, SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode,
-    prepare_heads, sequence_table,
+    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, PAGE_LEN, RopeLayout,
+    SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode, prepare_heads,
+    sequence_table,
 };
 use sterna_gpu::kernels::elementwise::{self, Activation};
 use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};

@@ -142,11 +142,13 @@ impl GpuBuffer {
         }
         let buffer = room(device, &mut self.spare, rows.len() * view.width)?;
         let kept = View::new(&buffer, rows.len(), view.width);
-        for (to, &from) in rows.iter().enumerate() {
+        let mut to = 0;
+        for run in rows.chunk_by(|a, b| a + 1 == *b) {
             graph.push(Op::Copy {
-                x: kept.rows(to, 1),
-                y: view.rows(from, 1),
+                x: kept.rows(to, run.len()),
+                y: view.rows(run[0], run.len()),
             });
+            to += run.len();
         }
         // The next rows to be kept may be among these.
         std::mem::swap(&mut self.own, &mut self.spare);

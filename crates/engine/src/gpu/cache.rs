@@ -15,7 +15,7 @@ use sterna_gpu::{Device, GpuError};
 use super::MAX_SPLIT_KV_ROWS;
 use super::buffer::room;
 use super::decode::{MOST_STEPS, SampleKind, SampleScratch};
-use super::pages::{Page, PagePool, PagePools};
+use super::pages::{Moves, Page, PagePool, PagePools};
 use super::states::States;
 use crate::backend::{
     BackendError, CacheShape, KvCache, LayerContents, Rotation, Sequence, SnapshotError, read_form,
@@ -343,6 +343,11 @@ impl GpuCache {
         Ok((memory, of.replace(at) == Some(at)))
     }
 
+    /// How to learn that keys and values are in other memory.
+    pub(super) fn moves(&self) -> Moves {
+        self.pool.moves()
+    }
+
     /// Whether layers remember states, and how to learn that others share their memory.
     pub(super) fn states(&self) -> Option<Arc<AtomicBool>> {
         (!self.states.is_empty()).then(|| Arc::clone(&self.is_forked))
@@ -380,6 +385,8 @@ impl GpuCache {
         } = held;
         read_form(from, ROWS)?;
         if len > 0 {
+            // Pages may have been those of sequences whose last commands write to them.
+            graph.flush().map_err(BackendError::from)?;
             (self.reserve(device, graph, len)).map_err(BackendError::from)?;
             let memory = (self.pool.layer(device, layer)).map_err(BackendError::from)?;
             let mut saved = vec![0; memory.saved_bytes(len)];
@@ -415,14 +422,15 @@ impl GpuCache {
         graph: &mut Graph,
     ) -> Result<usize, GpuError> {
         self.states.prepare(device, graph, self.len)?;
-        let room = match self.capacity() > self.len {
-            true => self.capacity(),
-            // Memory grows with the sequence.
-            false => self.len + 1 + (self.len / 4).min(MOST_STEPS),
-        };
-        let n_steps = room.min(most_len(self.len + 1)) - self.len;
-        self.reserve(device, graph, n_steps)?;
-        Ok(n_steps)
+        let most = most_len(self.len + 1);
+        if self.reserve(device, graph, 1)? {
+            // As much more as there is anyway, for a sequence that may grow by half.
+            let ahead = (self.len / 2).clamp(PAGE_LEN, MOST_STEPS);
+            let end = (self.len + ahead).min(most).div_ceil(PAGE_LEN);
+            let more = self.pool.take_free(end.saturating_sub(self.pages.len()));
+            self.pages.extend(more);
+        }
+        Ok(self.capacity().min(most) - self.len)
     }
 
     /// Memory for sampling.

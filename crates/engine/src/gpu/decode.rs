@@ -20,6 +20,7 @@ use sterna_gpu::{Commands, Device, GpuError, ReadRange, Submission};
 
 use super::GpuCache;
 use super::buffer::room;
+use super::pages::Moves;
 use crate::backend::{BackendError, Decoding, KvCache, Sampled};
 use crate::sampling::{SamplerConfig, Sampling};
 
@@ -297,17 +298,21 @@ pub(super) struct Steps {
     end: usize,
     /// Whether layers have states, which steps mustn't overwrite while others share them.
     is_forked: Option<Arc<AtomicBool>>,
+    /// Of the memory that they write keys and values to.
+    moves: Moves,
     pace: TokenRate,
 }
 
 impl Steps {
-    /// The step `commands` for the positions from `position` to `end`; where layers have states, until these are shared.
+    /// The step `commands` for the positions from `position` to `end`, as long as keys and values stay where they are;
+    /// where layers have states, until these are shared.
     pub(super) fn new(
         graph: &SharedGraph,
         commands: Arc<Commands>,
         state: Buffer,
         (position, end): (usize, usize),
         is_forked: Option<Arc<AtomicBool>>,
+        moves: Moves,
     ) -> Steps {
         Steps {
             graph: graph.clone(),
@@ -317,6 +322,7 @@ impl Steps {
             position,
             end,
             is_forked,
+            moves,
             pace: TokenRate::default(),
         }
     }
@@ -342,8 +348,13 @@ impl Decoding for Steps {
         let depth = self.pace.depth().min(wanted.max(1));
         let depth = depth.min(self.end - self.position).min(self.max_depth());
         while self.under_way.len() < depth {
+            let mut graph = self.graph.lock();
+            if self.moves.are_there() {
+                break;
+            }
             let read = ReadRange::of::<u32>(&self.state, 0..2);
-            let submission = self.graph.lock().run(&self.commands, &[read])?;
+            let submission = graph.run(&self.commands, &[read])?;
+            drop(graph);
             self.under_way.push_back(submission);
         }
         let Some(first) = self.under_way.front_mut() else {

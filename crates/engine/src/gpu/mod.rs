@@ -1089,9 +1089,9 @@ impl Backend for Gpu {
         };
         let positions = (cache.len(), cache.len() + n_steps);
         let commands = graph.repeatable(&state, sample)?;
-        let is_forked = cache.states();
-        let steps =
-            commands.map(|commands| Steps::new(&self.graph, commands, state, positions, is_forked));
+        let (is_forked, moves) = (cache.states(), cache.moves());
+        let steps = commands
+            .map(|commands| Steps::new(&self.graph, commands, state, positions, is_forked, moves));
         Ok(steps.map(|steps| Box::new(steps) as Box<dyn Decoding>))
     }
 

@@ -3,6 +3,7 @@
 //! A page has one number in all layers, whose memory has as many. It grows by copying, all layers at once, as long as
 //! a buffer of the device may be that large; what doesn't fit goes to another pool.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use sterna_gpu::graph::{Graph, Shared};
@@ -85,6 +86,8 @@ impl PagePools {
 #[derive(Debug)]
 pub(super) struct PagePool {
     shape: CacheShape,
+    /// Counts how often memory has become other memory.
+    n_moves: Arc<AtomicU64>,
     free: Arc<Mutex<Vec<u32>>>,
     memory: Mutex<Memory>,
 }
@@ -97,6 +100,20 @@ struct Memory {
     layers: Vec<Option<Shared<CacheLayer>>>,
     /// Where pages are copied to, on their way to others of the same layer.
     between: Vec<Option<CacheLayer>>,
+}
+
+/// Whether the memory of a pool is other memory than when it was asked.
+#[derive(Debug)]
+pub(super) struct Moves {
+    n_moves: Arc<AtomicU64>,
+    seen: u64,
+}
+
+impl Moves {
+    /// While the graph is locked, the answer stays the same.
+    pub(super) fn are_there(&self) -> bool {
+        self.n_moves.load(Ordering::Relaxed) != self.seen
+    }
 }
 
 /// A page of one sequence, or of several that have it in common. It can be taken again once the last of them drops it.
@@ -120,6 +137,7 @@ impl PagePool {
     fn new(shape: &CacheShape) -> Arc<PagePool> {
         Arc::new(PagePool {
             shape: shape.clone(),
+            n_moves: Arc::default(),
             free: Arc::default(),
             memory: Mutex::new(Memory {
                 n_pages: 0,
@@ -143,13 +161,24 @@ impl PagePool {
         if n_free < n {
             self.grow(device, graph, &mut memory, n - n_free)?;
         }
+        Ok(self.pop(n))
+    }
+
+    /// `n` pages, or as many as are free.
+    pub(super) fn take_free(&self, n: usize) -> Vec<Arc<Page>> {
+        // Whoever takes a number of them has the lock meanwhile.
+        let _memory = lock(&self.memory);
+        self.pop(n)
+    }
+
+    fn pop(&self, n: usize) -> Vec<Arc<Page>> {
         let mut free = lock(&self.free);
         let left = free.len().saturating_sub(n);
         let pages = free.drain(left..).rev().map(|number| Page {
             number,
             free: Arc::clone(&self.free),
         });
-        Ok(pages.map(Arc::new).collect())
+        pages.map(Arc::new).collect()
     }
 
     fn grow(
@@ -172,8 +201,10 @@ impl PagePool {
         let n_pages = with_reserve(need, most);
         if memory.layers.iter().any(Option::is_some) {
             // What is copied may not have been computed yet, and recorded commands would keep the old memory alive.
+            // Whoever repeats steps on the old memory stops: the graph is locked.
             graph.flush()?;
             graph.forget();
+            self.n_moves.fetch_add(1, Ordering::Relaxed);
         }
         for (of, heads) in memory.layers.iter_mut().zip(&*self.shape.layers) {
             let Some(old) = of else { continue };
@@ -204,6 +235,14 @@ impl PagePool {
         }
         let new = self::layer(device, self.shape.layers[layer], self.shape.dtype, n_pages)?;
         Ok(memory.layers[layer].insert(Shared::new(new)).clone())
+    }
+
+    /// How to learn that commands of layers have to be recorded anew, for other memory.
+    pub(super) fn moves(&self) -> Moves {
+        Moves {
+            seen: self.n_moves.load(Ordering::Relaxed),
+            n_moves: Arc::clone(&self.n_moves),
+        }
     }
 
     /// The memory of `layer`, if there is any yet.

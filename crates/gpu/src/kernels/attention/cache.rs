@@ -156,6 +156,9 @@ impl CacheLayer {
     /// Errors: [`GpuError::Shape`] if pages have fewer positions, or there are no such pages; [`GpuError::Lost`].
     pub fn read(&self, device: &Device, pages: &[u32], len: usize) -> Result<Vec<u8>, GpuError> {
         let pages = self.pages_of(pages, len)?;
+        if pages.is_empty() {
+            return Ok(Vec::new());
+        }
         // They are collected where one read gets them all.
         let bytes = 2 * pages.len() as u64 * self.page_bytes();
         let all = CacheLayer::new(
@@ -163,7 +166,7 @@ impl CacheLayer {
             self.n_kv_heads,
             self.head_dim,
             self.dtype,
-            pages.len().max(1),
+            pages.len(),
         )?;
         let numbered: Vec<[u32; 2]> = (0..).zip(pages).map(|(to, &from)| [from, to]).collect();
         device.copy_all(&self.copies(&all, &numbered)?)?;
