@@ -235,7 +235,7 @@ fn models_larger_than_a_binding_are_cut() {
     let ids = ids(24, on_cpu.config().n_vocab);
     let want = logits(&on_cpu, &ids, options(1000));
     // All matrices of a layer are larger than the second, and its cache is.
-    for (binding, n_layers) in [(65536, on_cpu.config().n_layers), (8192, 0)] {
+    for (binding, n_layers) in [(65536, on_cpu.config().n_layers), (4096, 0)] {
         let device = limited(DeviceOptions {
             max_binding_bytes: Some(binding),
             ..DeviceOptions::default()

@@ -213,7 +213,7 @@ enum RowsKind {
 #[derive(Debug)]
 pub enum GpuScreen {}
 
-/// Up to this many rows, split-KV is used, so that the device is fully occupied.
+/// Up to this many rows of a sequence, split-KV is used, so that the device is fully occupied.
 const MAX_SPLIT_KV_ROWS: usize = 8;
 
 impl Backend for Gpu {

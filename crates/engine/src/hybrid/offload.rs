@@ -161,15 +161,15 @@ impl Placement {
     fn keep(&mut self, gpu: &Gpu, group: Group) -> Result<(), GpuError> {
         if self.sides.is_empty() {
             self.reserve.keep(gpu, self.share.activations)?;
-            // A growing layer has its old and its new memory for a moment.
-            let half = self.share.ctx_len / 2;
+            // A growing layer has its old and its new memory for a moment, and grows by less than half in the end.
+            let most = self.share.ctx_len;
             let attention = self.share.layers.iter().filter_map(|layer| layer.heads);
             let growing = LayerNeeds {
                 heads: attention.max_by_key(|heads| heads.n_kv_heads * heads.head_dim),
                 state: 0,
             };
             self.reserve
-                .keep_layer(gpu, &growing, self.share.cache, half)?;
+                .keep_layer(gpu, &growing, self.share.cache, most)?;
         }
         if let Group::Layer(i) = group {
             if self.n_layers() == self.share.most_layers {

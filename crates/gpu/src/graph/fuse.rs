@@ -3,8 +3,8 @@
 //! A norm before integer products is computed as their input is quantized, a product that is added to the
 //! residual is added as it is stored, a gate is applied as its product is stored, also of experts, whose sum is
 //! added to the residual; a gate's factor is read where it was copied from; products with adjacent matrices become
-//! one, and attention of one row prepares its own heads. No other operation may come in between, and nothing may read
-//! what is no longer stored.
+//! one, and attention of one row of each sequence prepares its own heads. No other operation may come in between, and
+//! nothing may read what is no longer stored.
 
 use super::op::{ExpertOutput, Op, Output, View};
 use crate::kernels::attention::decodes;
