@@ -19,6 +19,7 @@ const FIRST_PAGES: usize = 4;
 const DOUBLED_PAGES: usize = 64;
 
 /// Memory of a layer for pages of at least `n_positions`.
+#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn memory(
     device: &Device,
     heads: KvHeads,
