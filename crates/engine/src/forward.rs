@@ -466,14 +466,14 @@ impl<B: Backend> ForwardPass<'_, B> {
         i: usize,
         net: &DeltaNet<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let separate = OutputLayout::Separate;
+        let layout = OutputLayout::SideBySide;
         let inputs = &mut [
             (LinearLayer::DeltaQkv, &net.qkv, &mut s.q),
             (LinearLayer::DeltaGate, &net.gate, &mut s.gate),
             (LinearLayer::DeltaAlpha, &net.alpha, &mut s.k),
             (LinearLayer::DeltaBeta, &net.beta, &mut s.v),
         ];
-        self.project(Some(i), separate, &s.h, &mut s.normed, inputs)?;
+        self.project(Some(i), layout, &s.h, &mut s.normed, inputs)?;
         let shape = self.config.delta;
         let inputs = backend::DeltaNet {
             shape: shape.expect("a configuration with such layers has their heads"),
@@ -489,6 +489,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         };
         let stage = of_layer(i, Operation::DeltaNet);
         (self.backend).delta_net(stage, inputs, batch.sequences, &mut s.a)?;
+        let separate = OutputLayout::Separate;
         let output = (LinearLayer::DeltaOut, &net.output, &mut s.h);
         self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
     }
@@ -501,13 +502,13 @@ impl<B: Backend> ForwardPass<'_, B> {
         i: usize,
         ssm: &Ssm<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let separate = OutputLayout::Separate;
+        let layout = OutputLayout::SideBySide;
         let inputs = &mut [
             (LinearLayer::SsmGate, &ssm.gate, &mut s.gate),
             (LinearLayer::SsmIn, &ssm.xbc, &mut s.q),
             (LinearLayer::SsmDt, &ssm.dt, &mut s.k),
         ];
-        self.project(Some(i), separate, &s.h, &mut s.normed, inputs)?;
+        self.project(Some(i), layout, &s.h, &mut s.normed, inputs)?;
         let shape = self.config.ssm;
         let inputs = backend::Ssm {
             shape: shape.expect("a configuration with such layers has their heads"),
@@ -524,6 +525,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         };
         let stage = of_layer(i, Operation::Ssm);
         (self.backend).ssm(stage, inputs, batch.sequences, &mut s.a)?;
+        let separate = OutputLayout::Separate;
         let output = (LinearLayer::SsmOut, &ssm.output, &mut s.shared);
         self.project(Some(i), separate, &s.a, &mut s.normed, &mut [output])
     }

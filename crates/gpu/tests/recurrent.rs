@@ -7,14 +7,16 @@ use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::Position;
 use sterna_gpu::kernels::recurrent::{
     Convolution, MAX_ROWS, MAX_TAPS, Mamba, Recurrence, Scan, ScanShape, Shift, State, StateLayer,
-    Wkv, Wkv4, WkvFinish, WkvInputs, WkvShape, convolve, mamba, previous, scan, token_shift, wkv,
-    wkv_finish, wkv_prepare, wkv4,
+    Step, StepVectors, StepWeights, Wkv, Wkv4, WkvFinish, WkvInputs, WkvShape, can_step, convolve,
+    mamba, previous, scan, step, token_shift, wkv, wkv_finish, wkv_prepare, wkv4,
 };
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError, Recorder};
+use sterna_kernels::activation::{self, Activation};
 use sterna_kernels::conv;
 use sterna_kernels::delta::{self, DeltaInputs, DeltaShape, HeadOrder};
 use sterna_kernels::mamba::{self as cpu_mamba, MambaInputs, MambaShape};
+use sterna_kernels::norm;
 use sterna_kernels::rwkv::{
     self, Decay, Finish, Generation, Part, Rkv, RwkvShape, Shift as CpuShift, Wkv7Inputs,
 };
@@ -263,6 +265,153 @@ fn check_scan<'a>(
     }
     let same = |(out, state): &(Vec<f32>, Vec<u8>)| (out, state) == (&all[0].0, &all[0].1);
     assert!(all.iter().all(same), "{shape:?}");
+}
+
+/// Positions one by one, from zero on, each in one dispatch, as a whole layer with a scan on the CPU.
+#[test]
+fn steps_of_layers_with_scans() {
+    let shape = |n_heads, n_key_heads, key_dim, value_dim, is_tiled| ScanShape {
+        n_heads,
+        n_key_heads,
+        key_dim,
+        value_dim,
+        is_tiled,
+        is_delta: true,
+    };
+    for device in devices() {
+        for (shape, n_taps) in [
+            (shape(4, 2, 16, 24, false), 4),
+            (shape(4, 2, 128, 128, true), 4),
+            (shape(3, 3, 20, 9, false), 1),
+            (shape(2, 1, 64, 150, false), 3),
+            (shape(6, 3, MAX_ROWS, 8, true), MAX_TAPS),
+        ] {
+            check_step(device, &shape, n_taps, false);
+            for has_bias in [false, true] {
+                let shape = ScanShape {
+                    is_delta: false,
+                    is_tiled: false,
+                    ..shape
+                };
+                check_step(device, &shape, n_taps, has_bias);
+            }
+        }
+    }
+}
+
+fn check_step(device: &Device, shape: &ScanShape, n_taps: usize, has_bias: bool) {
+    const EPS: f32 = 1e-5;
+    let (n, channels) = (shape.n_heads, shape.channels());
+    let values = n * shape.value_dim;
+    let decays = |n| floats(n, 4).iter().map(|a| -a.abs()).collect::<Vec<f32>>();
+    let (x, gate) = (floats(M * channels, 1), floats(M * values, 2));
+    let (steps, betas) = (floats(M * n, 3), floats(M * n, 5));
+    let (taps, bias) = (floats(channels * n_taps, 6), floats(channels, 7));
+    let (a, dt_bias) = (decays(n), floats(n, 8));
+    let last = floats(if shape.is_delta { shape.value_dim } else { n }, 9);
+    let n_window = (n_taps - 1) * channels;
+    // On the CPU.
+    let (zeros, mut after) = (vec![0.0; n_window], vec![0.0; n_window]);
+    let mut convolved = vec![0.0; M * channels];
+    let state = (&zeros[..], &mut after[..]);
+    let weights = (&taps[..], has_bias.then_some(&bias[..]));
+    conv::silu(&scalar(), channels, weights, &x, state, &mut convolved).unwrap();
+    let zeros = vec![0.0; shape.state()];
+    let mut matrices = zeros.clone();
+    let mut want = vec![0.0; M * values];
+    let state = (&zeros[..], &mut matrices[..]);
+    let mut given = steps.clone();
+    if shape.is_delta {
+        let cpu = DeltaShape {
+            n_key_heads: shape.n_key_heads,
+            n_value_heads: n,
+            key_dim: shape.key_dim,
+            value_dim: shape.value_dim,
+            order: match shape.is_tiled {
+                true => HeadOrder::Tiled,
+                false => HeadOrder::Grouped,
+            },
+        };
+        let inputs = DeltaInputs {
+            qkv: &mut convolved,
+            alpha: &mut given,
+            beta: &mut betas.clone(),
+            a: &a,
+            dt_bias: &dt_bias,
+        };
+        delta::delta_rule(&scalar(), &cpu, inputs, state, &mut want).unwrap();
+        norm::rms_norm(&scalar(), &mut want, &last, EPS).unwrap();
+    } else {
+        let cpu = SsmShape {
+            n_heads: n,
+            head_dim: shape.value_dim,
+            state_dim: shape.key_dim,
+            n_groups: shape.n_key_heads,
+        };
+        let inputs = SsmInputs {
+            xbc: &convolved,
+            dt: &mut given,
+            a: &a,
+            d: &last,
+            dt_bias: &dt_bias,
+        };
+        ssm::scan(&scalar(), &cpu, inputs, state, &mut want).unwrap();
+    }
+    let mut gated = gate.clone();
+    activation::gate(&scalar(), Activation::Silu, &mut gated, &want).unwrap();
+    // On the device: inputs in one buffer, as a joined projection gives them.
+    let width = channels + values + 2 * n;
+    let rows: Vec<f32> = (0..M)
+        .flat_map(|t| {
+            let parts = [(&x, channels), (&gate, values), (&steps, n), (&betas, n)];
+            parts.map(|(part, width)| part[t * width..(t + 1) * width].to_vec())
+        })
+        .flatten()
+        .collect();
+    let rows = spread(device, &rows, width, 4, width + 3);
+    let rows = spread_rows(&rows, M, width, 4, width + 3);
+    let uploaded = [&taps, &bias, &a, &dt_bias, &last].map(|v| device.upload(v).unwrap());
+    let [taps, bias, a, dt_bias, last] = &uploaded;
+    let vectors = StepVectors {
+        taps,
+        n_taps,
+        bias: has_bias.then_some(bias),
+        a,
+        dt_bias,
+        last,
+    };
+    assert!(can_step(device.limits(), shape));
+    let weights = StepWeights::new(device, shape, &vectors).unwrap();
+    let out = device.buffer("out", (M * values * 4) as u64).unwrap();
+    let state = in_chunks(
+        device,
+        &[1; M],
+        n_window + shape.state(),
+        |r, own, state| {
+            let row = rows.rows(own.start, 1);
+            let inputs = Step {
+                x: row.columns(0, channels),
+                gate: row.columns(channels, values),
+                steps: row.columns(channels + values, n),
+                beta: shape
+                    .is_delta
+                    .then(|| row.columns(channels + values + n, n)),
+                eps: EPS,
+            };
+            let out = Rows::new(&out, M, values).rows(own.start, 1);
+            step(r, &weights, &inputs, state, out)
+        },
+    );
+    let what = format!("{shape:?} {n_taps} {has_bias}");
+    let out: Vec<f32> = device.read(&out, 0..M * values).unwrap();
+    close(&what, &out, &gated);
+    let state = floats_of(&state);
+    let (window, own) = state[AROUND..AROUND + n_window + shape.state()].split_at(n_window);
+    assert_eq!(window, after, "{what}");
+    // The matrices have another order here.
+    let sum = |values: &[f32]| values.iter().map(|v| f64::from(*v).abs()).sum::<f64>();
+    let (got, want) = (sum(own), sum(&matrices));
+    assert!((got - want).abs() <= 1e-5 * want, "{what}: {got} {want}");
 }
 
 #[test]

@@ -27,13 +27,12 @@ use std::task::{Context, Poll, ready};
 
 use sterna_format::DType;
 use sterna_gpu::graph::{
-    ExpertOutput, HeadInputs, Matrix, Norm, Op, Output, ScanGates, ScanInputs, SharedGraph, View,
-    join, stack,
+    ExpertOutput, HeadInputs, Matrix, Norm, Op, Output, SharedGraph, View, join, stack,
 };
 use sterna_gpu::kernels::experts::Routing as RoutingOnGpu;
 use sterna_gpu::kernels::linear::{Epilogue, Stack};
 use sterna_gpu::kernels::output::STATE_LEN;
-use sterna_gpu::kernels::recurrent::ScanShape;
+use sterna_gpu::kernels::recurrent::{ScanShape, StepWeights};
 use sterna_gpu::kernels::rotate::Rotation;
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::Sample;
@@ -62,7 +61,7 @@ use decode::{Choice, SampleKind, Steps, sample_together};
 use pages::PagePools;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use part::{LayerNeeds, Reserve};
-use recurrent::silu_gate;
+use recurrent::{ScanLayer, ScanRows, silu_gate};
 use rotations::{Rotations, rotated};
 pub use routes::GpuRoutes;
 pub use sterna_gpu::graph::Work as GpuWork;
@@ -162,7 +161,12 @@ pub struct GpuVector {
     len: usize,
     /// The first of them.
     first: f32,
+    /// Of the taps of a layer with a scan, once they are used: all of its vectors together, and which those were.
+    steps: Arc<Mutex<Option<(LayerVectors, StepWeights)>>>,
 }
+
+/// The vectors of a layer with a scan.
+type LayerVectors = [Option<Buffer>; 5];
 
 impl GpuVector {
     fn norm(&self, eps: f32) -> Norm {
@@ -316,6 +320,7 @@ impl Backend for Gpu {
             buffer: self.device.upload(&values)?,
             len: values.len(),
             first: values.first().copied().unwrap_or(0.0),
+            steps: Arc::default(),
         })
     }
 
@@ -699,28 +704,22 @@ impl Backend for Gpu {
             is_tiled: shape.order == HeadOrder::Tiled,
             is_delta: true,
         };
-        let (rows, beta) = (alpha.view()?.clone(), beta.view()?.clone());
-        let gates = ScanGates {
-            gates: (alpha.scratch(&self.device, rows.n_rows, 4 * rows.width)?).buffer,
-            recurrence: ScanInputs::Delta(rows, beta),
-            a: a.buffer.clone(),
-            dt_bias: dt_bias.buffer.clone(),
+        let layer = ScanLayer {
+            shape: scan,
+            taps,
+            conv_bias: None,
+            a,
+            dt_bias,
+            last: norm,
+            eps,
         };
-        let kernels = (scan, taps.convolution(scan.channels(), None, false));
-        let rows = self.recurrent(stage, kernels, (qkv, &gates), sequences, out)?;
-        let heads = View::new(
-            &rows.buffer,
-            rows.n_rows * shape.n_value_heads,
-            shape.value_dim,
-        );
-        let mut graph = self.graph.lock();
-        graph.push(Op::RmsNorm {
-            x: heads.clone(),
-            norm: norm.norm(eps),
-            n_groups: 1,
-            out: heads,
-        });
-        graph.push(silu_gate(rows, gate)?);
+        let rows = ScanRows {
+            x: qkv,
+            gate,
+            steps: alpha,
+            beta: Some(beta),
+        };
+        self.recurrent(stage, &layer, rows, sequences, out)?;
         Ok(())
     }
 
@@ -751,19 +750,24 @@ impl Backend for Gpu {
             is_tiled: false,
             is_delta: false,
         };
-        let rows = dt.view()?.clone();
-        let gates = ScanGates {
-            gates: (dt.scratch(&self.device, rows.n_rows, 4 * rows.width)?).buffer,
-            recurrence: ScanInputs::Ssm(rows, d.buffer.clone()),
-            a: a.buffer.clone(),
-            dt_bias: dt_bias.buffer.clone(),
+        let layer = ScanLayer {
+            shape: scan,
+            taps,
+            conv_bias,
+            a,
+            dt_bias,
+            last: d,
+            eps,
         };
-        let kernels = (scan, taps.convolution(scan.channels(), conv_bias, false));
-        let rows = self.recurrent(stage, kernels, (xbc, &gates), sequences, out)?;
-        let mut graph = self.graph.lock();
-        graph.push(silu_gate(rows.clone(), gate)?);
+        let rows = ScanRows {
+            x: xbc,
+            gate,
+            steps: dt,
+            beta: None,
+        };
+        let rows = self.recurrent(stage, &layer, rows, sequences, out)?;
         if let Some(norm) = norm {
-            graph.push(Op::RmsNorm {
+            self.graph.lock().push(Op::RmsNorm {
                 x: rows.clone(),
                 norm: norm.norm(eps),
                 n_groups: shape.n_groups,
@@ -823,7 +827,8 @@ impl Backend for Gpu {
                 out: own(&out),
             });
         })?;
-        self.graph.lock().push(silu_gate(out, scan.gate)?);
+        let gate = scan.gate.view()?.clone();
+        self.graph.lock().push(silu_gate(out, gate));
         Ok(())
     }
 

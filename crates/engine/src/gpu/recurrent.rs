@@ -1,9 +1,11 @@
 //! What layers with states have in common: a convolution and a scan over the rows of each sequence.
 
 use std::ops::Range;
+use std::sync::PoisonError;
 
-use sterna_gpu::graph::{Convolution, Graph, Op, ScanGates, StateRef, View};
-use sterna_gpu::kernels::recurrent::ScanShape;
+use sterna_gpu::graph::{Convolution, Graph, Op, ScanGates, ScanInputs, StateRef, View};
+use sterna_gpu::kernels::recurrent::{ScanShape, StepVectors, StepWeights, can_step};
+use sterna_gpu::{Device, GpuError};
 use sterna_kernels::activation::Activation;
 
 use super::{Gpu, GpuBuffer, GpuCache, GpuVector};
@@ -53,24 +55,62 @@ impl Gpu {
         Ok(())
     }
 
-    /// A convolution of `x` and a scan of what it gives, with `gates` of all rows. The state is that of the one, and then
-    /// of the other. Returns the rows of `out`.
+    /// A layer with a scan: a convolution of its input, the scan of what that gives, and the norm and gate of its output.
+    /// The state is that of the convolution, and then that of the scan. Returns the rows of `out`.
     pub(super) fn recurrent(
         &self,
         stage: Stage,
-        (shape, convolution): (ScanShape, Convolution),
-        (x, gates): (&mut GpuBuffer, &ScanGates),
+        layer: &ScanLayer<'_>,
+        ScanRows {
+            x,
+            gate,
+            steps,
+            beta,
+        }: ScanRows<'_>,
         sequences: &mut [Sequence<'_, GpuCache>],
         out: &mut GpuBuffer,
     ) -> Result<View, BackendError> {
-        let (device, channels) = (&self.device, shape.channels());
-        let input = x.view()?.clone();
-        let convolved = x.scratch(device, input.n_rows, channels)?;
+        let (device, shape) = (&self.device, layer.shape);
+        let channels = shape.channels();
+        let (input, gate) = (x.view()?.clone(), gate.view()?.clone());
+        let given = steps.view()?.clone();
+        let beta = beta.map(|beta| beta.view().cloned()).transpose()?;
         let out = out.shape(device, input.n_rows, shape.n_heads * shape.value_dim)?;
+        let convolution = layer.taps.convolution(channels, layer.conv_bias, false);
         let n_window = convolution.n_taps.saturating_sub(1) * channels;
         let n_state = n_window + shape.state();
+        let is_step = |n_rows| n_rows == 1 && can_step(device.limits(), &shape);
+        let weights = match sequences.iter().any(|sequence| is_step(sequence.n_rows)) {
+            true => Some(layer.step_weights(device, convolution.n_taps)?),
+            false => None,
+        };
+        let convolved = x.scratch(device, input.n_rows, channels)?;
+        let gates = ScanGates {
+            gates: (steps.scratch(device, given.n_rows, 4 * given.width)?).buffer,
+            recurrence: match &beta {
+                Some(beta) => ScanInputs::Delta(given.clone(), beta.clone()),
+                None => ScanInputs::Ssm(given.clone(), layer.last.buffer.clone()),
+            },
+            a: layer.a.buffer.clone(),
+            dt_bias: layer.dt_bias.buffer.clone(),
+        };
         self.for_states(stage, n_state, sequences, |graph, rows, state| {
             let own = |view: &View| view.rows(rows.start, rows.len());
+            if let Some(weights) = &weights
+                && is_step(rows.len())
+            {
+                graph.push(Op::Step {
+                    weights: weights.clone(),
+                    x: own(&input),
+                    gate: own(&gate),
+                    steps: own(&given),
+                    beta: beta.as_ref().map(own),
+                    eps: layer.eps,
+                    state: state(0),
+                    out: own(&out),
+                });
+                return;
+            }
             graph.push(Op::Convolve {
                 convolution: convolution.clone(),
                 x: own(&input),
@@ -84,16 +124,85 @@ impl Gpu {
                 state: state(n_window),
                 out: own(&out),
             });
+            if shape.is_delta {
+                let heads = View {
+                    n_rows: rows.len() * shape.n_heads,
+                    width: shape.value_dim,
+                    stride: shape.value_dim,
+                    ..own(&out)
+                };
+                graph.push(Op::RmsNorm {
+                    x: heads.clone(),
+                    norm: layer.last.norm(layer.eps),
+                    n_groups: 1,
+                    out: heads,
+                });
+            }
+            graph.push(silu_gate(own(&out), own(&gate)));
         })?;
         Ok(out)
     }
 }
 
+/// The weights of a layer with a scan.
+pub(super) struct ScanLayer<'a> {
+    pub(super) shape: ScanShape,
+    pub(super) taps: &'a GpuVector,
+    pub(super) conv_bias: Option<&'a GpuVector>,
+    pub(super) a: &'a GpuVector,
+    pub(super) dt_bias: &'a GpuVector,
+    /// Of the delta rule the norm of what heads give, of a state space `d`.
+    pub(super) last: &'a GpuVector,
+    /// Of that norm.
+    pub(super) eps: f32,
+}
+
+/// What it reads of each position, as the projections computed it.
+pub(super) struct ScanRows<'a> {
+    pub(super) x: &'a mut GpuBuffer,
+    pub(super) gate: &'a GpuBuffer,
+    /// `alpha` of the delta rule, or time steps.
+    pub(super) steps: &'a mut GpuBuffer,
+    /// Of the delta rule.
+    pub(super) beta: Option<&'a GpuBuffer>,
+}
+
+impl ScanLayer<'_> {
+    /// The weights as steps of one row read them, copied the first time.
+    fn step_weights(&self, device: &Device, n_taps: usize) -> Result<StepWeights, GpuError> {
+        let ScanLayer {
+            taps,
+            conv_bias,
+            a,
+            dt_bias,
+            last,
+            ..
+        } = self;
+        let vectors = [Some(*taps), *conv_bias, Some(a), Some(dt_bias), Some(last)];
+        let of = vectors.map(|vector| vector.map(|vector| vector.buffer.clone()));
+        let mut known = taps.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, weights)) = known.as_ref().filter(|(known, _)| *known == of) {
+            return Ok(weights.clone());
+        }
+        let vectors = StepVectors {
+            taps: &taps.buffer,
+            n_taps,
+            bias: conv_bias.map(|bias| &bias.buffer),
+            a: &a.buffer,
+            dt_bias: &dt_bias.buffer,
+            last: &last.buffer,
+        };
+        let weights = StepWeights::new(device, &self.shape, &vectors)?;
+        *known = Some((of, weights.clone()));
+        Ok(weights)
+    }
+}
+
 /// `x ← x · silu(gate)`.
-pub(super) fn silu_gate(x: View, gate: &GpuBuffer) -> Result<Op, BackendError> {
-    Ok(Op::GateBy {
+pub(super) fn silu_gate(x: View, gate: View) -> Op {
+    Op::GateBy {
         activation: Activation::Silu,
         x,
-        gate: gate.view()?.clone(),
-    })
+        gate,
+    }
 }

@@ -15,7 +15,9 @@ use crate::plan::{
 };
 use crate::screening::Screening;
 use crate::weight_set::{Embedding, Head, NewGroup, Output, WeightSet};
-use crate::weights::{Attention, Convert, Dense, FeedForward, Group, Layer, Mixer, Projection};
+use crate::weights::{
+    Attention, Convert, DeltaNet, Dense, FeedForward, Group, Layer, Mixer, Projection,
+};
 
 /// Builds weights from their bytes, some or all of a plan.
 pub(crate) struct WeightFeed<B: Backend> {
@@ -438,6 +440,19 @@ impl<B: Backend> WeightFeed<B> {
         }
         if let Some(FeedForward::Dense(Dense { gate, up, .. })) = layer.network() {
             families.push(vec![gate, up]);
+        }
+        if let Mixer::DeltaNet(DeltaNet {
+            qkv,
+            gate,
+            alpha,
+            beta,
+            ..
+        }) = &layer.mixer
+        {
+            families.push(vec![qkv, gate, alpha, beta]);
+        }
+        if let Mixer::Ssm(ssm) | Mixer::Both(_, ssm) = &layer.mixer {
+            families.push(vec![&ssm.gate, &ssm.xbc, &ssm.dt]);
         }
         let plain = families.into_iter().filter(|projections| {
             // Matrices with norms of their own have different inputs.

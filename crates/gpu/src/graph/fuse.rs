@@ -323,6 +323,17 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
             read.push(x);
             (read, vec![out])
         }
+        Op::Step {
+            x,
+            gate,
+            steps,
+            beta,
+            out,
+            ..
+        } => {
+            let read = [x, gate, steps].into_iter().chain(beta);
+            (read.collect(), vec![out])
+        }
         Op::Mamba {
             x, dt, b, c, out, ..
         } => (vec![x, dt, b, c], vec![out]),

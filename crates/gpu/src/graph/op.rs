@@ -14,8 +14,8 @@ use crate::kernels::experts;
 use crate::kernels::linear::{self, Epilogue, Form, Input, Stack};
 use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use crate::kernels::recurrent::{
-    self, Mamba, Recurrence, ScanShape, Shift, State, StateLayer, Wkv, Wkv4, WkvFinish, WkvInputs,
-    WkvShape,
+    self, Mamba, Recurrence, ScanShape, Shift, State, StateLayer, Step, StepWeights, Wkv, Wkv4,
+    WkvFinish, WkvInputs, WkvShape,
 };
 use crate::kernels::rotate::{self, Rotation};
 use crate::kernels::{Rows, norm};
@@ -212,6 +212,17 @@ pub enum Op {
         shape: ScanShape,
         x: View,
         gates: ScanGates,
+        state: StateRef,
+        out: View,
+    },
+    /// One position of a layer with an [`Op::Scan`]: its convolution, its scan, and the norm and gate of its output.
+    Step {
+        weights: StepWeights,
+        x: View,
+        gate: View,
+        steps: View,
+        beta: Option<View>,
+        eps: f32,
         state: StateRef,
         out: View,
     },
@@ -733,6 +744,25 @@ pub(super) fn record(
                 gates: &gates.gates,
             };
             recurrent::scan(recorder, shape, &inputs, state.of(), out.of())
+        }
+        Op::Step {
+            weights,
+            x,
+            gate,
+            steps,
+            beta,
+            eps,
+            state,
+            out,
+        } => {
+            let inputs = Step {
+                x: x.of(),
+                gate: gate.of(),
+                steps: steps.of(),
+                beta: beta.as_ref().map(View::of),
+                eps: *eps,
+            };
+            recurrent::step(recorder, weights, &inputs, state.of(), out.of())
         }
         Op::Mamba {
             x,

@@ -13,8 +13,8 @@ use crate::kernels::output::{
 };
 use crate::kernels::quantize::{DequantizeParams, QuantizeParams};
 use crate::kernels::recurrent::{
-    ConvParams, MambaParams, PrepareParams, PreviousParams, ScanParams, ShiftParams, Wkv4Params,
-    WkvFinishParams, WkvParams, WkvPrepareParams,
+    ConvParams, MambaParams, PrepareParams, PreviousParams, ScanParams, ShiftParams, StepParams,
+    Wkv4Params, WkvFinishParams, WkvParams, WkvPrepareParams,
 };
 use crate::kernels::rotate::RotateParams;
 
@@ -251,6 +251,7 @@ shaders! {
     CONVOLVE = "convolve", [ACTIVATION], [Read, Read, Read, Read, Write, Write], ConvParams, [];
     SCAN_PREPARE = "scan_prepare", [Lib::Reduce, GRID, SOFTPLUS], [Write, Read, Read, Read, Read, Write], PrepareParams, [];
     SCAN = "scan", [Lib::Reduce, GRID], [Read, Read, Read, Read, Write, Write], ScanParams, [];
+    SCAN_STEP = "scan_step", [Lib::Reduce, GRID, SOFTPLUS, ACTIVATION], [Read, Read, Read, Read, Read, Read, Write, Write], StepParams, [];
     MAMBA = "mamba", [Lib::Reduce, GRID, SOFTPLUS], [Read, Read, Read, Read, Read, Read, Write, Write], MambaParams, [];
     PREVIOUS = "previous", [], [Read, Read, Write, Write], PreviousParams, [];
     TOKEN_SHIFT = "token_shift", [], [Read, Read, Read, Read, Write], ShiftParams, [];

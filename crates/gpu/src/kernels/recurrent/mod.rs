@@ -4,6 +4,7 @@
 mod conv;
 mod rwkv;
 mod scan;
+mod step;
 
 use super::attention::Position;
 use crate::error::{expect, expect_most};
@@ -16,12 +17,14 @@ pub use rwkv::{
     wkv_prepare, wkv4,
 };
 pub use scan::{MAX_ROWS, Mamba, Recurrence, Scan, ScanShape, mamba, scan};
+pub use step::{Step, StepVectors, StepWeights, can_step, step};
 
 pub(crate) use conv::ConvParams;
 pub(crate) use rwkv::{
     PreviousParams, ShiftParams, Wkv4Params, WkvFinishParams, WkvParams, WkvPrepareParams,
 };
 pub(crate) use scan::{MambaParams, PrepareParams, ScanParams};
+pub(crate) use step::StepParams;
 
 /// The states that a layer's memory holds: those of as many consecutive positions, each in the slot of its position
 /// modulo this number. A step may run this many positions less one ahead of the last state that is still needed.

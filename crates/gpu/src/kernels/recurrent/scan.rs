@@ -90,7 +90,7 @@ impl ScanShape {
     }
 
     /// Where queries, keys and values begin in a row.
-    fn parts(&self) -> [usize; 3] {
+    pub(super) fn parts(&self) -> [usize; 3] {
         match self.is_delta {
             true => [0, self.keys(), 2 * self.keys()],
             false => [self.values() + self.keys(), self.values(), 0],

@@ -1,0 +1,205 @@
+// One position of heads that remember a matrix: the convolution of its queries, keys and values, its gates, the scan,
+// and what becomes of the output: its norm and gate after the delta rule, its gate after a state space
+//
+// Agrees with convolve.wgsl, scan_prepare.wgsl, scan.wgsl and, after the delta rule, rms_norm.wgsl, one after the other,
+// except for the order of sums.
+// Shapes: x one row with queries and keys [n_key_heads, key_dim] and values [n_heads, value_dim] at offsets of their own;
+// gate [n_heads, value_dim]; steps and betas [n_heads]; weights, at offsets of their own: taps [channels, n_taps], bias
+// [channels], a and dt_bias [n_heads], d [n_heads] or norm [value_dim]; out [n_heads, value_dim]; states
+// [SLOTS, state_len], of which [n_taps − 1, channels] from `window` on and [n_heads, key_dim / 8, value_dim, 8] from
+// `first` on; position[0] is that of the row.
+// Eight invocations per column, each with ROWS of its rows; workgroups of WG, each with TURNS times WG / 8 columns of a
+// head: after the delta rule all of them.
+
+// 1: the delta rule. 0: a state space.
+override DELTA: u32 = 1u;
+// 1 if the heads of a key head are n_key_heads apart, 0 if they are adjacent.
+override TILED: u32 = 0u;
+override BIAS: u32 = 0u;
+override ROWS: u32 = 16u;
+override TURNS: u32 = 1u;
+override SLOTS: u32 = 4u;
+// Elements of a query and a key.
+override KEYS: u32 = 256u;
+// Elements of a value, where it is normalised.
+override VALUES: u32 = 1u;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> gate: array<f32>;
+@group(0) @binding(2) var<storage, read> steps: array<f32>;
+@group(0) @binding(3) var<storage, read> betas: array<f32>;
+@group(0) @binding(4) var<storage, read> weights: array<f32>;
+@group(0) @binding(5) var<storage, read> position: array<u32>;
+@group(0) @binding(6) var<storage, read_write> states: array<f32>;
+@group(0) @binding(7) var<storage, read_write> out: array<f32>;
+
+struct Params {
+    n_heads: u32,
+    n_key_heads: u32,
+    key_dim: u32,
+    value_dim: u32,
+    n_taps: u32,
+    channels: u32,
+    x_offset: u32,
+    q: u32,
+    k: u32,
+    v: u32,
+    gate_offset: u32,
+    step_offset: u32,
+    beta_offset: u32,
+    out_offset: u32,
+    // Where these begin in `weights`; the last is d or norm.
+    bias: u32,
+    a: u32,
+    dt_bias: u32,
+    last: u32,
+    position: u32,
+    window: u32,
+    first: u32,
+    state_len: u32,
+    scale: f32,
+    eps: f32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+// The query, then the key, after the convolution.
+var<workgroup> keys: array<f32, KEYS>;
+// What the head gives.
+var<workgroup> given: array<f32, VALUES>;
+
+// Where an invocation's i-th row of a column is in the head's matrix.
+fn place(i: u32, column: u32, lane: u32) -> u32 {
+    let n_lanes = min(LANES, params.key_dim - i * LANES);
+    return i * LANES * params.value_dim + column * n_lanes + lane;
+}
+
+// Channel c, j positions after the first that the state has.
+fn input(now: u32, j: u32, c: u32) -> f32 {
+    if j + 1u >= params.n_taps {
+        return x[params.x_offset + c];
+    }
+    if now == 0u {
+        return 0.0;
+    }
+    return states[now % SLOTS * params.state_len + params.window + j * params.channels + c];
+}
+
+// Channel c after the convolution. Puts what the next position needs into the state, if it `stores`.
+fn convolved(now: u32, c: u32, stores: bool) -> f32 {
+    let after = (now + 1u) % SLOTS * params.state_len + params.window + c;
+    var sum = 0.0;
+    for (var j = 0u; j < params.n_taps; j++) {
+        let u = input(now, j, c);
+        sum += weights[c * params.n_taps + j] * u;
+        // The state before is in another slot.
+        if stores && j > 0u {
+            states[after + (j - 1u) * params.channels] = u;
+        }
+    }
+    if BIAS == 1u {
+        sum += weights[params.bias + c];
+    }
+    return activate(sum);
+}
+
+@compute @workgroup_size(WG)
+fn main(at: Invocation, group: Group) {
+    let thread = thread_of(at);
+    let lane = thread % LANES;
+    let n_columns = WG / LANES;
+    let n_of_head = (params.value_dim + n_columns * TURNS - 1u) / (n_columns * TURNS);
+    let is_live = group_of(group) < n_of_head * params.n_heads;
+    let i = min(group_of(group), n_of_head * params.n_heads - 1u);
+    let head = i / n_of_head;
+    let block = i % n_of_head;
+    let n_of_key = params.n_heads / params.n_key_heads;
+    let key_head = select(head / n_of_key, head % params.n_key_heads, TILED == 1u);
+    let place_of_head = select(head % n_of_key, head / params.n_key_heads, TILED == 1u);
+    let now = position[params.position];
+    let matrix = params.first + head * params.key_dim * params.value_dim;
+    let before = now % SLOTS * params.state_len + matrix;
+    let after = (now + 1u) % SLOTS * params.state_len + matrix;
+    let step = softplus(steps[params.step_offset + head] + weights[params.dt_bias + head]);
+    let keep = exp(weights[params.a + head] * step);
+    var adds = step;
+    if DELTA == 1u {
+        adds = 1.0 / (1.0 + exp(-betas[params.beta_offset + head]));
+    }
+    var s: array<f32, 32>;
+    for (var turn = 0u; turn < TURNS; turn++) {
+        let own = (block * TURNS + turn) * n_columns + thread / LANES;
+        let is_own = is_live && own < params.value_dim;
+        let column = min(own, params.value_dim - 1u);
+        // Loads are issued before anything waits.
+        for (var j = 0u; j < ROWS; j++) {
+            s[j] = 0.0;
+            if now > 0u && j * LANES + lane < params.key_dim {
+                s[j] = states[before + place(j, column, lane)];
+            }
+        }
+        let v = convolved(now, params.v + head * params.value_dim + column, is_own && lane == 0u);
+        if turn == 0u {
+            let stores = is_live && block == 0u && place_of_head == 0u;
+            for (var e = thread; e < 2u * params.key_dim; e += WG) {
+                let is_key = e >= params.key_dim;
+                let c = select(params.q + e, params.k + e - params.key_dim, is_key);
+                keys[e] = convolved(now, c + key_head * params.key_dim, stores);
+            }
+            workgroupBarrier();
+        }
+        // Of key and query with the column, with one another, and with themselves.
+        var sums = vec2<f32>(0.0);
+        var product = vec2<f32>(0.0);
+        var squares = vec2<f32>(0.0);
+        for (var j = 0u; j < ROWS; j++) {
+            if j * LANES + lane < params.key_dim {
+                let q = keys[j * LANES + lane];
+                let k = keys[params.key_dim + j * LANES + lane];
+                sums += vec2<f32>(k, q) * s[j];
+                product.x += k * q;
+                squares += vec2<f32>(k * k, q * q);
+            }
+        }
+        sums = segment_sum_f32(at, sums);
+        product = segment_sum_f32(at, product);
+        var by = vec2<f32>(1.0);
+        if DELTA == 1u {
+            by = vec2<f32>(1.0, params.scale) / sqrt(segment_sum_f32(at, squares) + vec2<f32>(1e-6));
+        }
+        sums *= by;
+        var change = adds * v;
+        if DELTA == 1u {
+            change = adds * (v - keep * sums.x);
+        }
+        for (var j = 0u; j < ROWS; j++) {
+            if is_own && j * LANES + lane < params.key_dim {
+                let k = by.x * keys[params.key_dim + j * LANES + lane];
+                states[after + place(j, column, lane)] = keep * s[j] + k * change;
+            }
+        }
+        if is_own && lane == 0u {
+            let y = keep * sums.y + change * product.x * by.x * by.y;
+            let e = head * params.value_dim + column;
+            if DELTA == 1u {
+                given[column] = y;
+            } else {
+                let sum = y + weights[params.last + head] * v;
+                out[params.out_offset + e] = sum * activate(gate[params.gate_offset + e]);
+            }
+        }
+    }
+    if DELTA == 1u {
+        workgroupBarrier();
+        var squares = 0.0;
+        for (var e = thread; e < params.value_dim; e += WG) {
+            squares += given[e] * given[e];
+        }
+        let mean = workgroup_sum_f32(at, squares) / f32(params.value_dim);
+        let inverse = 1.0 / sqrt(mean + params.eps);
+        for (var e = thread; e < params.value_dim && is_live; e += WG) {
+            let i = head * params.value_dim + e;
+            let normed = given[e] * inverse * weights[params.last + e];
+            out[params.out_offset + i] = normed * activate(gate[params.gate_offset + i]);
+        }
+    }
+}
