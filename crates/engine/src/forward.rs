@@ -833,12 +833,8 @@ impl<B: Backend> ForwardPass<'_, B> {
         let (be, c) = (self.backend, self.config);
         let stage = |operation| of_layer(i, operation);
         let (eps, adapters) = (c.norm_eps, batch.adapters);
-        // Norms of whole rows need them by themselves.
         let parts = c.family.parts;
-        let layout = match parts.qk_norms {
-            QkNorms::Whole => OutputLayout::Separate,
-            QkNorms::None | QkNorms::Heads => OutputLayout::SideBySide,
-        };
+        let layout = OutputLayout::SideBySide;
         let mut inputs = vec![(LinearLayer::Q, &weights.q, &mut s.q)];
         let mut adapted = vec![LinearLayer::Q];
         if let Some(k) = &weights.k {

@@ -9,6 +9,7 @@ use sterna_gpu::kernels::attention::{
     SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode, prepare_heads,
     sequence_table,
 };
+use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::attention as cpu;
@@ -186,6 +187,7 @@ impl Case {
             device.upload(&k_norm).unwrap(),
         ];
         let norms = HeadNorms {
+            whole: false,
             q: self.norms.then_some(&norm_buffers[0]),
             k: self.norms.then_some(&norm_buffers[1]),
             eps: EPS,
@@ -1141,5 +1143,134 @@ fn sequences_of_a_batch_are_as_each_alone() {
             // More than a tile of queries has.
             check_batch(device, dtype, window, &[(0, 33), (50, 64), (70, 40)]);
         }
+    }
+}
+
+/// Norms of all heads of a row as attention prepares them, and by themselves beforehand.
+#[test]
+fn norms_of_all_heads_together() {
+    let len = 70;
+    for device in devices() {
+        for (n_heads, n_kv_heads, d) in [(4, 4, 32), (6, 2, 64), (3, 1, 20)] {
+            for dtype in DTYPES {
+                check_whole_norms(device, (n_heads, n_kv_heads, d), dtype, len);
+            }
+        }
+    }
+}
+
+fn check_whole_norms(
+    device: &Device,
+    (n_heads, n_kv_heads, d): (usize, usize, usize),
+    dtype: CacheType,
+    len: usize,
+) {
+    let (queries, keys) = (n_heads * d, n_kv_heads * d);
+    let width = queries + 2 * keys;
+    let (offset, stride) = (6, width + 2);
+    let given = floats(len * width, 1);
+    let [own, others] = [(); 2].map(|()| spread(device, &given, width, offset, stride));
+    let norms = [
+        device.upload(&floats(queries, 2)).unwrap(),
+        device.upload(&floats(keys, 3)).unwrap(),
+    ];
+    let table: Vec<[f32; 2]> = (0..len * d / 2)
+        .map(|i| [(i as f32).cos(), (i as f32).sin()])
+        .collect();
+    let table = device.upload(&table).unwrap();
+    let caches = [(); 2].map(|()| Own::new(device, (n_kv_heads, d), dtype, len));
+    let states = room(device, 1, n_heads, d, len);
+    let out = device.buffer("out", 4 * (queries * 4) as u64).unwrap();
+    let outputs = Rows::new(&out, 4, queries);
+    let shape = AttentionShape {
+        n_heads,
+        n_kv_heads,
+        head_dim: d,
+        scale: 0.2,
+        softcap: None,
+        window: None,
+    };
+    for pos in 0..len {
+        // The second of two rows, if there are as many.
+        let first_row = pos.min(1);
+        let rows = |buffer| {
+            spread_rows(buffer, len, width, offset, stride).rows(pos - first_row, 1 + first_row)
+        };
+        let sequence = SequenceRows {
+            position: pos,
+            first_row,
+            n_rows: 1,
+            first_angle: pos,
+            pages: &caches[0].pages,
+        };
+        let words = sequence_table(&[sequence; 2], caches[0].pages.len());
+        let words = device.upload(&words).unwrap();
+        let sequences = caches[0].sequences(&words, 1);
+        let heads = |qkv, norms| Heads {
+            qkv,
+            has_keys: true,
+            norms,
+            angles: Angles {
+                table: &table,
+                pairs: d / 2,
+                layout: RopeLayout::Halves,
+            },
+            sequences,
+        };
+        let whole = HeadNorms {
+            whole: true,
+            q: Some(&norms[0]),
+            k: Some(&norms[1]),
+            eps: EPS,
+        };
+        let together = heads(rows(&own), whole);
+        let split_kv = SplitKv {
+            states: &states,
+            most_len: len,
+        };
+        let refused = prepare_heads(
+            &mut Recorder::new(device),
+            &together,
+            n_heads,
+            &caches[0].layer,
+        );
+        assert!(matches!(refused, Err(GpuError::Unsupported { .. })));
+        let both = run(device, &out, 4 * queries, |r| {
+            decode(
+                r,
+                &shape,
+                &together,
+                &caches[0].layer,
+                split_kv,
+                outputs.rows(0, 2),
+            )?;
+            let apart = rows(&others);
+            for (columns, norm) in [
+                (apart.columns(0, queries), &norms[0]),
+                (apart.columns(queries, keys), &norms[1]),
+            ] {
+                let columns = columns.rows(first_row, 1);
+                rms_norm(r, columns, norm, EPS, columns)?;
+            }
+            let apart = heads(apart, HeadNorms::default());
+            decode(
+                r,
+                &shape,
+                &apart,
+                &caches[1].layer,
+                split_kv,
+                outputs.rows(2, 2),
+            )
+        });
+        let row = |i: usize| &both[i * queries..][..queries];
+        let error = nmse(row(first_row), row(2 + first_row));
+        // The norm's sum in another order may move a half or a code.
+        let bound = match dtype {
+            CacheType::F32 => 1e-11,
+            CacheType::F16 => 2e-8,
+            CacheType::Q8_0 => 1e-6,
+        };
+        let what = format!("{n_heads} {n_kv_heads} {d} {dtype:?} at {pos}");
+        assert!(error < bound, "{what}: {error:e}");
     }
 }

@@ -587,6 +587,7 @@ impl Backend for Gpu {
                     qkv: qkv.clone(),
                     has_keys: shared.is_none(),
                     n_heads: shape.n_heads,
+                    whole_norms: false,
                     q_norm: q_norm.map(|weight| weight.norm(eps)),
                     k_norm: k_norm.map(|weight| weight.norm(eps)),
                     rope: rope.clone(),

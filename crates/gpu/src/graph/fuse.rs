@@ -3,10 +3,10 @@
 //! A norm before integer products is computed as their input is quantized, a product that is added to the
 //! residual is added as it is stored, a gate is applied as its product is stored, also of experts, whose sum is
 //! added to the residual; a gate's factor is read where it was copied from; products with adjacent matrices become
-//! one, and attention of one row of each sequence prepares its own heads. No other operation may come in between, and
-//! nothing may read what is no longer stored.
+//! one, and attention of one row of each sequence prepares its own heads, with norms of all of them too. No other
+//! operation may come in between, and nothing may read what is no longer stored.
 
-use super::op::{ExpertOutput, Op, Output, View};
+use super::op::{ExpertOutput, HeadInputs, Norm, Op, Output, View};
 use crate::kernels::attention::decodes;
 use crate::kernels::linear::{Epilogue, Form};
 
@@ -37,8 +37,12 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
             _ => None,
         });
         match both {
-            Some(both) => {
+            Some(mut both) => {
                 fused.pop();
+                while let Some(with) = (fused.last()).and_then(|norm| of_whole(norm, &both, rest)) {
+                    fused.pop();
+                    both = with;
+                }
                 fused.push(both);
             }
             None => fused.push(op.clone()),
@@ -269,6 +273,63 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
         cache: cache.clone(),
         most_len: *most_len,
         out: out.clone(),
+    })
+}
+
+/// A norm of all queries or keys of a row, and the attention that reads them.
+fn of_whole(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
+    let (
+        Op::RmsNorm {
+            x,
+            norm,
+            n_groups: 1,
+            out,
+        },
+        Op::Decode {
+            heads,
+            shape,
+            sinks,
+            cache,
+            most_len,
+            out: given,
+        },
+    ) = (before, op)
+    else {
+        return None;
+    };
+    let HeadInputs {
+        qkv,
+        q_norm,
+        k_norm,
+        ..
+    } = heads;
+    let n_keys = shape.n_kv_heads * shape.head_dim;
+    let of_keys = if heads.has_keys { n_keys } else { 0 };
+    let n_queries = qkv.width.checked_sub(2 * of_keys)?;
+    let is_plain = n_queries == shape.n_heads * shape.head_dim;
+    let is_free = heads.whole_norms || (q_norm, k_norm) == (&None, &None);
+    let is_other = |other: &Option<Norm>| other.as_ref().is_none_or(|other| other.1 == norm.1);
+    let mut heads = heads.clone();
+    heads.whole_norms = true;
+    if *x == qkv.columns(0, n_queries) && q_norm.is_none() && is_other(k_norm) {
+        heads.q_norm = Some(norm.clone());
+    } else if of_keys > 0
+        && *x == qkv.columns(n_queries, n_keys)
+        && k_norm.is_none()
+        && is_other(q_norm)
+    {
+        heads.k_norm = Some(norm.clone());
+    } else {
+        return None;
+    }
+    let fits = x == out && is_plain && is_free;
+    (fits && is_dead(x, rest)).then(|| Op::Decode {
+        heads,
+        shape: *shape,
+        sinks: sinks.clone(),
+        cache: cache.clone(),
+        most_len: *most_len,
+        out: given.clone(),
     })
 }
 

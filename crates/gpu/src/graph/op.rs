@@ -353,6 +353,8 @@ pub struct HeadInputs {
     pub has_keys: bool,
     /// Query heads.
     pub n_heads: usize,
+    /// Whether norms are of all heads together, which only [`Op::Decode`] has.
+    pub whole_norms: bool,
     /// Normalises the heads of queries.
     pub q_norm: Option<Norm>,
     /// Normalises the heads of keys.
@@ -927,6 +929,7 @@ impl HeadInputs {
             qkv: self.qkv.of(),
             has_keys: self.has_keys,
             norms: HeadNorms {
+                whole: self.whole_norms,
                 q: q_norm.map(|(weight, _)| weight),
                 k: k_norm.map(|(weight, _)| weight),
                 eps: q_norm.or(k_norm).map_or(0.0, |(_, eps)| *eps),

@@ -17,7 +17,7 @@
 override PREPARE: u32 = 0u;
 // 1 if the last position's key and value aren't in the cache yet.
 override NEW: u32 = 0u;
-// 1 if queries, or keys, are normalised.
+// 1 if queries, or keys, are normalised head by head, 2 if all of the row's heads are together.
 override Q_NORM: u32 = 0u;
 override K_NORM: u32 = 0u;
 // 1 if pairs are adjacent, 0 if they are half the rotated elements apart.
@@ -112,13 +112,28 @@ fn prepared(source: u32, is_query: bool, inverse: f32, turn: u32, e: u32) -> f32
 
 fn normed(source: u32, is_query: bool, inverse: f32, e: u32) -> f32 {
     let x = q[source + e];
-    if is_query && Q_NORM == 1u {
-        return x * inverse * q_weight[e];
+    // Of whole rows, heads have weights of their own.
+    let column = source - row_start;
+    if is_query && Q_NORM != 0u {
+        return x * inverse * q_weight[select(e, column + e, Q_NORM == 2u)];
     }
-    if !is_query && K_NORM == 1u {
-        return x * inverse * k_weight[e];
+    if !is_query && K_NORM != 0u {
+        return x * inverse * k_weight[select(e, column - params.key_column + e, K_NORM == 2u)];
     }
     return x;
+}
+
+// Where the row begins whose heads are normalised together.
+var<private> row_start: u32;
+
+// An invocation's share of the sum of squares of `len` elements of the row from `first` on.
+fn squares_of(thread: u32, first: u32, len: u32) -> f32 {
+    var squares = 0.0;
+    for (var e = thread; e < len; e += WG) {
+        let x = q[row_start + first + e];
+        squares += x * x;
+    }
+    return squares;
 }
 
 // Where the head for a slot begins.
@@ -149,13 +164,37 @@ fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, own: Sequence, fi
         }
         workgroupBarrier();
     }
+    row_start = params.offset + own.first_row * params.stride;
+    if Q_NORM == 2u || K_NORM == 2u {
+        let n_queries = params.n_heads * params.head_dim;
+        let n_keys = params.n_kv_heads * params.head_dim;
+        var squares = vec2<f32>(squares_of(thread, 0u, n_queries), 0.0);
+        if NEW == 1u {
+            squares.y = squares_of(thread, params.key_column, n_keys);
+        }
+        squares = segment_sum_f32(at, squares);
+        if thread % LANES == 0u {
+            // Its states come later.
+            states_of[thread / LANES] = squares;
+        }
+        workgroupBarrier();
+        if thread < n_slots {
+            var sum = vec2<f32>();
+            for (var i = 0u; i < STATES; i++) {
+                sum += states_of[i];
+            }
+            let mean = select(sum.y / f32(n_keys), sum.x / f32(n_queries), thread < HEADS);
+            inverse_roots[thread] = 1.0 / sqrt(mean + params.eps);
+        }
+        workgroupBarrier();
+    }
     for (var i = thread; i < n_slots * slot_len(); i += WG) {
         let slot = i / slot_len();
         let is_query = slot < HEADS;
         let source = source_of(slot, kv, own, first_pair);
         let first = 4u * (i % slot_len());
         var inverse = 1.0;
-        if Q_NORM == 1u || K_NORM == 1u {
+        if Q_NORM != 0u || K_NORM != 0u {
             inverse = inverse_roots[slot];
         }
         var x = vec4<f32>();

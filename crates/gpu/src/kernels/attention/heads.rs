@@ -5,7 +5,7 @@ use sterna_format::model::RopeLayout;
 use super::cache::{CacheLayer, PAGE_LEN, row_shape};
 use super::query_step;
 use super::sequences::Sequences;
-use crate::error::expect_most;
+use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::memory::Buffer;
 use crate::shader::{self, params};
@@ -48,9 +48,11 @@ impl Position<'_> {
     }
 }
 
-/// Norms of query and key heads, `[head_dim]` each.
+/// Norms of query and key heads, `[head_dim]` each, or of all heads of a row together, `[n_heads · head_dim]`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeadNorms<'a> {
+    /// Whether all heads of a row are normalised together, which only [`decode`](super::decode) does.
+    pub whole: bool,
     /// Of queries.
     pub q: Option<&'a Buffer>,
     /// Of keys.
@@ -87,19 +89,31 @@ impl Heads<'_> {
         expect_most("heads: rotated pairs", d / 2, self.angles.pairs)?;
         let angles = (self.angles.table.bytes() / 8) as usize;
         expect_most("heads: angles of a position", angles, self.angles.pairs)?;
-        for norm in [self.norms.q, self.norms.k].into_iter().flatten() {
-            expect_most("heads: weights of a norm", (norm.bytes() / 4) as usize, d)?;
+        let HeadNorms { whole, q, k, .. } = self.norms;
+        for (norm, n_heads) in [(q, n_heads), (k, n_kv_heads)] {
+            if let Some(norm) = norm {
+                let n = if whole { n_heads * d } else { d };
+                expect_most("heads: weights of a norm", (norm.bytes() / 4) as usize, n)?;
+            }
+        }
+        if whole {
+            expect("heads: elements from query to query", d, q_step)?;
         }
         Ok(q_step)
     }
 
     /// Constants that say which norms there are, and how elements are paired.
     pub(super) fn constants(&self) -> [(&'static str, f64); 3] {
-        let flag = |is: bool| f64::from(u8::from(is));
+        let kind = |norm: Option<&Buffer>| match norm {
+            None => 0.0,
+            Some(_) if self.norms.whole => 2.0,
+            Some(_) => 1.0,
+        };
+        let is_paired = self.angles.layout == RopeLayout::Pairs;
         [
-            ("Q_NORM", flag(self.norms.q.is_some())),
-            ("K_NORM", flag(self.norms.k.is_some())),
-            ("PAIRS", flag(self.angles.layout == RopeLayout::Pairs)),
+            ("Q_NORM", kind(self.norms.q)),
+            ("K_NORM", kind(self.norms.k)),
+            ("PAIRS", f64::from(u8::from(is_paired))),
         ]
     }
 }
@@ -132,7 +146,7 @@ params! {
 /// starting at its position. What they have no room for is dropped. Without keys and values only queries are
 /// prepared.
 ///
-/// Errors: [`GpuError::Shape`] if shapes don't fit one another.
+/// Errors: [`GpuError::Shape`] if shapes don't fit one another; [`GpuError::Unsupported`] if heads are normalised together.
 /// Exactness: rotations within two units in the last place of their products, as devices may fuse them; norms
 /// as [`rms_norm`](crate::kernels::norm::rms_norm). The cache holds what `sterna_kernels` would hold for
 /// these inputs, an f16 or a code off by one where the value was close to a half.
@@ -142,6 +156,12 @@ pub fn prepare_heads(
     n_heads: usize,
     cache: &CacheLayer,
 ) -> Result<(), GpuError> {
+    if heads.norms.whole {
+        return Err(GpuError::Unsupported {
+            what: "heads of a row that are normalised together".into(),
+            reason: "each is prepared by itself".into(),
+        });
+    }
     heads.check(n_heads, cache)?;
     for sequences in heads.sequences.runs(recorder, n_heads) {
         let heads = Heads {
