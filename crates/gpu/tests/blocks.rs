@@ -11,9 +11,10 @@ use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{
     Epilogue, Form, Input, Linear, ROW_GRAIN, WeightKind, embed, multiply,
 };
+use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, quantize};
 use sterna_gpu::memory::Upload;
-use sterna_gpu::{Device, DeviceOptions, GpuError};
+use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, linear};
 use sterna_kernels::quant::{decode_row, encode_row};
 
@@ -222,6 +223,49 @@ fn a_product_that_rounds_agrees_with_one_that_is_given_rounded() {
                     nmse(&own, &stored)
                 );
             }
+        }
+    }
+}
+
+/// Few rows of floats that are normalised by the product, and beforehand.
+#[test]
+fn a_product_of_floats_normalises_few_rows() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for (n, k, m) in [
+                (5, 64, 1),
+                (37, 260, 3),
+                (16, 33, 6),
+                (70, 1, 2),
+                (9, 4100, 8),
+            ] {
+                let w = upload(device, dtype, n, k, &encoded(dtype, n, k));
+                let x = spread(device, &floats(m * k, 4), k, 4, k + 4 - k % 4);
+                let x = spread_rows(&x, m, k, 4, k + 4 - k % 4);
+                let weight = device.upload(&floats(k, 5)).unwrap();
+                let normed = device.buffer("normed", (m * k * 4) as u64).unwrap();
+                let normed = Rows::new(&normed, m, k);
+                let out = device.buffer("out", (m * n * 4) as u64).unwrap();
+                let rows = Rows::new(&out, m, n);
+                let want = run(device, &out, m * n, |r| {
+                    rms_norm(r, x, &weight, 1e-5, normed)?;
+                    multiply(r, &w, Input::Float(normed), Epilogue::Store, rows)
+                });
+                let got = run(device, &out, m * n, |r| {
+                    let input = Input::Normed(x, (&weight, 1e-5));
+                    multiply(r, &w, input, Epilogue::Store, rows)
+                });
+                let error = nmse(&got, &want);
+                assert!(error < 1e-11, "{dtype} {n}x{k} m {m}: {error:e}");
+            }
+            let w = upload(device, dtype, 8, 32, &encoded(dtype, 8, 32));
+            let x = device.upload(&floats(9 * 32, 4)).unwrap();
+            let weight = device.upload(&floats(32, 5)).unwrap();
+            let out = device.buffer("out", 9 * 8 * 4).unwrap();
+            let input = Input::Normed(Rows::new(&x, 9, 32), (&weight, 1e-5));
+            let (r, out) = (&mut Recorder::new(device), Rows::new(&out, 9, 8));
+            let refused = multiply(r, &w, input, Epilogue::Store, out);
+            assert!(matches!(refused, Err(GpuError::Unsupported { .. })));
         }
     }
 }

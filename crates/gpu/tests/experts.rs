@@ -12,6 +12,7 @@ use sterna_gpu::kernels::experts::{self as experts_on_gpu, Routes, add_bias, com
 use sterna_gpu::kernels::linear::{
     Epilogue, Form, Input, Linear, Stack, WeightKind, multiply_routed,
 };
+use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::quantize::{QuantizedRows, quantize};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
@@ -484,6 +485,44 @@ fn check(device: &Device, case: &Case) -> usize {
             let bound = if gated { 100.0 * bound } else { bound };
             assert!(error < bound, "{what}: {error:e}");
         }
+    }
+    // Rows that products prepare themselves, as they are and normalised, and prepared beforehand.
+    let weight = device.upload(&floats(k, 11)).unwrap();
+    let normed = device.buffer("normed", (m * k * 4) as u64).unwrap();
+    let out = device.buffer("out", (n_routes * n * 4) as u64).unwrap();
+    for norm in [None, Some((&weight, 1e-5))] {
+        let product = |itself: bool| {
+            run(device, &out, n_routes * n, |r| {
+                let input = match (kind.form(), itself, norm) {
+                    (Form::Int8(_), true, _) => Input::Round {
+                        x: x_rows,
+                        norm,
+                        scratch: &rounded,
+                    },
+                    (Form::Int8(scaling), false, _) => {
+                        quantize(r, x_rows, norm, scaling, &rounded)?;
+                        Input::Int8(&rounded)
+                    }
+                    (Form::Float, true, Some(norm)) => Input::Normed(x_rows, norm),
+                    (Form::Float, false, Some((weight, eps))) => {
+                        rms_norm(r, x_rows, weight, eps, Rows::new(&normed, m, k))?;
+                        Input::Float(Rows::new(&normed, m, k))
+                    }
+                    (Form::Float, _, None) => Input::Float(x_rows),
+                };
+                let out = Rows::new(&out, n_routes, n);
+                multiply_routed(r, &stacks[0], input, routes, per_row, Epilogue::Store, out)
+            })
+        };
+        let (got, want) = (product(true), product(false));
+        // A code may differ after a norm.
+        let bound = match (kind.form(), norm) {
+            (Form::Int8(_), Some(_)) => 1e-6,
+            _ => 1e-11,
+        };
+        let error = nmse(&got, &want);
+        let what = format!("{kind:?} {n}x{k} {n_rows} {:?}", device.features().names());
+        assert!(error < bound, "{what}, itself: {error:e}");
     }
     stacks[0].n_pieces()
 }

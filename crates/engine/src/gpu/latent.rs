@@ -102,6 +102,7 @@ impl Gpu {
                 n_used: 1,
             },
             x,
+            norm: None,
             outputs: vec![ExpertOutput {
                 out,
                 w: stack,

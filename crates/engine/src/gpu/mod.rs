@@ -1004,7 +1004,12 @@ impl Backend for Gpu {
         }
         let mut graph = self.graph.lock();
         let x = rotated(&mut graph, rotation, &x)?;
-        graph.push(Op::Experts { x, routes, outputs });
+        graph.push(Op::Experts {
+            x,
+            norm: None,
+            routes,
+            outputs,
+        });
         for bias in biases {
             graph.push(bias);
         }

@@ -1,14 +1,16 @@
 //! Operator fusion.
 //!
-//! A norm before integer products is computed as their input is quantized, a product that is added to the
+//! A norm before products, of floats if they have few rows, is computed as their input is read, a product that is added to the
 //! residual is added as it is stored, a gate is applied as its product is stored, also of experts, whose sum is
 //! added to the residual; a gate's factor is read where it was copied from; products with adjacent matrices become
 //! one, and attention of one row of each sequence prepares its own heads, with norms of all of them too. No other
 //! operation may come in between, and nothing may read what is no longer stored.
 
+use super::Matrix;
 use super::op::{ExpertOutput, HeadInputs, Norm, Op, Output, View};
 use crate::kernels::attention::decodes;
 use crate::kernels::linear::{Epilogue, Form};
+use crate::tuning::RowClass;
 
 /// The same step in fewer operations.
 ///
@@ -17,6 +19,7 @@ use crate::kernels::linear::{Epilogue, Form};
 /// writes what it reads, except for caches, which are always written, and the host reads nothing but logits
 /// and sampled tokens. After other steps, anything may be read.
 pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
+    let ops = &with_norms(ops)[..];
     let next = match ops.last() {
         Some(Op::Sample(_)) => ops,
         _ => &[],
@@ -28,7 +31,6 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
             next,
         };
         let both = fused.last().and_then(|before| match before {
-            Op::RmsNorm { .. } => with_norm(before, op, rest),
             Op::Linear { .. } => with_sum(before, op, rest).or_else(|| with_gate(before, op, rest)),
             Op::Experts { .. } => with_gate_of_experts(before, op, rest),
             Op::Combine { .. } => with_residual(before, op, rest),
@@ -86,33 +88,98 @@ fn both_in_one(first: &Output, second: &Output) -> Option<Output> {
     })
 }
 
-/// A norm and the products that read it.
-fn with_norm(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
-    let Op::RmsNorm {
-        x: from,
-        norm,
-        n_groups: 1,
-        out: normed,
-    } = before
-    else {
-        return None;
+/// Norms in the products that read them, where nothing else does.
+fn with_norms(ops: &[Op]) -> Vec<Op> {
+    let mut all: Vec<Option<Op>> = ops.iter().cloned().map(Some).collect();
+    for (i, op) in ops.iter().enumerate() {
+        if let Op::RmsNorm {
+            x,
+            norm,
+            n_groups: 1,
+            out,
+        } = op
+            && let Some(readers) = readers_of_norm(x, out, &ops[i + 1..], ops)
+        {
+            all[i] = None;
+            for at in readers {
+                if let Some(
+                    Op::Linear {
+                        x: from, norm: own, ..
+                    }
+                    | Op::Experts {
+                        x: from, norm: own, ..
+                    },
+                ) = &mut all[i + 1 + at]
+                {
+                    (*from, *own) = (x.clone(), Some(norm.clone()));
+                }
+            }
+        }
+    }
+    all.into_iter().flatten().collect()
+}
+
+/// Where `rest` reads the norm `out` of `x`, if only products do that can take `x` instead. `step` is what `rest` is the
+/// end of.
+fn readers_of_norm(x: &View, out: &View, rest: &[Op], step: &[Op]) -> Option<Vec<usize>> {
+    let mut readers = Vec::new();
+    let mut is_there = true;
+    for (at, op) in rest.iter().enumerate() {
+        let (read, written) = uses(op);
+        if read.iter().any(|read| read.buffer == out.buffer) {
+            if !is_there || !takes_norm(op, x, out) {
+                return None;
+            }
+            readers.push(at);
+        }
+        let is_part = |written: &&View| written.buffer == out.buffer && *written != out;
+        if written.iter().any(is_part) {
+            return None;
+        }
+        if written.contains(&out) {
+            return (!readers.is_empty()).then_some(readers);
+        }
+        is_there &= !written.iter().any(|written| written.buffer == x.buffer);
+    }
+    let rest = Rest {
+        step: &[],
+        next: match step.last() {
+            Some(Op::Sample(_)) => step,
+            _ => &[],
+        },
     };
-    let Op::Linear {
-        x,
-        norm: None,
-        outputs,
-    } = op
-    else {
-        return None;
+    (!readers.is_empty() && is_dead(out, rest)).then_some(readers)
+}
+
+/// The tallest matrix of floats whose product has the norm before it: taller ones take long enough for a norm of their own.
+const MAX_NORMED: usize = 8192;
+
+/// Whether `op` multiplies `normed`, and can compute it from `x`.
+fn takes_norm(op: &Op, x: &View, normed: &View) -> bool {
+    // Kernels that multiply many rows by floats have no norm, and those for few read its weights with each pair of rows.
+    let are_few = RowClass::of(x.n_rows) != RowClass::Many;
+    let pays = |w: &Matrix| match w.kind().form() {
+        Form::Int8(_) => true,
+        Form::Float => are_few && w.n() <= MAX_NORMED,
     };
-    let rounds = |output: &Output| matches!(output.w.kind().form(), Form::Int8(_));
-    let apart = |output: &Output| output.out.buffer != from.buffer;
-    let fits = x == normed && outputs.iter().all(|o| rounds(o) && apart(o));
-    (fits && is_dead(normed, rest)).then(|| Op::Linear {
-        x: from.clone(),
-        norm: Some(norm.clone()),
-        outputs: outputs.clone(),
-    })
+    let apart = |out: &View| out.buffer != x.buffer;
+    match op {
+        Op::Linear {
+            x: from,
+            norm: None,
+            outputs,
+        } => {
+            let fits = |o: &Output| pays(&o.w) && apart(&o.out);
+            from == normed && outputs.iter().all(fits)
+        }
+        Op::Experts {
+            x: from,
+            norm: None,
+            outputs,
+            ..
+        } => from == normed && outputs.iter().all(|o| apart(&o.out)),
+        _ => false,
+    }
 }
 
 /// A product and the sum that it is added to.
@@ -173,7 +240,13 @@ fn with_gate(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
 
 /// The same of experts.
 fn with_gate_of_experts(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
-    let Op::Experts { x, routes, outputs } = before else {
+    let Op::Experts {
+        x,
+        norm,
+        routes,
+        outputs,
+    } = before
+    else {
         return None;
     };
     let (
@@ -192,6 +265,7 @@ fn with_gate_of_experts(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     let fits = stored && *gate == first.out && *up == second.out && gate.width == up.width;
     (fits && gate.buffer != x.buffer && is_dead(up, rest)).then(|| Op::Experts {
         x: x.clone(),
+        norm: norm.clone(),
         routes: routes.clone(),
         outputs: vec![ExpertOutput {
             w,

@@ -300,9 +300,10 @@ pub enum Op {
         routes: Routes,
     },
     /// Products with the matrices of each route's expert; all read the same rows, one for each route, or one
-    /// for the routes of a row.
+    /// for the routes of a row, normalised first if there is a norm.
     Experts {
         x: View,
+        norm: Option<Norm>,
         routes: Routes,
         outputs: Vec<ExpertOutput>,
     },
@@ -861,9 +862,12 @@ pub(super) fn record(
             routing,
             routes,
         } => experts::route(recorder, scores.of(), bias.as_ref(), routing, routes.of()),
-        Op::Experts { x, routes, outputs } => {
-            routed_products(recorder, workspace, x, routes, outputs)
-        }
+        Op::Experts {
+            x,
+            norm,
+            routes,
+            outputs,
+        } => routed_products(recorder, workspace, (x, norm.as_ref()), routes, outputs),
         Op::Combine {
             routes,
             y,
@@ -971,7 +975,10 @@ fn products(
     ] {
         for Output { w, out, epilogue } in outputs {
             let input = match (w.kind().form(), scaling) {
-                (Form::Float, None) => Input::Float(x.of()),
+                (Form::Float, None) => match norm {
+                    Some(norm) => Input::Normed(x.of(), norm),
+                    None => Input::Float(x.of()),
+                },
                 (Form::Int8(form), Some(scaling)) if form == scaling => {
                     if x.n_rows == 1 {
                         Input::Round {
@@ -995,15 +1002,17 @@ fn products(
     Ok(())
 }
 
-/// Rows are quantized once for all products that use the same format.
+/// One row, and what its experts go on with, is quantized by each product for itself; several are quantized once for all
+/// products that use the same format.
 fn routed_products(
     recorder: &mut Recorder,
     workspace: &Workspace,
-    x: &View,
+    (x, norm): (&View, Option<&Norm>),
     routes: &Routes,
     outputs: &[ExpertOutput],
 ) -> Result<(), GpuError> {
     let rounded = workspace.rounded();
+    let norm = norm.map(|(weight, eps)| (weight, *eps));
     let per_row = if x.n_rows == routes.n_rows {
         routes.n_used
     } else {
@@ -1012,10 +1021,18 @@ fn routed_products(
     let mut stored: Option<Scaling> = None;
     for ExpertOutput { w, out, epilogue } in outputs {
         let input = match w.kind().form() {
-            Form::Float => Input::Float(x.of()),
+            Form::Float => match norm {
+                Some(norm) => Input::Normed(x.of(), norm),
+                None => Input::Float(x.of()),
+            },
+            Form::Int8(_) if routes.n_rows == 1 => Input::Round {
+                x: x.of(),
+                norm,
+                scratch: rounded,
+            },
             Form::Int8(scaling) => {
                 if stored != Some(scaling) {
-                    quantize(recorder, x.of(), None, scaling, rounded)?;
+                    quantize(recorder, x.of(), norm, scaling, rounded)?;
                     stored = Some(scaling);
                 }
                 Input::Int8(rounded)

@@ -62,14 +62,7 @@ const PAGES: Lib = Lib::File(wgsl!("../shaders/lib/pages.wgsl"));
 const SOFTCAP: Lib = Lib::File(wgsl!("../shaders/lib/softcap.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/linear_params.wgsl"));
 const EVERY_ROW: Lib = Lib::File(wgsl!("../shaders/lib/every_row.wgsl"));
-const ROUTED_ROWS: Lib = Lib::File(wgsl!(
-    "../shaders/lib/experts_at_5.wgsl",
-    "../shaders/lib/routed_rows.wgsl",
-));
-const ROUTED_ROWS_OF_FLOATS: Lib = Lib::File(wgsl!(
-    "../shaders/lib/experts_at_4.wgsl",
-    "../shaders/lib/routed_rows.wgsl",
-));
+const ROUTED_ROWS: Lib = Lib::File(wgsl!("../shaders/lib/routed_rows.wgsl"));
 const BLOCK_PLANES: Lib = Lib::File(wgsl!("../shaders/lib/block_planes.wgsl"));
 const GEMM_TILE: Lib = Lib::File(wgsl!("../shaders/lib/gemm_tile.wgsl"));
 const FLOATS_OF_CODES: Lib = Lib::File(wgsl!("../shaders/lib/floats_of_codes.wgsl"));
@@ -182,29 +175,29 @@ shaders! {
     EMBED_Q2_0 = "embed", [BLOCK_PLANES, CODES_Q2_0, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
     EMBED_TERNARY = "embed", [BLOCK_PLANES, CODES_TERNARY, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], LinearParams, [];
+        [Read, Read, Read, Write, Read], LinearParams, [];
     GEMM_F32 = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     GEMV_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], LinearParams, [];
+        [Read, Read, Read, Write, Read], LinearParams, [];
     GEMM_F32_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_F32 = "embed", [FLOATS_F32], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], LinearParams, [];
+        [Read, Read, Read, Write, Read], LinearParams, [];
     GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], LinearParams, [];
+        [Read, Read, Read, Write, Read], LinearParams, [];
     GEMM_F16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_F16 = "embed", [FLOATS_F16], [Read, Read, Read, Write], EmbedParams, [];
     GEMV_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], LinearParams, [];
+        [Read, Read, Read, Write, Read], LinearParams, [];
     GEMM_BF16 = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     GEMV_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write], LinearParams, [];
+        [Read, Read, Read, Write, Read], LinearParams, [];
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], EmbedParams, [];
@@ -221,30 +214,44 @@ shaders! {
     ATTENTION_COMBINE = "attention_combine", [SEQUENCES], [Read, Read, Read, Write], CombineParams, [];
     EXPERTS_TERNARY = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_TERNARY_ROUNDING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q8_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q4_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q4_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q1_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
-    EXPERTS_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write, Read], LinearParams, [];
-    EXPERTS_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write, Read], LinearParams, [];
-    EXPERTS_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write, Read], LinearParams, [];
-    EXPERTS_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write, Read], LinearParams, [];
-    EXPERTS_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write, Read], LinearParams, [];
-    EXPERTS_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS_OF_FLOATS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q2_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read, Read], LinearParams, [];
+    EXPERTS_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read, Read], LinearParams, [];
+    EXPERTS_F16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read, Read], LinearParams, [];
+    EXPERTS_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read, Read], LinearParams, [];
+    EXPERTS_BF16 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS, FLOATS_BF16, X_VECTORS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read, Read], LinearParams, [];
+    EXPERTS_BF16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Write, Read, Read], LinearParams, [];
     SIGMOID_GATE = "sigmoid_gate", [], [Write, Read, Read], SigmoidGateParams, [];
     ROTATE = "rotate", [IO_SEPARATE], [Read, Write, Read], RotateParams, [];
     ROTATE_IN_PLACE = "rotate", [IO_IN_PLACE], [Read, Write], RotateParams, [];

@@ -59,14 +59,14 @@ params! {
 pub(super) enum Source<'a> {
     /// Quantized beforehand.
     Stored(&'a QuantizedRows),
-    /// One row, quantized by every workgroup for itself.
+    /// One row, or that of a route, quantized by every workgroup for itself.
     Own {
         x: Rows<'a>,
         norm: Option<(&'a Buffer, f32)>,
         scaling: Scaling,
     },
-    /// Not quantized.
-    Floats(Rows<'a>),
+    /// Not quantized, normalised if there is a norm.
+    Floats(Rows<'a>, Option<(&'a Buffer, f32)>),
 }
 
 /// The kernels for one kind of weights.
@@ -208,7 +208,7 @@ impl Kernels {
 /// Whether rows of `k` floats can be read as vectors.
 pub(super) fn in_vectors(source: &Source<'_>, k: usize) -> bool {
     match source {
-        Source::Floats(x) => [x.offset, x.stride, k].iter().all(|n| n % 4 == 0),
+        Source::Floats(x, _) => [x.offset, x.stride, k].iter().all(|n| n % 4 == 0),
         Source::Stored(_) | Source::Own { .. } => false,
     }
 }
@@ -372,10 +372,36 @@ fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
 /// memory permit, and if it pays.
 pub(super) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
     let config = recorder.tuning().config(&w.product(x.n_rows));
-    x.n_rows == 1
-        && x.offset.is_multiple_of(4)
-        && pays_to_round(config, w)
-        && can_round(recorder.device().limits(), w.k)
+    x.n_rows == 1 && pays_to_round(config, w) && can_round_rows(recorder, w.k, x)
+}
+
+/// Whether a workgroup can quantize any of the rows `x` of `k` elements.
+pub(super) fn can_round_rows(recorder: &Recorder, k: usize, x: &Rows<'_>) -> bool {
+    let in_vectors = x.n_rows == 1 || x.stride.is_multiple_of(4);
+    x.offset.is_multiple_of(4) && in_vectors && can_round(recorder.device().limits(), k)
+}
+
+/// What a kernel that quantizes rows of `k` elements for itself has to know.
+pub(super) fn rounding(
+    scaling: Scaling,
+    is_normed: bool,
+    k: usize,
+    shape: GemvShape,
+) -> [(&'static str, f64); 6] {
+    let q_len = k.next_multiple_of(PADDING) / 16;
+    let runs = match scaling {
+        Scaling::Row => 1.0,
+        Scaling::Blocks256 | Scaling::Blocks32 => q_len as f64 / 2.0,
+    };
+    let turns = vectors(k).div_ceil(shape.workgroup as usize);
+    [
+        ("SCALING", f64::from(scaling as u8)),
+        ("NORM", f64::from(u8::from(is_normed))),
+        ("Q_LEN", q_len as f64),
+        ("Q_ROOM", q_len as f64 + 8.0),
+        ("RUNS", runs),
+        ("TURNS", turns as f64),
+    ]
 }
 
 /// What depends on the columns of `w` alone.
@@ -409,7 +435,8 @@ pub(super) fn multiply(
     let config = recorder.tuning().config(&w.product(out.n_rows));
     let kernels = Kernels::of(recorder, config, w, &source, out.n_rows)?;
     let nothing = recorder.device().nothing()?;
-    let q_len = w.k.next_multiple_of(PADDING) / 16;
+    let own = matches!(source, Source::Own { .. });
+    let shape = GemvShape::of(recorder.device().limits(), config, w, own);
     let mut params = LinearParams {
         m: out.n_rows as u32,
         out_offset: out.offset as u32,
@@ -419,37 +446,26 @@ pub(super) fn multiply(
     let mut constants = epilogue.constants().to_vec();
     constants.extend(constants_of(w.kind));
     let mut inputs: Vec<Binding<'_>> = Vec::with_capacity(2);
+    // What kernels for few rows have after the output.
+    let mut norms: Option<(Binding<'_>, (&'static str, f64))> = None;
     match source {
         Source::Stored(x) => inputs.extend([Binding::from(&x.q), Binding::from(&x.steps)]),
-        Source::Floats(x) => {
+        Source::Floats(x, norm) => {
             (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
             inputs.push(x.buffer.into());
+            params.eps = norm.map_or(0.0, |(_, eps)| eps);
+            norms = Some((
+                norm.map_or(&nothing, |(weight, _)| weight).into(),
+                ("NORM", f64::from(u8::from(norm.is_some()))),
+            ));
         }
         Source::Own { x, norm, scaling } => {
             params.x_offset = x.offset as u32;
             params.eps = norm.map_or(0.0, |(_, eps)| eps);
             let weight = norm.map_or(&nothing, |(weight, _)| weight);
             inputs.extend([Binding::from(x.buffer), Binding::from(weight)]);
-            constants.extend([
-                ("SCALING", f64::from(scaling as u8)),
-                ("NORM", f64::from(u8::from(norm.is_some()))),
-                ("Q_LEN", q_len as f64),
-                ("Q_ROOM", q_len as f64 + 8.0),
-                (
-                    "RUNS",
-                    match scaling {
-                        Scaling::Row => 1.0,
-                        Scaling::Blocks256 | Scaling::Blocks32 => q_len as f64 / 2.0,
-                    },
-                ),
-            ]);
+            constants.extend(rounding(scaling, norm.is_some(), w.k, shape));
         }
-    }
-    let own = matches!(source, Source::Own { .. });
-    let shape = GemvShape::of(recorder.device().limits(), config, w, own);
-    if own {
-        let turns = vectors(w.k).div_ceil(shape.workgroup as usize);
-        constants.push(("TURNS", turns as f64));
     }
     for piece in &w.pieces {
         (params.n, params.first) = (piece.n as u32, piece.first as u32);
@@ -466,10 +482,12 @@ pub(super) fn multiply(
             recorder.dispatch(kernels.gemm, &constants, &bindings, &params, grid)?;
             continue;
         }
+        bindings.extend(norms.map(|(binding, _)| binding));
         for token in (0..out.n_rows).step_by(GEMV_TOKENS) {
             params.token = token as u32;
             let tokens = GEMV_TOKENS.min(out.n_rows - token);
             let mut constants = constants.clone();
+            constants.extend(norms.map(|(_, constant)| constant));
             constants.extend([
                 ("TOKENS", tokens as f64),
                 ("WG", f64::from(shape.workgroup)),

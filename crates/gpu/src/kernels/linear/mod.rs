@@ -92,6 +92,8 @@ pub enum Input<'a> {
     Int8(&'a QuantizedRows),
     /// Floats.
     Float(Rows<'a>),
+    /// Floats that are normalised first, by weights `[k]` and with an eps: for weights that are floats, and few rows.
+    Normed(Rows<'a>, (&'a Buffer, f32)),
     /// Floats to be quantized to the form of the weights, normalised first if there is a norm, its weights
     /// `[k]` and eps. One row is quantized by the product itself, several go through `scratch`.
     Round {
@@ -356,6 +358,12 @@ fn most_bytes(device: &Device) -> usize {
     limits.binding_bytes.min(limits.buffer_bytes) as usize
 }
 
+/// Errors unless a norm has weights for rows of `k`.
+fn check_norm((norm, _): (&Buffer, f32), k: usize) -> Result<(), GpuError> {
+    let n = (norm.bytes() / 4) as usize;
+    expect_most("linear: weights of the norm", n, k)
+}
+
 /// Sixteen times the sums of products of codes and activations must fit i32.
 const MAX_TERNARY_K: usize = (1 << 19) - 128;
 
@@ -393,16 +401,23 @@ pub fn multiply(
         }
         (Form::Float, Input::Float(x)) => {
             check(&x)?;
-            Source::Floats(x)
+            Source::Floats(x, None)
+        }
+        (Form::Float, Input::Normed(x, norm)) => {
+            check(&x)?;
+            check_norm(norm, w.k)?;
+            if RowClass::of(x.n_rows) == RowClass::Many {
+                return Err(GpuError::Unsupported {
+                    what: format!("a product of floats and {} normalised rows", x.n_rows),
+                    reason: "kernels take few".into(),
+                });
+            }
+            Source::Floats(x, Some(norm))
         }
         (Form::Int8(scaling), Input::Round { x, norm, scratch }) => {
             check(&x)?;
-            if let Some((norm, _)) = norm {
-                expect_most(
-                    "linear: weights of the norm",
-                    (norm.bytes() / 4) as usize,
-                    w.k,
-                )?;
+            if let Some(norm) = norm {
+                check_norm(norm, w.k)?;
             }
             if dispatch::rounds_itself(recorder, w, &x) {
                 Source::Own { x, norm, scaling }

@@ -3,13 +3,15 @@
 use sterna_format::DType;
 
 use super::dispatch::{
-    GemvShape, LinearParams, Source, constants_of, in_vectors, linear_params, unsupported,
+    GemvShape, LinearParams, Source, can_round_rows, constants_of, in_vectors, linear_params,
+    rounding, unsupported,
 };
 use super::planes::Planes;
-use super::{Epilogue, Form, Input, Linear, WeightKind, most_bytes};
+use super::{Epilogue, Form, Input, Linear, WeightKind, check_norm, most_bytes};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::kernels::experts::Routes;
+use crate::kernels::quantize::quantize;
 use crate::record::Binding;
 use crate::shader::{self, Shader};
 use crate::{Device, GpuError, Recorder};
@@ -152,21 +154,28 @@ impl Stack {
     }
 }
 
-/// The kernel for routes.
-fn kernel(kind: WeightKind, source: &Source<'_>, k: usize) -> Result<&'static Shader, GpuError> {
+/// The kernels for routes: of inputs that are quantized or stay floats, and those that quantize it themselves, the same
+/// for floats.
+fn kernels(
+    kind: WeightKind,
+    source: &Source<'_>,
+    k: usize,
+) -> Result<[&'static Shader; 2], GpuError> {
     let floats = |vectors, elements| match in_vectors(source, k) {
-        true => vectors,
-        false => elements,
+        true => [vectors; 2],
+        false => [elements; 2],
     };
     Ok(match kind {
-        WeightKind::Ternary => &shader::EXPERTS_TERNARY,
+        WeightKind::Ternary => [&shader::EXPERTS_TERNARY, &shader::EXPERTS_TERNARY_ROUNDING],
         WeightKind::Blocks(dtype) => match dtype {
-            DType::Q8_0 => &shader::EXPERTS_Q8_0,
-            DType::Q4_0 => &shader::EXPERTS_Q4_0,
-            DType::Q4_K => &shader::EXPERTS_Q4_K,
-            DType::Q6_K => &shader::EXPERTS_Q6_K,
-            DType::Q1_0 => &shader::EXPERTS_Q1_0,
-            DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => &shader::EXPERTS_Q2_0,
+            DType::Q8_0 => [&shader::EXPERTS_Q8_0, &shader::EXPERTS_Q8_0_ROUNDING],
+            DType::Q4_0 => [&shader::EXPERTS_Q4_0, &shader::EXPERTS_Q4_0_ROUNDING],
+            DType::Q4_K => [&shader::EXPERTS_Q4_K, &shader::EXPERTS_Q4_K_ROUNDING],
+            DType::Q6_K => [&shader::EXPERTS_Q6_K, &shader::EXPERTS_Q6_K_ROUNDING],
+            DType::Q1_0 => [&shader::EXPERTS_Q1_0, &shader::EXPERTS_Q1_0_ROUNDING],
+            DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => {
+                [&shader::EXPERTS_Q2_0, &shader::EXPERTS_Q2_0_ROUNDING]
+            }
             DType::F32 => floats(&shader::EXPERTS_F32, &shader::EXPERTS_F32_ELEMENTS),
             DType::F16 => floats(&shader::EXPERTS_F16, &shader::EXPERTS_F16_ELEMENTS),
             DType::BF16 => floats(&shader::EXPERTS_BF16, &shader::EXPERTS_BF16_ELEMENTS),
@@ -182,8 +191,9 @@ fn kernel(kind: WeightKind, source: &Source<'_>, k: usize) -> Result<&'static Sh
 /// the matrix for itself, like a single row of [`multiply`](super::multiply). The output of a route to an
 /// expert that isn't in the stack is unchanged.
 ///
-/// Errors: as [`multiply`](super::multiply), and [`GpuError::Unsupported`] for [`Epilogue::Add`] and
-/// [`Input::Round`].
+/// Rows of [`Input::Round`] are quantized by every workgroup that reads them, where it can, and are few.
+///
+/// Errors: as [`multiply`](super::multiply), and [`GpuError::Unsupported`] for [`Epilogue::Add`].
 /// Exactness: that of [`multiply`](super::multiply).
 pub fn multiply_routed(
     recorder: &mut Recorder,
@@ -206,16 +216,36 @@ pub fn multiply_routed(
         expect("gated experts: rows", w.n.next_multiple_of(2), w.n)?;
     }
     let n_rows = out.n_rows.div_ceil(per_row.max(1));
+    let check = |x: &Rows<'_>| {
+        x.check("experts: input")?;
+        expect("experts: width of the input", w.k, x.width)?;
+        expect("experts: rows of the input", n_rows, x.n_rows)
+    };
     let source = match (w.kind.form(), x) {
         (Form::Int8(_), Input::Int8(x)) => {
             x.expect_room(n_rows, w.k)?;
             Source::Stored(x)
         }
         (Form::Float, Input::Float(x)) => {
-            x.check("experts: input")?;
-            expect("experts: width of the input", w.k, x.width)?;
-            expect("experts: rows of the input", n_rows, x.n_rows)?;
-            Source::Floats(x)
+            check(&x)?;
+            Source::Floats(x, None)
+        }
+        (Form::Float, Input::Normed(x, norm)) => {
+            check(&x)?;
+            check_norm(norm, w.k)?;
+            Source::Floats(x, Some(norm))
+        }
+        (Form::Int8(scaling), Input::Round { x, norm, scratch }) => {
+            check(&x)?;
+            if let Some(norm) = norm {
+                check_norm(norm, w.k)?;
+            }
+            if can_round_rows(recorder, w.k, &x) {
+                Source::Own { x, norm, scaling }
+            } else {
+                quantize(recorder, x, norm, scaling, scratch)?;
+                Source::Stored(scratch)
+            }
         }
         (form, _) => {
             return Err(GpuError::Unsupported {
@@ -230,7 +260,9 @@ pub fn multiply_routed(
             reason: "their outputs have weights".into(),
         });
     }
-    let shader = kernel(w.kind, &source, w.k)?;
+    let own = matches!(source, Source::Own { .. });
+    let [stored, rounds] = kernels(w.kind, &source, w.k)?;
+    let shader = if own { rounds } else { stored };
     // As of a product of one row with the matrix of one expert.
     let one = Linear {
         n: w.n,
@@ -240,7 +272,12 @@ pub fn multiply_routed(
     };
     let config = recorder.tuning().config(&one.product(1));
     let limits = recorder.device().limits();
-    let shape = GemvShape::of(limits, config, &one, false);
+    // Those that quantize their input are as few for all routes as they would be for one product.
+    let all = Linear {
+        n: if own { w.n * out.n_rows } else { w.n },
+        ..one.clone()
+    };
+    let shape = GemvShape::of(limits, config, &all, own);
     let (grid, most) = (w.n.div_ceil(shape.rows()), limits.grid as usize);
     expect_most("experts: workgroups of a matrix", most, grid)?;
     let mut params = LinearParams {
@@ -250,17 +287,27 @@ pub fn multiply_routed(
         out_stride: out.stride as u32,
         ..linear_params(&one)
     };
-    let mut inputs: Vec<Binding<'_>> = Vec::with_capacity(2);
-    match source {
-        Source::Stored(x) => inputs.extend([Binding::from(&x.q), Binding::from(&x.steps)]),
-        Source::Floats(x) => {
-            (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
-            inputs.push(x.buffer.into());
-        }
-        Source::Own { .. } => {}
-    }
+    let nothing = recorder.device().nothing()?;
     let mut constants = epilogue.constants().to_vec();
     constants.extend(constants_of(w.kind));
+    let mut inputs: Vec<Binding<'_>> = Vec::with_capacity(2);
+    let mut norms: Option<Binding<'_>> = None;
+    match source {
+        Source::Stored(x) => inputs.extend([Binding::from(&x.q), Binding::from(&x.steps)]),
+        Source::Floats(x, norm) | Source::Own { x, norm, .. } => {
+            (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
+            params.eps = norm.map_or(0.0, |(_, eps)| eps);
+            let weight = Binding::from(norm.map_or(&nothing, |(weight, _)| weight));
+            inputs.push(x.buffer.into());
+            if let Source::Own { scaling, .. } = source {
+                inputs.push(weight);
+                constants.extend(rounding(scaling, norm.is_some(), w.k, shape));
+            } else {
+                norms = Some(weight);
+                constants.push(("NORM", f64::from(u8::from(norm.is_some()))));
+            }
+        }
+    }
     constants.extend([
         ("TOKENS", 1.0),
         ("WG", f64::from(shape.workgroup)),
@@ -281,7 +328,9 @@ pub fn multiply_routed(
         params.begin = (rows.begin + w.begin) as u32;
         let mut bindings = vec![(&rows.codes).into(), (&rows.scales).into()];
         bindings.extend_from_slice(&inputs);
-        bindings.extend([Binding::from(out.buffer), routes.experts.into()]);
+        bindings.push(out.buffer.into());
+        bindings.extend(norms);
+        bindings.push(routes.experts.into());
         for first in (0..out.n_rows).step_by(most) {
             params.token = first as u32;
             let grid = [grid as u32, most.min(out.n_rows - first) as u32];

@@ -53,10 +53,11 @@ fn prepare(at: Invocation) {
     let thread = thread_of(at);
     let vectors = Q_LEN * 4u;
     let last = params.k / 4u - 1u;
+    let begin = (params.x_offset + row_in(0u) * params.x_stride) / 4u;
     // All are loaded before the first is used.
     var v = array<vec4<f32>, 8>();
     for (var j = 0u; j < TURNS; j++) {
-        v[j] = x[params.x_offset / 4u + min(j * WG + thread, last)];
+        v[j] = x[begin + min(j * WG + thread, last)];
     }
     if NORM == 1u {
         var weights = array<vec4<f32>, 8>();

@@ -1,5 +1,8 @@
 // A matrix for every route, a row of activations and one of its experts: that of the expert. The grid has a row
-// of workgroups for each route. Needs `experts`, the expert of each route.
+// of workgroups for each route.
+
+// The expert of each route.
+@group(0) @binding(5) var<storage, read> experts: array<u32>;
 
 // Routes of a row of activations.
 override ROUTES_PER_ROW: u32 = 1u;

@@ -1,2 +1,0 @@
-@group(0) @binding(5) var<storage, read> experts: array<u32>;
-
