@@ -10,7 +10,8 @@ use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::experts::{self as experts_on_gpu, Routes, add_bias, combine, route};
 use sterna_gpu::kernels::linear::{
-    Epilogue, Form, Input, Linear, Stack, WeightKind, multiply_routed,
+    Choice, Epilogue, Form, Input, Linear, Stack, WeightKind, can_choose, choose_and_multiply,
+    multiply_routed,
 };
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::quantize::{QuantizedRows, quantize};
@@ -650,4 +651,111 @@ fn what_does_not_fit_is_refused() {
     assert!(!chosen(scores, Some((2, 3)), routes(2)));
     assert!(!chosen(scores, Some((0, 0)), routes(2)));
     assert!(combine(&mut recorder, routes(2), fits, false, fits).is_err());
+}
+
+/// One row whose experts a product chooses, and the choice before it.
+#[test]
+fn products_choose_the_experts_of_a_row() {
+    for device in devices() {
+        for kind in KINDS {
+            for (n_experts, n_used, is_sigmoid, renormalised) in [
+                (7, 3, false, true),
+                (40, 8, false, false),
+                (5, 5, true, true),
+            ] {
+                // One is enough of types that differ in their blocks alone.
+                if n_experts != 7 && kind != WeightKind::Ternary {
+                    continue;
+                }
+                let routing = experts_on_gpu::Routing {
+                    is_sigmoid,
+                    renormalised,
+                    groups: None,
+                    scale: 1.5,
+                };
+                check_choice(device, kind, (n_experts, n_used), &routing);
+            }
+        }
+    }
+}
+
+fn check_choice(
+    device: &Device,
+    kind: WeightKind,
+    (n_experts, n_used): (usize, usize),
+    routing: &experts_on_gpu::Routing,
+) {
+    let (n, k) = (70, 512);
+    let seeds = 0..n_experts as u64;
+    let own: Vec<Linear> = seeds
+        .map(|seed| Weights::new(kind, n, k, seed).upload(device))
+        .collect();
+    let stack = &Stack::join(device, &[&own.iter().collect::<Vec<_>>()]).unwrap()[0];
+    let x = device.upload(&floats(k, 3)).unwrap();
+    let x = Rows::new(&x, 1, k);
+    let weight = device.upload(&floats(k, 4)).unwrap();
+    // Some of them the same.
+    let values: Vec<f32> = (floats(n_experts, 5).iter().enumerate())
+        .map(|(i, score)| if i % 4 == 3 { 0.25 } else { 3.0 * score })
+        .collect();
+    let scores = spread(device, &values, n_experts, 3, n_experts);
+    let scores = spread_rows(&scores, 1, n_experts, 3, n_experts);
+    let rounded = QuantizedRows::new(device, 1, k).unwrap();
+    let out = device.buffer("out", (n_used * n * 4) as u64).unwrap();
+    let rows = Rows::new(&out, n_used, n);
+    let choice = Choice { scores, routing };
+    let recorder = &mut Recorder::new(device);
+    let is_float = kind.form() == Form::Float;
+    assert_eq!(
+        can_choose(recorder, stack, x, routing),
+        !is_float,
+        "{kind:?}"
+    );
+    let grouped = experts_on_gpu::Routing {
+        groups: Some((1, 1)),
+        ..*routing
+    };
+    assert!(!can_choose(recorder, stack, x, &grouped));
+    for norm in [None, Some((&weight, 1e-5))] {
+        let all = [(); 2].map(|()| buffers(device, 1, n_used));
+        let of = |i: usize| Routes {
+            experts: &all[i].0,
+            weights: &all[i].1,
+            n_rows: 1,
+            n_used,
+        };
+        if is_float {
+            let how = (Epilogue::Store, &rounded);
+            let refused = choose_and_multiply(recorder, stack, (x, norm), choice, of(0), how, rows);
+            assert!(matches!(refused, Err(GpuError::Unsupported { .. })));
+            return;
+        }
+        let got = run(device, &out, n_used * n, |r| {
+            let how = (Epilogue::Store, &rounded);
+            choose_and_multiply(r, stack, (x, norm), choice, of(0), how, rows)
+        });
+        let want = run(device, &out, n_used * n, |r| {
+            route(r, scores, None, routing, of(1))?;
+            let input = Input::Round {
+                x,
+                norm,
+                scratch: &rounded,
+            };
+            multiply_routed(r, stack, input, of(1), n_used, Epilogue::Store, rows)
+        });
+        let what = format!("{kind:?} {routing:?} {:?}", device.features().names());
+        assert_eq!(got, want, "{what}");
+        let [own, before] = [0, 1].map(|i: usize| {
+            let ids: Vec<u32> = device.read(&all[i].0, 0..n_used).unwrap();
+            let weights: Vec<f32> = device.read(&all[i].1, 0..n_used).unwrap();
+            (ids, weights)
+        });
+        assert_eq!(own.0, before.0, "{what}");
+        for (got, want) in own.1.iter().zip(&before.1) {
+            assert!(
+                (got - want).abs() <= 4e-6 * want.abs(),
+                "{what}: {got} {want}"
+            );
+        }
+    }
 }

@@ -103,6 +103,7 @@ impl Gpu {
             },
             x,
             norm: None,
+            choice: None,
             outputs: vec![ExpertOutput {
                 out,
                 w: stack,

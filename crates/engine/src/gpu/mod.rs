@@ -1007,6 +1007,7 @@ impl Backend for Gpu {
         graph.push(Op::Experts {
             x,
             norm: None,
+            choice: None,
             routes,
             outputs,
         });

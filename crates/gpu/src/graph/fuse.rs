@@ -34,6 +34,7 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
             Op::Linear { .. } => with_sum(before, op, rest).or_else(|| with_gate(before, op, rest)),
             Op::Experts { .. } => with_gate_of_experts(before, op, rest),
             Op::Combine { .. } => with_residual(before, op, rest),
+            Op::Route { .. } => with_choice(before, op),
             Op::Heads { .. } => with_attention(before, op),
             Op::Copy { .. } => without_copy(before, op, rest),
             _ => None,
@@ -243,6 +244,7 @@ fn with_gate_of_experts(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     let Op::Experts {
         x,
         norm,
+        choice,
         routes,
         outputs,
     } = before
@@ -266,12 +268,43 @@ fn with_gate_of_experts(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     (fits && gate.buffer != x.buffer && is_dead(up, rest)).then(|| Op::Experts {
         x: x.clone(),
         norm: norm.clone(),
+        choice: choice.clone(),
         routes: routes.clone(),
         outputs: vec![ExpertOutput {
             w,
             out: gate.clone(),
             epilogue: Epilogue::Gate(*activation),
         }],
+    })
+}
+
+/// The choice of a row's experts, by its scores alone, and products with their matrices.
+fn with_choice(before: &Op, op: &Op) -> Option<Op> {
+    let (
+        Op::Route {
+            scores,
+            bias: None,
+            routing,
+            routes,
+        },
+        Op::Experts {
+            x,
+            norm,
+            choice: None,
+            routes: same,
+            outputs,
+        },
+    ) = (before, op)
+    else {
+        return None;
+    };
+    let apart = outputs.iter().all(|o| o.out.buffer != scores.buffer);
+    (routes == same && routes.n_rows == 1 && x.n_rows == 1 && apart).then(|| Op::Experts {
+        x: x.clone(),
+        norm: norm.clone(),
+        choice: Some((scores.clone(), *routing)),
+        routes: routes.clone(),
+        outputs: outputs.clone(),
     })
 }
 
@@ -491,7 +524,16 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
             (read, vec![x])
         }
         Op::Route { scores, .. } => (vec![scores], vec![]),
-        Op::Experts { x, outputs, .. } => (vec![x], outputs.iter().map(|o| &o.out).collect()),
+        Op::Experts {
+            x, choice, outputs, ..
+        } => {
+            let scores = choice.iter().map(|(scores, _)| scores);
+            let written = outputs.iter().map(|o| &o.out);
+            (
+                std::iter::once(x).chain(scores).collect(),
+                written.collect(),
+            )
+        }
         Op::Combine { y, adds, out, .. } => {
             let sum = adds.then_some(out);
             (std::iter::once(y).chain(sum).collect(), vec![out])

@@ -11,7 +11,7 @@ use crate::kernels::attention::{
 };
 use crate::kernels::elementwise::{self, Activation, Function};
 use crate::kernels::experts;
-use crate::kernels::linear::{self, Epilogue, Form, Input, Stack};
+use crate::kernels::linear::{self, Choice, Epilogue, Form, Input, Stack};
 use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use crate::kernels::recurrent::{
     self, Mamba, Recurrence, ScanShape, Shift, State, StateLayer, Step, StepWeights, Wkv, Wkv4,
@@ -300,10 +300,12 @@ pub enum Op {
         routes: Routes,
     },
     /// Products with the matrices of each route's expert; all read the same rows, one for each route, or one
-    /// for the routes of a row, normalised first if there is a norm.
+    /// for the routes of a row, normalised first if there is a norm. The experts of one row may be chosen at the same time,
+    /// by its scores.
     Experts {
         x: View,
         norm: Option<Norm>,
+        choice: Option<(View, experts::Routing)>,
         routes: Routes,
         outputs: Vec<ExpertOutput>,
     },
@@ -865,9 +867,21 @@ pub(super) fn record(
         Op::Experts {
             x,
             norm,
+            choice,
             routes,
             outputs,
-        } => routed_products(recorder, workspace, (x, norm.as_ref()), routes, outputs),
+        } => {
+            let choice = choice.as_ref();
+            let rest = chosen_product(
+                recorder,
+                workspace,
+                (x, norm.as_ref()),
+                choice,
+                routes,
+                outputs,
+            )?;
+            routed_products(recorder, workspace, (x, norm.as_ref()), routes, rest)
+        }
         Op::Combine {
             routes,
             y,
@@ -1000,6 +1014,35 @@ fn products(
         }
     }
     Ok(())
+}
+
+/// Chooses the experts of a row if there is a choice, as the first product is computed if that can. Returns what remains of
+/// the products.
+fn chosen_product<'a>(
+    recorder: &mut Recorder,
+    workspace: &Workspace,
+    (x, norm): (&View, Option<&Norm>),
+    choice: Option<&(View, experts::Routing)>,
+    routes: &Routes,
+    outputs: &'a [ExpertOutput],
+) -> Result<&'a [ExpertOutput], GpuError> {
+    let Some((scores, routing)) = choice else {
+        return Ok(outputs);
+    };
+    if let Some((ExpertOutput { w, out, epilogue }, rest)) = outputs.split_first()
+        && linear::can_choose(recorder, w, x.of(), routing)
+    {
+        let input = (x.of(), norm.map(|(weight, eps)| (weight, *eps)));
+        let choice = Choice {
+            scores: scores.of(),
+            routing,
+        };
+        let how = (*epilogue, workspace.rounded());
+        linear::choose_and_multiply(recorder, w, input, choice, routes.of(), how, out.of())?;
+        return Ok(rest);
+    }
+    experts::route(recorder, scores.of(), None, routing, routes.of())?;
+    Ok(outputs)
 }
 
 /// One row, and what its experts go on with, is quantized by each product for itself; several are quantized once for all

@@ -63,6 +63,8 @@ const SOFTCAP: Lib = Lib::File(wgsl!("../shaders/lib/softcap.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/linear_params.wgsl"));
 const EVERY_ROW: Lib = Lib::File(wgsl!("../shaders/lib/every_row.wgsl"));
 const ROUTED_ROWS: Lib = Lib::File(wgsl!("../shaders/lib/routed_rows.wgsl"));
+const RANKS: Lib = Lib::File(wgsl!("../shaders/lib/ranks.wgsl"));
+const CHOSEN_ROWS: Lib = Lib::File(wgsl!("../shaders/lib/chosen_rows.wgsl"));
 const BLOCK_PLANES: Lib = Lib::File(wgsl!("../shaders/lib/block_planes.wgsl"));
 const GEMM_TILE: Lib = Lib::File(wgsl!("../shaders/lib/gemm_tile.wgsl"));
 const FLOATS_OF_CODES: Lib = Lib::File(wgsl!("../shaders/lib/floats_of_codes.wgsl"));
@@ -216,30 +218,44 @@ shaders! {
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_TERNARY_ROUNDING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_TERNARY_CHOOSING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, RANKS, CHOSEN_ROWS, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read, Write, Write], LinearParams, [];
     EXPERTS_Q8_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q8_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q8_0_CHOOSING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, RANKS, CHOSEN_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read, Write, Write], LinearParams, [];
     EXPERTS_Q4_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q4_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q4_0_CHOOSING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, RANKS, CHOSEN_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read, Write, Write], LinearParams, [];
     EXPERTS_Q4_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q4_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q4_K_CHOOSING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, RANKS, CHOSEN_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read, Write, Write], LinearParams, [];
     EXPERTS_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q6_K_CHOOSING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, RANKS, CHOSEN_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read, Write, Write], LinearParams, [];
     EXPERTS_Q1_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q1_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q1_0_CHOOSING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, RANKS, CHOSEN_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read, Write, Write], LinearParams, [];
     EXPERTS_Q2_0 = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_Q2_0_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
+    EXPERTS_Q2_0_CHOOSING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, RANKS, CHOSEN_ROWS, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read, Write, Write], LinearParams, [];
     EXPERTS_F32 = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS, FLOATS_F32, X_VECTORS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write, Read, Read], LinearParams, [];
     EXPERTS_F32_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, ROUTED_ROWS, FLOATS_F32, X_ELEMENTS, ACTIVATION, EPILOGUE],
@@ -266,7 +282,7 @@ shaders! {
     WKV_PREPARE = "wkv_prepare", [Lib::Reduce, GRID], [Read, Read, Read, Read, Read, Write], WkvPrepareParams, [];
     WKV = "wkv", [Lib::Reduce, GRID], [Read, Read, Read, Read, Write, Write], WkvParams, [];
     WKV_FINISH = "wkv_finish", [Lib::Reduce, GRID, ACTIVATION], [Write, Read, Read, Read, Read, Read, Read, Read], WkvFinishParams, [];
-    ROUTE = "route", [Lib::Reduce, GRID], [Read, Read, Write, Write], RouteParams, [];
+    ROUTE = "route", [Lib::Reduce, GRID, RANKS], [Read, Read, Write, Write], RouteParams, [];
     COMBINE = "combine", [], [Read, Read, Write], CombineExpertsParams, [];
     EXPERT_BIAS = "expert_bias", [], [Write, Read, Read], ExpertBiasParams, [];
     TOP_K = "top_k", [SAMPLERS], [Read, Read, Write], TopKParams, [];

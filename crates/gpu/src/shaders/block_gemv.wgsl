@@ -88,7 +88,7 @@ fn products(w: Units, token: u32, unit: u32) -> vec2<f32> {
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    find_matrix(group);
+    find_matrix(at, group);
     let runs = share_of(params.runs);
     let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
     let a = matrix_begin() + stored_row(row);

@@ -18,7 +18,7 @@ override TOKENS: u32 = 1u;
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    find_matrix(group);
+    find_matrix(at, group);
     let eighths = share_of((params.k + 7u) / 8u);
     let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
     let a = matrix_begin() + stored_row(row);

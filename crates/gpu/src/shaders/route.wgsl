@@ -1,8 +1,7 @@
 // experts[t] ← the experts with the best scores[t], best first; weights[t] ← what becomes of what they give
 //
 // Agrees with `sterna_kernels::experts`: exactly in which experts they are, unless sigmoids choose them with a bias,
-// which differ in the last places, and except for exponentials and the order of the sum in their weights. Of equal
-// scores that of the lower expert is better, and NaN is the least.
+// which differ in the last places, and except for exponentials and the order of the sum in their weights.
 // Shapes: scores [n_rows, n_experts] as bits of f32; experts, weights [n_rows, n_used]; bias [n_experts].
 // Workgroups of WG, one for each row.
 
@@ -34,23 +33,6 @@ struct Params {
 // What experts of the row are chosen by: larger for a better one.
 var<workgroup> ranks: array<u32, 1024>;
 var<workgroup> group_ranks: array<u32, 1024>;
-
-const LEAST: u32 = 0x007fffffu;
-
-// A number that is larger for a better score.
-fn rank_of(bits: u32) -> u32 {
-    let number = select(bits, 0xff800000u, (bits & 0x7fffffffu) > 0x7f800000u);
-    return select(number | 0x80000000u, ~number, number >> 31u == 1u);
-}
-
-// The score that is ranked so.
-fn score_of(rank: u32) -> f32 {
-    return bitcast<f32>(select(~rank, rank & 0x7fffffffu, rank >> 31u == 1u));
-}
-
-fn sigmoid(x: f32) -> f32 {
-    return 1.0 / (1.0 + exp(-x));
-}
 
 // The rank of a group: of its best expert, or of the sum of its best two.
 fn rank_of_group(g: u32) -> u32 {

@@ -95,7 +95,7 @@ fn fetch_four(a: u32, b: u32, v: u32, row_len: u32) -> Weights {
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    find_matrix(group);
+    find_matrix(at, group);
     let row_len = share_of(params.row_blocks * 2u);
     let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
     let begin = matrix_begin();

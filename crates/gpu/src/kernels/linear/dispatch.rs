@@ -241,7 +241,7 @@ pub(crate) fn settled(
         },
         rows => {
             let one = rounds && rows == RowClass::One;
-            let own = one && pays_to_round(config, w) && can_round(device.limits(), w.k);
+            let own = one && pays_to_round(config, w) && can_round(device.limits(), w.k, 0);
             let shape = GemvShape::of(device.limits(), config, w, own);
             LaunchConfig {
                 lanes: Some(shape.lanes),
@@ -350,19 +350,19 @@ const WIDE: usize = 4096;
 /// From this many rows on, a quantizing dispatch costs less than quantizing in every workgroup.
 const VERY_MANY_ROWS: usize = 65_536;
 
-/// Whether a workgroup has shared memory for a row of `width` that it quantizes.
-fn can_round(limits: &Limits, width: usize) -> bool {
+/// Whether a workgroup has shared memory for a row of `width` that it quantizes, besides `others` bytes.
+fn can_round(limits: &Limits, width: usize, others: usize) -> bool {
     let padded = width.next_multiple_of(PADDING);
     let most = max_workgroup(limits);
     // Codes; steps, sums and maxima of runs; and what reductions need.
-    let bytes = padded + 128 + padded / RUN * 12 + 12 * most as usize;
+    let bytes = padded + 128 + padded / RUN * 12 + 12 * most as usize + others;
     let in_vectors = width.is_multiple_of(4) && width > 0;
     in_vectors && bytes <= limits.workgroup_bytes as usize && workgroup_to_round(width) <= most
 }
 
 /// Whether quantizing in every workgroup is faster than in a separate dispatch, which it isn't for blocks of
 /// many columns.
-fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
+pub(super) fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
     config
         .rounds_itself
         .unwrap_or_else(|| w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || w.k <= WIDE))
@@ -372,13 +372,13 @@ fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
 /// memory permit, and if it pays.
 pub(super) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
     let config = recorder.tuning().config(&w.product(x.n_rows));
-    x.n_rows == 1 && pays_to_round(config, w) && can_round_rows(recorder, w.k, x)
+    x.n_rows == 1 && pays_to_round(config, w) && can_round_rows(recorder, w.k, x, 0)
 }
 
-/// Whether a workgroup can quantize any of the rows `x` of `k` elements.
-pub(super) fn can_round_rows(recorder: &Recorder, k: usize, x: &Rows<'_>) -> bool {
+/// Whether a workgroup can quantize any of the rows `x` of `k` elements, with shared memory for `others` bytes besides.
+pub(super) fn can_round_rows(recorder: &Recorder, k: usize, x: &Rows<'_>, others: usize) -> bool {
     let in_vectors = x.n_rows == 1 || x.stride.is_multiple_of(4);
-    x.offset.is_multiple_of(4) && in_vectors && can_round(recorder.device().limits(), k)
+    x.offset.is_multiple_of(4) && in_vectors && can_round(recorder.device().limits(), k, others)
 }
 
 /// What a kernel that quantizes rows of `k` elements for itself has to know.

@@ -22,7 +22,7 @@ use dispatch::Source;
 pub(crate) use dispatch::{LinearParams, has_matrix_units, settled};
 pub(crate) use embed::EmbedParams;
 pub use embed::embed;
-pub use stack::{Stack, multiply_routed};
+pub use stack::{Choice, Stack, can_choose, choose_and_multiply, multiply_routed};
 
 /// A weight matrix `[n, k]` on a device. Two are equal if they are the same memory.
 #[derive(Debug, Clone, PartialEq)]

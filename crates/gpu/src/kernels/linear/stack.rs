@@ -4,14 +4,15 @@ use sterna_format::DType;
 
 use super::dispatch::{
     GemvShape, LinearParams, Source, can_round_rows, constants_of, in_vectors, linear_params,
-    rounding, unsupported,
+    pays_to_round, rounding, unsupported,
 };
 use super::planes::Planes;
 use super::{Epilogue, Form, Input, Linear, WeightKind, check_norm, most_bytes};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
-use crate::kernels::experts::Routes;
-use crate::kernels::quantize::quantize;
+use crate::kernels::experts::{Routes, Routing};
+use crate::kernels::quantize::{QuantizedRows, quantize};
+use crate::memory::Buffer;
 use crate::record::Binding;
 use crate::shader::{self, Shader};
 use crate::{Device, GpuError, Recorder};
@@ -152,30 +153,66 @@ impl Stack {
     pub fn n_pieces(&self) -> usize {
         self.pieces.len()
     }
+
+    /// The shape of the matrix of one expert, without its memory: products are launched as of one row with that.
+    fn one(&self) -> Linear {
+        Linear {
+            n: self.n,
+            k: self.k,
+            kind: self.kind,
+            pieces: Vec::new(),
+        }
+    }
 }
 
-/// The kernels for routes: of inputs that are quantized or stay floats, and those that quantize it themselves, the same
-/// for floats.
+/// The kernels for routes: of inputs that are quantized or stay floats; those that quantize it themselves; those that also
+/// choose the experts of their row. All are the same for floats.
 fn kernels(
     kind: WeightKind,
     source: &Source<'_>,
     k: usize,
-) -> Result<[&'static Shader; 2], GpuError> {
+) -> Result<[&'static Shader; 3], GpuError> {
     let floats = |vectors, elements| match in_vectors(source, k) {
-        true => [vectors; 2],
-        false => [elements; 2],
+        true => [vectors; 3],
+        false => [elements; 3],
     };
     Ok(match kind {
-        WeightKind::Ternary => [&shader::EXPERTS_TERNARY, &shader::EXPERTS_TERNARY_ROUNDING],
+        WeightKind::Ternary => [
+            &shader::EXPERTS_TERNARY,
+            &shader::EXPERTS_TERNARY_ROUNDING,
+            &shader::EXPERTS_TERNARY_CHOOSING,
+        ],
         WeightKind::Blocks(dtype) => match dtype {
-            DType::Q8_0 => [&shader::EXPERTS_Q8_0, &shader::EXPERTS_Q8_0_ROUNDING],
-            DType::Q4_0 => [&shader::EXPERTS_Q4_0, &shader::EXPERTS_Q4_0_ROUNDING],
-            DType::Q4_K => [&shader::EXPERTS_Q4_K, &shader::EXPERTS_Q4_K_ROUNDING],
-            DType::Q6_K => [&shader::EXPERTS_Q6_K, &shader::EXPERTS_Q6_K_ROUNDING],
-            DType::Q1_0 => [&shader::EXPERTS_Q1_0, &shader::EXPERTS_Q1_0_ROUNDING],
-            DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => {
-                [&shader::EXPERTS_Q2_0, &shader::EXPERTS_Q2_0_ROUNDING]
-            }
+            DType::Q8_0 => [
+                &shader::EXPERTS_Q8_0,
+                &shader::EXPERTS_Q8_0_ROUNDING,
+                &shader::EXPERTS_Q8_0_CHOOSING,
+            ],
+            DType::Q4_0 => [
+                &shader::EXPERTS_Q4_0,
+                &shader::EXPERTS_Q4_0_ROUNDING,
+                &shader::EXPERTS_Q4_0_CHOOSING,
+            ],
+            DType::Q4_K => [
+                &shader::EXPERTS_Q4_K,
+                &shader::EXPERTS_Q4_K_ROUNDING,
+                &shader::EXPERTS_Q4_K_CHOOSING,
+            ],
+            DType::Q6_K => [
+                &shader::EXPERTS_Q6_K,
+                &shader::EXPERTS_Q6_K_ROUNDING,
+                &shader::EXPERTS_Q6_K_CHOOSING,
+            ],
+            DType::Q1_0 => [
+                &shader::EXPERTS_Q1_0,
+                &shader::EXPERTS_Q1_0_ROUNDING,
+                &shader::EXPERTS_Q1_0_CHOOSING,
+            ],
+            DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => [
+                &shader::EXPERTS_Q2_0,
+                &shader::EXPERTS_Q2_0_ROUNDING,
+                &shader::EXPERTS_Q2_0_CHOOSING,
+            ],
             DType::F32 => floats(&shader::EXPERTS_F32, &shader::EXPERTS_F32_ELEMENTS),
             DType::F16 => floats(&shader::EXPERTS_F16, &shader::EXPERTS_F16_ELEMENTS),
             DType::BF16 => floats(&shader::EXPERTS_BF16, &shader::EXPERTS_BF16_ELEMENTS),
@@ -191,7 +228,7 @@ fn kernels(
 /// the matrix for itself, like a single row of [`multiply`](super::multiply). The output of a route to an
 /// expert that isn't in the stack is unchanged.
 ///
-/// Rows of [`Input::Round`] are quantized by every workgroup that reads them, where it can, and are few.
+/// Rows of [`Input::Round`] are quantized by every workgroup that reads them, where that pays, and are few.
 ///
 /// Errors: as [`multiply`](super::multiply), and [`GpuError::Unsupported`] for [`Epilogue::Add`].
 /// Exactness: that of [`multiply`](super::multiply).
@@ -200,6 +237,71 @@ pub fn multiply_routed(
     w: &Stack,
     x: Input<'_>,
     routes: Routes<'_>,
+    per_row: usize,
+    epilogue: Epilogue,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    record(recorder, w, x, (routes, None), per_row, epilogue, out)
+}
+
+/// Scores of the experts of one row, `[n_experts]`, and how they are chosen by them.
+#[derive(Debug, Clone, Copy)]
+pub struct Choice<'a> {
+    /// The scores.
+    pub scores: Rows<'a>,
+    /// What becomes of them.
+    pub routing: &'a Routing,
+}
+
+/// Whether [`choose_and_multiply`] can: for one row, scores alone, and weights whose kernels quantize the row.
+pub fn can_choose(recorder: &Recorder, w: &Stack, x: Rows<'_>, routing: &Routing) -> bool {
+    let one = w.one();
+    let config = recorder.tuning().config(&one.product(1));
+    let rounds = matches!(w.kind.form(), Form::Int8(_)) && pays_to_round(config, &one);
+    let is_plain = routing.groups.is_none() && w.n_experts <= MAX_CHOSEN;
+    let words = w.n_experts + 2;
+    x.n_rows == 1 && rounds && is_plain && can_round_rows(recorder, w.k, &x, 4 * words)
+}
+
+/// The most experts that products choose from: each workgroup compares all.
+const MAX_CHOSEN: usize = 256;
+
+/// [`route`](crate::kernels::experts::route) of one row and [`multiply_routed`] for its routes: each workgroup finds its
+/// expert for itself, and `routes` are stored for what comes later.
+///
+/// Errors: those of both; [`GpuError::Unsupported`] if not [`can_choose`].
+/// Exactness: that of both.
+pub fn choose_and_multiply(
+    recorder: &mut Recorder,
+    w: &Stack,
+    (x, norm): (Rows<'_>, Option<(&Buffer, f32)>),
+    choice: Choice<'_>,
+    routes: Routes<'_>,
+    (epilogue, scratch): (Epilogue, &QuantizedRows),
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    let Choice { scores, routing } = choice;
+    if !can_choose(recorder, w, x, routing) {
+        return Err(GpuError::Unsupported {
+            what: "a product that chooses experts".into(),
+            reason: "it takes one row that it can quantize, and scores alone".into(),
+        });
+    }
+    scores.check("experts: scores")?;
+    expect("experts: scores", w.n_experts, scores.width)?;
+    expect("experts: rows of scores", 1, scores.n_rows)?;
+    expect("experts: rows of routes", 1, routes.n_rows)?;
+    expect_most("experts: experts of a row", w.n_experts, routes.n_used)?;
+    let input = Input::Round { x, norm, scratch };
+    let routes = (routes, Some(choice));
+    record(recorder, w, input, routes, routes.0.n_used, epilogue, out)
+}
+
+fn record(
+    recorder: &mut Recorder,
+    w: &Stack,
+    x: Input<'_>,
+    (routes, choice): (Routes<'_>, Option<Choice<'_>>),
     per_row: usize,
     epilogue: Epilogue,
     out: Rows<'_>,
@@ -240,7 +342,9 @@ pub fn multiply_routed(
             if let Some(norm) = norm {
                 check_norm(norm, w.k)?;
             }
-            if can_round_rows(recorder, w.k, &x) {
+            let one = w.one();
+            let config = recorder.tuning().config(&one.product(1));
+            if pays_to_round(config, &one) && can_round_rows(recorder, w.k, &x, 0) {
                 Source::Own { x, norm, scaling }
             } else {
                 quantize(recorder, x, norm, scaling, scratch)?;
@@ -261,15 +365,13 @@ pub fn multiply_routed(
         });
     }
     let own = matches!(source, Source::Own { .. });
-    let [stored, rounds] = kernels(w.kind, &source, w.k)?;
-    let shader = if own { rounds } else { stored };
-    // As of a product of one row with the matrix of one expert.
-    let one = Linear {
-        n: w.n,
-        k: w.k,
-        kind: w.kind,
-        pieces: Vec::new(),
+    let [stored, rounds, chooses] = kernels(w.kind, &source, w.k)?;
+    let shader = match (own, choice) {
+        (true, Some(_)) => chooses,
+        (true, None) => rounds,
+        (false, _) => stored,
     };
+    let one = w.one();
     let config = recorder.tuning().config(&one.product(1));
     let limits = recorder.device().limits();
     // Those that quantize their input are as few for all routes as they would be for one product.
@@ -315,6 +417,15 @@ pub fn multiply_routed(
         ("ROUTES_PER_ROW", per_row.max(1) as f64),
         ("EXPERT_STRIDE", w.stride as f64),
     ]);
+    if let Some(Choice { scores, routing }) = choice {
+        constants.extend([
+            ("N_EXPERTS", w.n_experts as f64),
+            ("SCORES_AT", scores.offset as f64),
+            ("SIGMOID", f64::from(u8::from(routing.is_sigmoid))),
+            ("RENORMALISED", f64::from(u8::from(routing.renormalised))),
+            ("ROUTE_SCALE", f64::from(routing.scale)),
+        ]);
+    }
     for piece in &w.pieces {
         let mut constants = constants.clone();
         constants.extend([
@@ -330,7 +441,9 @@ pub fn multiply_routed(
         bindings.extend_from_slice(&inputs);
         bindings.push(out.buffer.into());
         bindings.extend(norms);
+        bindings.extend(choice.map(|choice| Binding::from(choice.scores.buffer)));
         bindings.push(routes.experts.into());
+        bindings.extend(choice.map(|_| Binding::from(routes.weights)));
         for first in (0..out.n_rows).step_by(most) {
             params.token = first as u32;
             let grid = [grid as u32, most.min(out.n_rows - first) as u32];

@@ -1,7 +1,8 @@
-// One matrix for every row of activations. `routed_rows.wgsl` has the same for matrices of experts.
+// One matrix for every row of activations. `routed_rows.wgsl` and `chosen_rows.wgsl` have the same for matrices of
+// experts.
 
 // Called first.
-fn find_matrix(group: Group) {}
+fn find_matrix(at: Invocation, group: Group) {}
 
 // The index of a workgroup among those of the same rows of activations.
 fn place_of(group: Group) -> u32 {

@@ -16,7 +16,7 @@ var<private> own_route: u32;
 // From the first of this piece; too large for those of other pieces.
 var<private> own_expert: u32;
 
-fn find_matrix(group: Group) {
+fn find_matrix(at: Invocation, group: Group) {
     own_route = params.token + group.id.y;
     own_expert = experts[own_route] - FIRST_EXPERT;
 }

@@ -1,0 +1,91 @@
+// A matrix for every route of one row of activations, as routed_rows.wgsl, but its experts are chosen here: each workgroup
+// finds that of its route. The first of each route stores expert and weight for what comes later.
+// Agrees with route.wgsl where experts are chosen by their scores alone. Needs `reduce_*.wgsl` and `ranks.wgsl`.
+
+// Bits of f32, one for each expert, from SCORES_AT on.
+@group(0) @binding(5) var<storage, read> scores: array<u32>;
+@group(0) @binding(6) var<storage, read_write> experts: array<u32>;
+@group(0) @binding(7) var<storage, read_write> route_weights: array<f32>;
+
+// Routes of the row.
+override ROUTES_PER_ROW: u32 = 1u;
+override N_EXPERTS: u32 = 1u;
+override SCORES_AT: u32 = 0u;
+// 1: weights are sigmoids of scores. 0: their softmax.
+override SIGMOID: u32 = 0u;
+// 1: weights are divided by the sum of those of the chosen experts.
+override RENORMALISED: u32 = 0u;
+// A factor on weights.
+override ROUTE_SCALE: f32 = 1.0;
+// As in routed_rows.wgsl.
+override EXPERTS: u32 = 1u;
+override FIRST_EXPERT: u32 = 0u;
+override EXPERT_STRIDE: u32 = 1u;
+
+var<private> own_route: u32;
+var<private> own_expert: u32;
+var<workgroup> ranks: array<u32, N_EXPERTS>;
+var<workgroup> chosen: u32;
+var<workgroup> chosen_weight: f32;
+
+fn find_matrix(at: Invocation, group: Group) {
+    let thread = thread_of(at);
+    own_route = params.token + group.id.y;
+    for (var i = thread; i < N_EXPERTS; i += WG) {
+        ranks[i] = rank_of(scores[SCORES_AT + i]);
+    }
+    workgroupBarrier();
+    var own_sum = 0.0;
+    for (var i = thread; i < N_EXPERTS; i += WG) {
+        let own = ranks[i];
+        var best = own;
+        var place = 0u;
+        for (var j = 0u; j < N_EXPERTS; j++) {
+            let other = ranks[j];
+            best = max(best, other);
+            place += u32(other > own || (other == own && j < i));
+        }
+        let score = bitcast<f32>(scores[SCORES_AT + i]);
+        var weight = exp(score - score_of(best));
+        if SIGMOID == 1u {
+            weight = sigmoid(score);
+        }
+        if place == own_route {
+            chosen = i;
+            chosen_weight = weight;
+        }
+        own_sum += select(0.0, weight, place < ROUTES_PER_ROW || RENORMALISED == 0u);
+    }
+    own_expert = workgroupUniformLoad(&chosen) - FIRST_EXPERT;
+    if group.id.x == 0u {
+        var sum = workgroup_sum_f32(at, own_sum);
+        if SIGMOID == 1u {
+            sum = select(1.0, sum + 1e-6, RENORMALISED == 1u);
+        }
+        if thread == 0u {
+            experts[own_route] = chosen;
+            route_weights[own_route] = chosen_weight / sum * ROUTE_SCALE;
+        }
+    }
+}
+
+fn place_of(group: Group) -> u32 {
+    return group.id.x;
+}
+
+// Nothing, if the matrix is in another piece.
+fn share_of(len: u32) -> u32 {
+    return select(0u, len, own_expert < EXPERTS);
+}
+
+fn matrix_begin() -> u32 {
+    return share_of(own_expert * EXPERT_STRIDE);
+}
+
+fn row_in(t: u32) -> u32 {
+    return 0u;
+}
+
+fn row_out(t: u32) -> u32 {
+    return own_route;
+}
