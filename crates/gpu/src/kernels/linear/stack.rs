@@ -259,7 +259,7 @@ pub fn can_choose(recorder: &Recorder, w: &Stack, x: Rows<'_>, routing: &Routing
     let config = recorder.tuning().config(&one.product(1));
     let rounds = matches!(w.kind.form(), Form::Int8(_)) && pays_to_round(config, &one);
     let is_plain = routing.groups.is_none() && w.n_experts <= MAX_CHOSEN;
-    let words = w.n_experts + 2;
+    let words = 2 * w.n_experts + 2;
     x.n_rows == 1 && rounds && is_plain && can_round_rows(recorder, w.k, &x, 4 * words)
 }
 

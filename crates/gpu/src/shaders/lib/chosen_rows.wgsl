@@ -25,6 +25,8 @@ override EXPERT_STRIDE: u32 = 1u;
 var<private> own_route: u32;
 var<private> own_expert: u32;
 var<workgroup> ranks: array<u32, N_EXPERTS>;
+// How many experts are better than each.
+var<workgroup> places: array<u32, N_EXPERTS>;
 var<workgroup> chosen: u32;
 var<workgroup> chosen_weight: f32;
 
@@ -35,37 +37,56 @@ fn find_matrix(at: Invocation, group: Group) {
         ranks[i] = rank_of(scores[SCORES_AT + i]);
     }
     workgroupBarrier();
-    var own_sum = 0.0;
-    for (var i = thread; i < N_EXPERTS; i += WG) {
-        let own = ranks[i];
-        var best = own;
-        var place = 0u;
-        for (var j = 0u; j < N_EXPERTS; j++) {
+    // A segment compares an expert with all.
+    for (var first = 0u; first < N_EXPERTS; first += WG / LANES) {
+        let i = first + thread / LANES;
+        let own = ranks[min(i, N_EXPERTS - 1u)];
+        var better = 0;
+        for (var j = thread % LANES; j < N_EXPERTS; j += LANES) {
             let other = ranks[j];
-            best = max(best, other);
-            place += u32(other > own || (other == own && j < i));
+            better += i32(other > own || (other == own && j < i));
         }
-        let score = bitcast<f32>(scores[SCORES_AT + i]);
-        var weight = exp(score - score_of(best));
-        if SIGMOID == 1u {
-            weight = sigmoid(score);
+        let place = u32(segment_sum_i32(at, vec2<i32>(better, 0)).x);
+        if thread % LANES == 0u && i < N_EXPERTS {
+            places[i] = place;
+            if place == own_route {
+                chosen = i;
+            }
         }
-        if place == own_route {
-            chosen = i;
-            chosen_weight = weight;
-        }
-        own_sum += select(0.0, weight, place < ROUTES_PER_ROW || RENORMALISED == 0u);
     }
     own_expert = workgroupUniformLoad(&chosen) - FIRST_EXPERT;
     if group.id.x == 0u {
-        var sum = workgroup_sum_f32(at, own_sum);
+        store_route(at, thread);
+    }
+}
+
+// Stores expert and weight of the route.
+fn store_route(at: Invocation, thread: u32) {
+    var own_best = -3.4e38;
+    for (var i = thread; i < N_EXPERTS; i += WG) {
+        own_best = max(own_best, score_of(ranks[i]));
+    }
+    let best = workgroup_max_f32(at, own_best);
+    var own_sum = 0.0;
+    for (var i = thread; i < N_EXPERTS; i += WG) {
+        let score = bitcast<f32>(scores[SCORES_AT + i]);
+        var weight = exp(score - best);
         if SIGMOID == 1u {
-            sum = select(1.0, sum + 1e-6, RENORMALISED == 1u);
+            weight = sigmoid(score);
         }
-        if thread == 0u {
-            experts[own_route] = chosen;
-            route_weights[own_route] = chosen_weight / sum * ROUTE_SCALE;
+        if places[i] == own_route {
+            chosen_weight = weight;
         }
+        own_sum += select(0.0, weight, places[i] < ROUTES_PER_ROW || RENORMALISED == 0u);
+    }
+    // Its barriers make the weight visible.
+    var sum = workgroup_sum_f32(at, own_sum);
+    if SIGMOID == 1u {
+        sum = select(1.0, sum + 1e-6, RENORMALISED == 1u);
+    }
+    if thread == 0u {
+        experts[own_route] = chosen;
+        route_weights[own_route] = chosen_weight / sum * ROUTE_SCALE;
     }
 }
 
