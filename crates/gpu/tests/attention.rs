@@ -1168,7 +1168,8 @@ fn check_whole_norms(
     let (queries, keys) = (n_heads * d, n_kv_heads * d);
     let width = queries + 2 * keys;
     let (offset, stride) = (6, width + 2);
-    let given = floats(len * width, 1);
+    // Two sequences, whose rows are side by side.
+    let given = floats(2 * len * width, 1);
     let [own, others] = [(); 2].map(|()| spread(device, &given, width, offset, stride));
     let norms = [
         device.upload(&floats(queries, 2)).unwrap(),
@@ -1178,8 +1179,10 @@ fn check_whole_norms(
         .map(|i| [(i as f32).cos(), (i as f32).sin()])
         .collect();
     let table = device.upload(&table).unwrap();
-    let caches = [(); 2].map(|()| Own::new(device, (n_kv_heads, d), dtype, len));
-    let states = room(device, 1, n_heads, d, len);
+    let n_pages = len.div_ceil(PAGE_LEN);
+    let caches = [(); 2].map(|()| Own::new(device, (n_kv_heads, d), dtype, 2 * n_pages * PAGE_LEN));
+    let len_of_states = SplitKvStates::len((2, 1), (n_heads, d), len);
+    let states = SplitKvStates::new(device, len_of_states).unwrap();
     let out = device.buffer("out", 4 * (queries * 4) as u64).unwrap();
     let outputs = Rows::new(&out, 4, queries);
     let shape = AttentionShape {
@@ -1191,21 +1194,25 @@ fn check_whole_norms(
         window: None,
     };
     for pos in 0..len {
-        // The second of two rows, if there are as many.
-        let first_row = pos.min(1);
-        let rows = |buffer| {
-            spread_rows(buffer, len, width, offset, stride).rows(pos - first_row, 1 + first_row)
-        };
-        let sequence = SequenceRows {
-            position: pos,
-            first_row,
+        let rows = |buffer| spread_rows(buffer, 2 * len, width, offset, stride).rows(2 * pos, 2);
+        let members: Vec<SequenceRows<'_>> = (caches[0].pages.chunks(n_pages).enumerate())
+            .map(|(first_row, pages)| SequenceRows {
+                position: pos,
+                first_row,
+                n_rows: 1,
+                first_angle: pos,
+                pages,
+            })
+            .collect();
+        let words = device.upload(&sequence_table(&members, n_pages)).unwrap();
+        let sequences = Sequences {
+            table: &words,
+            n_all: 2,
+            page_stride: n_pages,
+            first: 0,
+            n: 2,
             n_rows: 1,
-            first_angle: pos,
-            pages: &caches[0].pages,
         };
-        let words = sequence_table(&[sequence; 2], caches[0].pages.len());
-        let words = device.upload(&words).unwrap();
-        let sequences = caches[0].sequences(&words, 1);
         let heads = |qkv, norms| Heads {
             qkv,
             has_keys: true,
@@ -1249,7 +1256,6 @@ fn check_whole_norms(
                 (apart.columns(0, queries), &norms[0]),
                 (apart.columns(queries, keys), &norms[1]),
             ] {
-                let columns = columns.rows(first_row, 1);
                 rms_norm(r, columns, norm, EPS, columns)?;
             }
             let apart = heads(apart, HeadNorms::default());
@@ -1262,8 +1268,8 @@ fn check_whole_norms(
                 outputs.rows(2, 2),
             )
         });
-        let row = |i: usize| &both[i * queries..][..queries];
-        let error = nmse(row(first_row), row(2 + first_row));
+        let (got, want) = both.split_at(2 * queries);
+        let error = nmse(got, want);
         // The norm's sum in another order may move a half or a code.
         let bound = match dtype {
             CacheType::F32 => 1e-11,

@@ -111,6 +111,8 @@ impl<B: Backend> Worker<B> {
             chunk: options.chunk,
             // A chunk of prompts in a step, and a token of each answer: no prompt stalls them for longer.
             max_rows: options.chunk + options.parallel,
+            // Its random numbers are those of seed and position, whatever else is in the step.
+            draw_on_device: true,
             ..SchedulerOptions::default()
         };
         Worker {
