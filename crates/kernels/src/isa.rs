@@ -210,8 +210,8 @@ macro_rules! multiversion {
                         // SAFETY: these levels exist only where `Level::is_here` saw AVX2 and F16C.
                         return unsafe { avx2($($arg),*) };
                     }
-                    // SAFETY: these levels exist only where `Level::is_here` saw these features.
                     $crate::isa::Level::Avx512 | $crate::isa::Level::Amx => {
+                        // SAFETY: these levels exist only where `Level::is_here` saw these features.
                         return unsafe { avx512($($arg),*) };
                     }
                 }

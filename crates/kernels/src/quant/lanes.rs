@@ -221,8 +221,8 @@ mod tests {
                         results(unsafe { Avx2::new() }, &special, &other)
                     }
                     #[cfg(target_arch = "x86_64")]
-                    // SAFETY: these levels have AVX-512.
                     Level::Avx512 | Level::Amx => {
+                        // SAFETY: these levels have AVX-512.
                         results(unsafe { Avx512::new() }, &special, &other)
                     }
                     _ => results(Portable, &special, &other),

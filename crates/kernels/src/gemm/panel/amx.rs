@@ -423,11 +423,11 @@ unsafe fn add_small<const BIAS: i16>(
                 for (total, sums) in totals.iter_mut().zip(&*sums) {
                     *total = Avx512::load_f(sums);
                 }
-                for group in 0..n_groups {
+                for (group, scales) in scales[..n_groups].iter().enumerate() {
                     let d = Avx512::load_f(&panel.d[group]);
                     for (t, total) in totals.iter_mut().enumerate() {
                         let sum = Avx512::load_i(&(*products.add(group)).0[tile * TILE + t]);
-                        let scale = Avx512::mul(d, Avx512::splat(scales[group][t]));
+                        let scale = Avx512::mul(d, Avx512::splat(scales[t]));
                         *total = Avx512::add(*total, Avx512::mul(Avx512::to_f(sum), scale));
                     }
                 }
