@@ -44,9 +44,12 @@ for format in openai-chat anthropic open-responses; do
 done
 
 # Requests made up from the document. What no schema can say (ids beyond the vocabulary, two grammars at once, the name
-# of a tool that isn't there) is refused though the schema has it.
-"$venv/bin/schemathesis" run "${url%v1}openapi.json" --max-examples "${EXAMPLES:-30}" --request-timeout 60 --no-color \
-  --exclude-checks positive_data_acceptance || failed=1
+# of a tool that isn't there) is refused though the schema has it. What it keeps between runs goes with the rest.
+(
+  cd "$scratch"
+  "$venv/bin/schemathesis" run "${url%v1}openapi.json" --max-examples "${EXAMPLES:-30}" --request-timeout 60 \
+    --no-color --exclude-checks positive_data_acceptance
+) || failed=1
 
 if command -v npx >/dev/null && npx --yes compatcanary@0.2 --version >/dev/null 2>&1; then
   for profile in chat modern; do
