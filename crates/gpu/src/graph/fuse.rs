@@ -1,10 +1,10 @@
 //! Operator fusion.
 //!
-//! A norm before products, of floats if they have few rows, is computed as their input is read, a product that is added to the
-//! residual is added as it is stored, a gate is applied as its product is stored, also of experts, whose sum is
-//! added to the residual; a gate's factor is read where it was copied from; products with adjacent matrices become
-//! one, and attention of one row of each sequence prepares its own heads, with norms of all of them too. No other
-//! operation may come in between, and nothing may read what is no longer stored.
+//! A norm before products, of floats if they have few rows, is computed as their input is read, a product that is
+//! added to the residual is added as it is stored, a gate is applied as its product is stored, also of experts, whose
+//! sum is added to the residual; a gate's factor is read where it was copied from; products with adjacent matrices
+//! become one, and attention of one row of each sequence prepares its own heads, with norms of all of them too. No
+//! other operation may come in between, and nothing may read what is no longer stored.
 
 use super::Matrix;
 use super::op::{ExpertOutput, HeadInputs, Norm, Op, Output, View};

@@ -62,9 +62,15 @@ const PAGES: Lib = Lib::File(wgsl!("../shaders/lib/pages.wgsl"));
 const SOFTCAP: Lib = Lib::File(wgsl!("../shaders/lib/softcap.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/linear_params.wgsl"));
 const EVERY_ROW: Lib = Lib::File(wgsl!("../shaders/lib/every_row.wgsl"));
-const ROUTED_ROWS: Lib = Lib::File(wgsl!("../shaders/lib/routed_rows.wgsl"));
+const ROUTED_ROWS: Lib = Lib::File(wgsl!(
+    "../shaders/lib/routed_rows.wgsl",
+    "../shaders/lib/expert_matrix.wgsl",
+));
 const RANKS: Lib = Lib::File(wgsl!("../shaders/lib/ranks.wgsl"));
-const CHOSEN_ROWS: Lib = Lib::File(wgsl!("../shaders/lib/chosen_rows.wgsl"));
+const CHOSEN_ROWS: Lib = Lib::File(wgsl!(
+    "../shaders/lib/chosen_rows.wgsl",
+    "../shaders/lib/expert_matrix.wgsl",
+));
 const BLOCK_PLANES: Lib = Lib::File(wgsl!("../shaders/lib/block_planes.wgsl"));
 const GEMM_TILE: Lib = Lib::File(wgsl!("../shaders/lib/gemm_tile.wgsl"));
 const FLOATS_OF_CODES: Lib = Lib::File(wgsl!("../shaders/lib/floats_of_codes.wgsl"));

@@ -84,6 +84,7 @@ impl<'a> Sequences<'a> {
             ..self
         })
     }
+
     /// Words of a table for each of its sequences.
     pub(crate) fn words(page_stride: usize) -> usize {
         HEADER.saturating_add(page_stride)

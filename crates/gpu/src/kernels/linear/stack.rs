@@ -163,6 +163,14 @@ impl Stack {
             pieces: Vec::new(),
         }
     }
+
+    /// Whether workgroups quantize the rows `x` that they read: if their layout and the device's memory permit, with
+    /// `others` bytes besides, and if it pays.
+    fn rounds_itself(&self, recorder: &Recorder, x: &Rows<'_>, others: usize) -> bool {
+        let one = self.one();
+        let config = recorder.tuning().config(&one.product(1));
+        pays_to_round(config, &one) && can_round_rows(recorder, self.k, x, others)
+    }
 }
 
 /// The kernels for routes: of inputs that are quantized or stay floats; those that quantize it themselves; those that also
@@ -255,12 +263,10 @@ pub struct Choice<'a> {
 
 /// Whether [`choose_and_multiply`] can: for one row, scores alone, and weights whose kernels quantize the row.
 pub fn can_choose(recorder: &Recorder, w: &Stack, x: Rows<'_>, routing: &Routing) -> bool {
-    let one = w.one();
-    let config = recorder.tuning().config(&one.product(1));
-    let rounds = matches!(w.kind.form(), Form::Int8(_)) && pays_to_round(config, &one);
+    let is_rounded = matches!(w.kind.form(), Form::Int8(_));
     let is_plain = routing.groups.is_none() && w.n_experts <= MAX_CHOSEN;
     let words = 2 * w.n_experts + 2;
-    x.n_rows == 1 && rounds && is_plain && can_round_rows(recorder, w.k, &x, 4 * words)
+    x.n_rows == 1 && is_rounded && is_plain && w.rounds_itself(recorder, &x, 4 * words)
 }
 
 /// The most experts that products choose from: each workgroup compares all.
@@ -342,9 +348,7 @@ fn record(
             if let Some(norm) = norm {
                 check_norm(norm, w.k)?;
             }
-            let one = w.one();
-            let config = recorder.tuning().config(&one.product(1));
-            if pays_to_round(config, &one) && can_round_rows(recorder, w.k, &x, 0) {
+            if w.rounds_itself(recorder, &x, 0) {
                 Source::Own { x, norm, scaling }
             } else {
                 quantize(recorder, x, norm, scaling, scratch)?;

@@ -7,8 +7,6 @@
 @group(0) @binding(6) var<storage, read_write> experts: array<u32>;
 @group(0) @binding(7) var<storage, read_write> route_weights: array<f32>;
 
-// Routes of the row.
-override ROUTES_PER_ROW: u32 = 1u;
 override N_EXPERTS: u32 = 1u;
 override SCORES_AT: u32 = 0u;
 // 1: weights are sigmoids of scores. 0: their softmax.
@@ -17,13 +15,7 @@ override SIGMOID: u32 = 0u;
 override RENORMALISED: u32 = 0u;
 // A factor on weights.
 override ROUTE_SCALE: f32 = 1.0;
-// As in routed_rows.wgsl.
-override EXPERTS: u32 = 1u;
-override FIRST_EXPERT: u32 = 0u;
-override EXPERT_STRIDE: u32 = 1u;
 
-var<private> own_route: u32;
-var<private> own_expert: u32;
 var<workgroup> ranks: array<u32, N_EXPERTS>;
 // How many experts are better than each.
 var<workgroup> places: array<u32, N_EXPERTS>;
@@ -88,25 +80,4 @@ fn store_route(at: Invocation, thread: u32) {
         experts[own_route] = chosen;
         route_weights[own_route] = chosen_weight / sum * ROUTE_SCALE;
     }
-}
-
-fn place_of(group: Group) -> u32 {
-    return group.id.x;
-}
-
-// Nothing, if the matrix is in another piece.
-fn share_of(len: u32) -> u32 {
-    return select(0u, len, own_expert < EXPERTS);
-}
-
-fn matrix_begin() -> u32 {
-    return share_of(own_expert * EXPERT_STRIDE);
-}
-
-fn row_in(t: u32) -> u32 {
-    return 0u;
-}
-
-fn row_out(t: u32) -> u32 {
-    return own_route;
 }
