@@ -14,7 +14,7 @@ use sterna_gpu::{Device, GpuError};
 
 use super::MAX_SPLIT_KV_ROWS;
 use super::buffer::room;
-use super::decode::{MOST_STEPS, SampleKind, SampleScratch};
+use super::decode::{MOST_STEPS, SEED_AT, SampleKind, SampleScratch, seed_words};
 use super::pages::{Moves, Page, PagePool, PagePools};
 use super::states::States;
 use crate::backend::{
@@ -464,10 +464,10 @@ impl GpuCache {
         };
         let state = self.position(device)?;
         device.write(&state, 4, &last.to_ne_bytes())?;
-        let seed = [sampling.seed as u32, (sampling.seed >> 32) as u32];
-        device.write(&state, 24, seed.map(u32::to_ne_bytes).as_flattened())?;
+        let seed = seed_words(sampling.seed).map(u32::to_ne_bytes);
+        device.write(&state, 4 * SEED_AT as u64, seed.as_flattened())?;
         // Steps change the first two.
-        for changed in [0, 1, 6, 7] {
+        for changed in [0, 1, SEED_AT, SEED_AT + 1] {
             self.batch.words[changed] = None;
         }
         self.is_forked = Arc::default();

@@ -109,11 +109,21 @@ impl SampleKind {
     }
 }
 
+/// Where the seed is in the state of a sequence that is sampled for.
+pub(super) const SEED_AT: usize = 6;
+
+/// A seed as kernels read it: the low and the high half.
+pub(super) fn seed_words(seed: u64) -> [u32; 2] {
+    [seed as u32, (seed >> 32) as u32]
+}
+
 /// What kernels read of a sequence that is sampled for, whose last token is `last`, at `position`, and whose logits are
 /// row `row`.
 fn state(position: usize, last: u32, row: usize, seed: u64) -> [u32; STATE_LEN] {
-    let seed = [seed as u32, (seed >> 32) as u32];
-    [position as u32, last, row as u32, 0, 0, 0, seed[0], seed[1]]
+    let mut state = [0; STATE_LEN];
+    state[..3].copy_from_slice(&[position as u32, last, row as u32]);
+    state[SEED_AT..].copy_from_slice(&seed_words(seed));
+    state
 }
 
 /// A sequence that a token is wanted of.

@@ -63,24 +63,23 @@ pub(super) struct PagePools(Arc<Mutex<Vec<Weak<PagePool>>>>);
 impl PagePools {
     /// A pool for caches of `shape`: the newest there is, or a new one.
     pub(super) fn get(&self, shape: &CacheShape) -> Arc<PagePool> {
-        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = lock(&self.0);
         pools.retain(|pool| pool.strong_count() > 0);
-        let known = pools.iter().rev().filter_map(Weak::upgrade);
-        let known = known.into_iter().find(|pool| pool.shape == *shape);
-        known.unwrap_or_else(|| {
-            let new = PagePool::new(shape);
-            pools.push(Arc::downgrade(&new));
-            new
-        })
+        let mut known = pools.iter().rev().filter_map(Weak::upgrade);
+        let known = known.find(|pool| pool.shape == *shape);
+        known.unwrap_or_else(|| add(&mut pools, shape))
     }
 
     /// Another one.
     fn add(&self, shape: &CacheShape) -> Arc<PagePool> {
-        let new = PagePool::new(shape);
-        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pools.push(Arc::downgrade(&new));
-        new
+        add(&mut lock(&self.0), shape)
     }
+}
+
+fn add(pools: &mut Vec<Weak<PagePool>>, shape: &CacheShape) -> Arc<PagePool> {
+    let new = PagePool::new(shape);
+    pools.push(Arc::downgrade(&new));
+    new
 }
 
 /// Memory that sequences have their pages in.
