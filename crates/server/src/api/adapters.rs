@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::json::Checked;
 use super::shape::{Field, SAID, Shape, field, required};
@@ -93,15 +93,12 @@ fn expect_admin(app: &Shared, caller: &Caller) -> Result<(), ApiError> {
 
 /// Logs who changed what.
 fn record(app: &Shared, caller: &Caller, action: &str, model: &Named, name: &str) {
-    let record = json!({
+    app.log(json!({
         "event": "adapter",
         "request_id": caller.request_id,
         "key": caller.key_name,
         "action": action,
         "model": model.text.name,
         "adapter": name,
-    });
-    if let Value::Object(record) = record {
-        (app.settings.log)(&record);
-    }
+    }));
 }

@@ -279,6 +279,13 @@ impl App {
         }))
     }
 
+    /// Logs `record`, an object.
+    pub(crate) fn log(&self, record: Value) {
+        if let Value::Object(record) = record {
+            (self.settings.log)(&record);
+        }
+    }
+
     /// Counts `n` tokens of the kind `kind` that `caller` used.
     fn spend(&self, caller: &Caller, n: usize, kind: &str) {
         if !self.settings.keys.is_empty() {
@@ -443,9 +450,7 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
             "status": status,
             "ms": begun.elapsed().as_millis() as u64,
         });
-        if let Value::Object(record) = record {
-            (app.settings.log)(&record);
-        }
+        app.log(record);
     }
     response
 }

@@ -162,6 +162,28 @@ const MODEL: Shape = Shape::Object(&[&[
     field("type", TEXT),
 ]]);
 
+const CHAT_CHOICE: Shape = Shape::Object(&[&[
+    required("index", N),
+    required("finish_reason", TEXT),
+    required(
+        "message",
+        Shape::Object(&[&[
+            required("role", TEXT),
+            field("content", TEXT),
+            field("reasoning", TEXT),
+            field("tool_calls", OBJECTS),
+        ]]),
+    ),
+    field("logprobs", ANYTHING),
+]]);
+
+const TEXT_CHOICE: Shape = Shape::Object(&[&[
+    required("index", N),
+    required("text", TEXT),
+    required("finish_reason", TEXT),
+    field("logprobs", ANYTHING),
+]]);
+
 /// What is answered, by the names that routes have for it.
 const ANSWERS: &[(&str, Shape)] = &[
     (
@@ -169,26 +191,7 @@ const ANSWERS: &[(&str, Shape)] = &[
         Shape::Object(&[
             HEAD,
             &[
-                required(
-                    "choices",
-                    items(
-                        &Shape::Object(&[&[
-                            required("index", N),
-                            required("finish_reason", TEXT),
-                            required(
-                                "message",
-                                Shape::Object(&[&[
-                                    required("role", TEXT),
-                                    field("content", TEXT),
-                                    field("reasoning", TEXT),
-                                    field("tool_calls", OBJECTS),
-                                ]]),
-                            ),
-                            field("logprobs", ANYTHING),
-                        ]]),
-                        "choices",
-                    ),
-                ),
+                required("choices", items(&CHAT_CHOICE, "choices")),
                 required("usage", USAGE),
             ],
         ]),
@@ -198,18 +201,7 @@ const ANSWERS: &[(&str, Shape)] = &[
         Shape::Object(&[
             HEAD,
             &[
-                required(
-                    "choices",
-                    items(
-                        &Shape::Object(&[&[
-                            required("index", N),
-                            required("text", TEXT),
-                            required("finish_reason", TEXT),
-                            field("logprobs", ANYTHING),
-                        ]]),
-                        "choices",
-                    ),
-                ),
+                required("choices", items(&TEXT_CHOICE, "choices")),
                 required("usage", USAGE),
             ],
         ]),

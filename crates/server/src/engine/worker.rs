@@ -44,12 +44,9 @@ struct Of {
 }
 
 impl Of {
-    /// The same without a claim on the adapter: the number of that.
+    /// The same without a claim on the adapter.
     fn held(&self) -> Held {
-        Held {
-            model: self.model,
-            adapter: self.adapter.as_ref().map(|key| key.id),
-        }
+        Held::new(self.model, self.adapter.as_deref())
     }
 }
 
@@ -57,7 +54,17 @@ impl Of {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Held {
     model: usize,
+    /// The number of the adapter.
     adapter: Option<usize>,
+}
+
+impl Held {
+    fn new(model: usize, adapter: Option<&AdapterKey>) -> Held {
+        Held {
+            model,
+            adapter: adapter.map(|key| key.id),
+        }
+    }
 }
 
 /// An answer in progress.
@@ -593,10 +600,7 @@ fn pays_to_wait<B: Backend>(
     let Work::Generate(request) = &job.work else {
         return false;
     };
-    let of = Held {
-        model: job.model,
-        adapter: job.adapter.as_ref().map(|key| key.id),
-    };
+    let of = Held::new(job.model, job.adapter.as_deref());
     let of_model = running.iter().filter(|running| running.of.held() == of);
     let (mut now, mut soon) = (0, 0);
     for running in of_model {
