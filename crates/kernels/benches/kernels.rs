@@ -49,7 +49,13 @@ fn ternary(c: &mut Criterion) {
 }
 
 fn blocks(c: &mut Criterion) {
-    for dtype in [DType::F16, DType::Q8_0, DType::Q6_K, DType::Q4_K] {
+    for dtype in [
+        DType::F16,
+        DType::Q8_0,
+        DType::Q6_K,
+        DType::Q4_K,
+        DType::PQ2_0,
+    ] {
         let row_bytes = K / dtype.block_len() * dtype.block_bytes();
         let mut bytes = vec![0; N * row_bytes];
         let values = floats(K + N);

@@ -210,25 +210,28 @@ pub(super) fn multiply(
     if x.m() > SMALL_BATCH {
         return panel::multiply_ternary(isa, w, rows, x, out);
     }
+    if x.m() == 0 {
+        return;
+    }
     let dots = kernel(isa, w.packing);
     let k = w.padded_k();
+    let acts: [_; SMALL_BATCH] = std::array::from_fn(|t| x.row(t.min(x.m() - 1)));
+    let q = acts.map(|act| &act.q[..k]);
+    let scales = acts.map(|act| w.scale / act.scales[0]);
     for first in rows.clone().step_by(TILE) {
         // Past the end the last row is computed again; that costs less than a kernel for each rest.
         let tile = std::array::from_fn(|r| w.row((first + r).min(rows.end - 1)));
         let columns = first..rows.end.min(first + TILE);
         for t in (0..x.m()).step_by(TILE) {
-            let n_acts = TILE.min(x.m() - t);
-            let acts: [_; TILE] = std::array::from_fn(|i| x.row(t + i.min(n_acts - 1)));
-            let q = acts.map(|act| &act.q[..k]);
+            let tokens = t..x.m().min(t + TILE);
             let mut sums = [[0; TILE]; TILE];
             // SAFETY: `kernel` picked it by an `Isa`, which this machine has been seen to offer.
-            unsafe { dots(&tile, &q[..n_acts], &mut sums) };
-            for (i, act) in acts[..n_acts].iter().enumerate() {
-                let scale = w.scale / act.scales[0];
+            unsafe { dots(&tile, &q[tokens.clone()], &mut sums) };
+            for (t, sums) in tokens.zip(sums) {
                 // SAFETY: no other task has these rows, so none writes these columns.
-                let out = unsafe { out.row_mut(t + i, columns.clone()) };
-                for (out, sum) in out.iter_mut().zip(sums[i]) {
-                    *out = (sum - act.sum) as f32 * scale;
+                let out = unsafe { out.row_mut(t, columns.clone()) };
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = (sum - acts[t].sum) as f32 * scales[t];
                 }
             }
         }

@@ -16,7 +16,7 @@ use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
 /// Defines a kernel (see the type of kernels in [`super::ternary`]) from its tile for four rows and
 /// one of activations, and that for two rows and several.
 macro_rules! kernel {
-    ($(#[$meta:meta])* $name:ident, $features:literal, $tile:ident) => {
+    ($(#[$meta:meta])* $name:ident, $features:literal, $one:ident, $tile:ident) => {
         $(#[$meta])*
         pub(super) unsafe fn $name<P: Packed>(
             rows: &[&[u8]; TILE],
@@ -47,7 +47,7 @@ macro_rules! kernel {
             unsafe {
                 match *q {
                     [] => {}
-                    [a] => [sums[0]] = $tile::<P, 4, 1>(rows, [a.as_ptr()], n_blocks),
+                    [a] => [sums[0]] = $one::<P, 4, 1>(rows, [a.as_ptr()], n_blocks),
                     [a, b] => halves::<P, 2>(rows, [a, b].map(<[i8]>::as_ptr), n_blocks, sums),
                     [a, b, c] => {
                         halves::<P, 3>(rows, [a, b, c].map(<[i8]>::as_ptr), n_blocks, sums);
@@ -66,7 +66,7 @@ kernel! {
     ///
     /// # Safety
     /// The machine has AVX2.
-    dots_avx2, "avx2", tile_avx2
+    dots_avx2, "avx2", tile_avx2, tile_avx2
 }
 
 kernel! {
@@ -74,7 +74,7 @@ kernel! {
     ///
     /// # Safety
     /// The machine has AVX2 and AVX-VNNI.
-    dots_avxvnni, "avx2,avxvnni", tile_avxvnni
+    dots_avxvnni, "avx2,avxvnni", tile_avxvnni, tile_avxvnni
 }
 
 kernel! {
@@ -82,7 +82,7 @@ kernel! {
     ///
     /// # Safety
     /// The machine has AVX2, AVX-512 F, BW and VNNI.
-    dots_avx512, "avx2,avx512f,avx512bw,avx512vnni", tile_avx512
+    dots_avx512, "avx2,avx512f,avx512bw,avx512vnni", one_avx512, tile_avx512
 }
 
 /// Blocks of a row. Panics if rows differ in theirs, or are not whole blocks.
@@ -157,7 +157,8 @@ unsafe fn tile_avx2<P: Packed, const R: usize, const T: usize>(
     wide.map(|row| row.map(|v| sum_256(v)))
 }
 
-/// `[t][r] = Σ_j code[r][j] · q[t][j]`.
+/// `[t][r] = Σ_j code[r][j] · q[t][j]`. Groups of codes take turns with two sums: a product takes several cycles until
+/// the next can be added to it.
 ///
 /// # Safety
 /// The machine has AVX2 and AVX-VNNI; there are `n_blocks` blocks behind each pointer.
@@ -167,7 +168,7 @@ unsafe fn tile_avxvnni<P: Packed, const R: usize, const T: usize>(
     q: [*const i8; T],
     n_blocks: usize,
 ) -> [[i32; R]; T] {
-    let mut sums = [[_mm256_setzero_si256(); R]; T];
+    let mut sums = [[[_mm256_setzero_si256(); 2]; R]; T];
     for block in 0..n_blocks {
         prefetch::<P, R>(rows, n_blocks, block);
         // SAFETY: `block < n_blocks`, so 32 bytes are there.
@@ -180,12 +181,99 @@ unsafe fn tile_avxvnni<P: Packed, const R: usize, const T: usize>(
             for r in 0..R {
                 let codes = group_256(packed[r], steps::<P>(g));
                 for t in 0..T {
-                    sums[t][r] = _mm256_dpbusd_avx_epi32(sums[t][r], codes, acts[t]);
+                    let sum = &mut sums[t][r][g % 2];
+                    *sum = _mm256_dpbusd_avx_epi32(*sum, codes, acts[t]);
                 }
             }
         }
     }
-    sums.map(|row| row.map(|v| sum_256(v)))
+    sums.map(|row| row.map(|[a, b]| sum_256(_mm256_add_epi32(a, b))))
+}
+
+/// Pairs of blocks whose products are summed as [`one_avx512`] does: a lane of a sum gets up to 4 · 192 · 128 of each.
+const PAIRS: usize = 1 << 13;
+const _: () = assert!(PAIRS * 4 * 192 * 128 <= i32::MAX as usize);
+
+/// `[t][r] = Σ_j code[r][j] · q[t][j]`, for one row of activations: there is only `t` 0.
+///
+/// A register has two blocks of a row, whose codes are masked where they are: those of each group are too large by the
+/// same power of four, and so is the sum of their products. Each group has a sum of its own for each row, so that none
+/// waits for another.
+///
+/// # Safety
+/// The machine has AVX2, AVX-512 F, BW and VNNI; there are `n_blocks` blocks behind each pointer.
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
+unsafe fn one_avx512<P: Packed, const R: usize, const T: usize>(
+    rows: [*const u8; R],
+    q: [*const i8; T],
+    n_blocks: usize,
+) -> [[i32; R]; T] {
+    let q = q[0];
+    let masks: [__m512i; 4] =
+        std::array::from_fn(|g| _mm512_set1_epi8((3u8 << (2 * steps::<P>(g))) as i8));
+    let mut totals = [_mm256_setzero_si256(); R];
+    for start in (0..n_blocks).step_by(2 * PAIRS) {
+        let end = n_blocks.min(start + 2 * PAIRS);
+        let mut sums = [[_mm512_setzero_si512(); 4]; R];
+        let mut add = |packed: [__m512i; R], acts: [__m512i; 4]| {
+            for r in 0..R {
+                for g in 0..4 {
+                    let codes = _mm512_and_si512(packed[r], masks[g]);
+                    sums[r][g] = _mm512_dpbusd_epi32(sums[r][g], codes, acts[g]);
+                }
+            }
+        };
+        for block in (start..end - end % 2).step_by(2) {
+            for r in 0..R {
+                let next = rows[r].wrapping_add(TILE * P::offset(n_blocks) + P::offset(block));
+                prefetch::lines(prefetch::Level::First, next, 1);
+            }
+            // SAFETY: `block + 1 < n_blocks`, and the 64 bytes of both blocks are together; a row has 128 activations
+            // for each.
+            unsafe {
+                let half =
+                    |i: usize| _mm256_loadu_si256(q.add(block * BLOCK + i * BLOCK_BYTES).cast());
+                let acts = std::array::from_fn(|g| {
+                    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(half(g)), half(4 + g))
+                });
+                add(
+                    rows.map(|row| _mm512_loadu_si512(row.add(P::offset(block)).cast())),
+                    acts,
+                );
+            }
+        }
+        if end % 2 == 1 {
+            let block = end - 1;
+            // SAFETY: as above, of one block.
+            unsafe {
+                let half = |at: *const u8| _mm512_zextsi256_si512(_mm256_loadu_si256(at.cast()));
+                let acts = q.add(block * BLOCK).cast::<u8>();
+                add(
+                    rows.map(|row| half(row.add(P::offset(block)))),
+                    std::array::from_fn(|g| half(acts.add(g * BLOCK_BYTES))),
+                );
+            }
+        }
+        for r in 0..R {
+            let mut sum = _mm512_setzero_si512();
+            for g in 0..4 {
+                // Exact: every term is a multiple of that power.
+                let scaled = match steps::<P>(g) {
+                    0 => sums[r][g],
+                    1 => _mm512_srai_epi32::<2>(sums[r][g]),
+                    2 => _mm512_srai_epi32::<4>(sums[r][g]),
+                    _ => _mm512_srai_epi32::<6>(sums[r][g]),
+                };
+                sum = _mm512_add_epi32(sum, scaled);
+            }
+            let halves = [
+                _mm512_castsi512_si256(sum),
+                _mm512_extracti64x4_epi64::<1>(sum),
+            ];
+            totals[r] = _mm256_add_epi32(totals[r], _mm256_add_epi32(halves[0], halves[1]));
+        }
+    }
+    [totals.map(|total| sum_256(total)); T]
 }
 
 /// `[t][r] = Σ_j code[r][j] · q[t][j]`; `R` is even.
@@ -201,8 +289,8 @@ unsafe fn tile_avx512<P: Packed, const R: usize, const T: usize>(
     q: [*const i8; T],
     n_blocks: usize,
 ) -> [[i32; R]; T] {
-    // Half of them are used; `[_; R / 2]` can't be written.
-    let mut sums = [[_mm512_setzero_si512(); R]; T];
+    // Half of them are used; `[_; R / 2]` can't be written. Groups take turns with two sums.
+    let mut sums = [[[_mm512_setzero_si512(); 2]; R]; T];
     let mut packed = [_mm512_setzero_si512(); R];
     for block in 0..n_blocks {
         prefetch::<P, R>(rows, n_blocks, block);
@@ -222,14 +310,16 @@ unsafe fn tile_avx512<P: Packed, const R: usize, const T: usize>(
             for pair in 0..R / 2 {
                 let codes = group_512(packed[pair], steps::<P>(g));
                 for t in 0..T {
-                    sums[t][pair] = _mm512_dpbusd_epi32(sums[t][pair], codes, acts[t]);
+                    let sum = &mut sums[t][pair][g % 2];
+                    *sum = _mm512_dpbusd_epi32(*sum, codes, acts[t]);
                 }
             }
         }
     }
     sums.map(|pairs| {
         std::array::from_fn(|r| {
-            let pair = pairs[r / 2];
+            let [a, b] = pairs[r / 2];
+            let pair = _mm512_add_epi32(a, b);
             sum_256(if r % 2 == 0 {
                 _mm512_castsi512_si256(pair)
             } else {

@@ -559,7 +559,7 @@ fn source_of_crumbs(i: usize) -> usize {
 /// # Safety
 /// Inlined into code compiled for AVX2.
 #[inline(always)]
-unsafe fn arrange_crumbs(q: &[i8; SPAN], out: &mut [i8; SPAN]) {
+pub(super) unsafe fn arrange_crumbs(q: &[i8; SPAN], out: &mut [i8; SPAN]) {
     for (q, out) in q.chunks_exact(128).zip(out.chunks_exact_mut(128)) {
         // SAFETY: the caller's promise; both have 128 elements.
         unsafe {

@@ -1,10 +1,11 @@
 //! One row of activations with rows of blocks, straight from the stored bytes, on x86-64.
 //!
-//! Everything is in registers of 256 bits: the work is bound by reading the weights, and wider ones are no
-//! faster. The levels differ in [`Products`] only.
+//! Nearly everything is in registers of 256 bits, and the levels differ in [`Products`] only; two-bit codes in blocks of
+//! 128, which take more instructions a byte than memory leaves time for, have a kernel of their own for AVX-512.
 
 mod blocks256;
 mod blocks32;
+mod crumbs;
 
 use std::arch::x86_64::*;
 
@@ -38,8 +39,11 @@ fn avx_vnni(dtype: DType, rows: &[u8], row_bytes: usize, x: QuantizedRow<'_>, ou
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn avx512(dtype: DType, rows: &[u8], row_bytes: usize, x: QuantizedRow<'_>, out: &mut [f32]) {
-    // SAFETY: compiled for AVX2, F16C and the VNNI of AVX-512.
-    unsafe { multiply::<Avx512>(dtype, rows, row_bytes, x, out) }
+    match dtype {
+        DType::Q2_0_G128 | DType::PQ2_0 => crumbs::gemv(rows, row_bytes, x, out),
+        // SAFETY: compiled for AVX2, F16C and the VNNI of AVX-512.
+        _ => unsafe { multiply::<Avx512>(dtype, rows, row_bytes, x, out) },
+    }
 }
 
 /// # Safety
