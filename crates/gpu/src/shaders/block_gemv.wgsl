@@ -5,7 +5,7 @@
 // Shapes: weights as `codes_*.wgsl` says; activations as `input_*.wgsl` says; out f32. LANES invocations per
 // two rows; workgroups of WG.
 
-// Rows of activations, at most 4.
+// Rows of activations, at most 8.
 override TOKENS: u32 = 1u;
 
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
@@ -102,14 +102,14 @@ fn main(at: Invocation, group: Group) {
     let i = params.first + row;
     let end = params.first + params.n;
     let base = params.out_offset + row_out(0u) * params.out_stride;
-    var old = array<vec2<f32>, 4>();
+    var old = array<vec2<f32>, 8>();
     if thread % LANES == 0u {
         for (var t = 0u; t < TOKENS; t++) {
             old[t] = residual(base + t * params.out_stride, i, end);
         }
     }
     prepare(at);
-    var sums = array<vec2<f32>, 4>();
+    var sums = array<vec2<f32>, 8>();
     for (var unit = thread % LANES; unit * UNIT < runs; unit += DEPTH * LANES) {
         for (var d = 0u; d < DEPTH; d++) {
             let w = next[d];

@@ -7,7 +7,7 @@
 // which the product is divided by.
 
 override NORM: u32 = 0u;
-// Rows of activations, at most 4.
+// Rows of activations, at most 8.
 override TOKENS: u32 = 1u;
 
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
@@ -23,8 +23,8 @@ fn main(at: Invocation, group: Group) {
     let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
     let a = matrix_begin() + stored_row(row);
     let b = matrix_begin() + stored_row(row + 1u);
-    var sums = array<vec2<f32>, 4>();
-    var squares = vec4<f32>();
+    var sums = array<vec2<f32>, 8>();
+    var squares = array<f32, 8>();
     for (var i = thread % LANES; i < eighths; i += LANES) {
         let w0 = eight_floats(a, i);
         let w1 = eight_floats(b, i);

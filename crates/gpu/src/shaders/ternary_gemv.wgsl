@@ -5,7 +5,7 @@
 // scales [n] f32; activations as `input_*.wgsl` says; out f32.
 // LANES invocations per two rows; workgroups of WG.
 
-// Rows of activations, at most 4.
+// Rows of activations, at most 8.
 override TOKENS: u32 = 1u;
 
 // Vectors of activations that adjacent lanes read together: the same quarter of blocks of 128.
@@ -109,19 +109,19 @@ fn main(at: Invocation, group: Group) {
     let i = params.first + row;
     let end = params.first + params.n;
     let base = params.out_offset + row_out(0u) * params.out_stride;
-    var old = array<vec2<f32>, 4>();
+    var old = array<vec2<f32>, 8>();
     if thread % LANES == 0u {
         for (var t = 0u; t < TOKENS; t++) {
             old[t] = residual(base + t * params.out_stride, i, end);
         }
     }
     prepare(at);
-    var scale = array<vec2<f32>, 4>();
+    var scale = array<vec2<f32>, 8>();
     for (var t = 0u; t < TOKENS; t++) {
         let act = bitcast<f32>(row_step(row_in(t)).x);
         scale[t] = vec2<f32>(divide(unit.x, act), divide(unit.y, act));
     }
-    var sums = array<Sums, 4>();
+    var sums = array<Sums, 8>();
     for (var v = thread % LANES; v < row_len; v += 4u * LANES) {
         let w = next;
         next = fetch_four(a, b, v + 4u * LANES, row_len);

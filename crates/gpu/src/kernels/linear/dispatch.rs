@@ -13,7 +13,7 @@ use crate::tuning::{LaunchConfig, RowClass};
 use crate::{Device, Features, GpuError, Limits, Recorder};
 
 /// Rows of activations that the GEMV kernels take at a time.
-const GEMV_TOKENS: usize = 4;
+const GEMV_TOKENS: usize = 8;
 
 /// Tile sizes of the GEMM kernels in rows of weights and of activations per workgroup: integer and float
 /// kernels, and cooperative-matrix kernels.
