@@ -1,6 +1,7 @@
-//! Collects the pages of `sterna serve`: the examples for browsers, and the npm package that they run on.
+//! Collects the pages of `sterna serve`: the examples for browsers, and the npm package by which they run models.
 //!
-//! Where that isn't built, or this crate isn't in its repository, the program has no pages.
+//! Where that isn't built, there is the chat alone, which asks the server; where this crate isn't in its repository,
+//! the program has no pages.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,13 +22,12 @@ const CONTENT_TYPES: [(&str, &str); 8] = [
 ];
 
 /// Where the pages are in the repository, and the folders that they are served in.
-const EXAMPLES: [(&str, &str); 2] = [
-    ("examples/web-chat", "chat/"),
-    ("examples/tldr-widget", "tldr/"),
-];
+const CHAT: (&str, &str) = ("examples/web-chat", "chat/");
+const TLDR: (&str, &str) = ("examples/tldr-widget", "tldr/");
 
 /// The npm package, and files without which it isn't all there.
 const PACKAGE: &str = "packages/sterna";
+const NPM_PACKAGE: &str = "sterna/";
 const NEEDED: [&str; 2] = ["index.js", "wasm/sterna_web_bg.wasm"];
 
 /// Paths as they are served, and files.
@@ -35,11 +35,14 @@ type Pages = BTreeMap<String, PathBuf>;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-check-cfg=cfg(has_pages)");
+    println!("cargo::rustc-check-cfg=cfg(has_pages, has_npm_package)");
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../..");
     let pages = collect(&root).expect("the folders of pages can be read");
     if !pages.is_empty() {
         println!("cargo::rustc-cfg=has_pages");
+    }
+    if pages.keys().any(|path| path.starts_with(NPM_PACKAGE)) {
+        println!("cargo::rustc-cfg=has_npm_package");
     }
     let out = PathBuf::from(variable("OUT_DIR")).join("pages.rs");
     fs::write(out, table(&pages)).expect("the folder for output can be written");
@@ -49,20 +52,23 @@ fn variable(name: &str) -> String {
     env::var(name).expect("cargo sets it")
 }
 
-/// All files of the pages, or none.
+/// All files of the pages.
 fn collect(root: &Path) -> io::Result<Pages> {
     let mut pages = Pages::new();
-    let package = root.join(PACKAGE);
-    let dist = package.join("dist");
-    if !watch_built(&package, &dist) {
+    let examples = [CHAT, TLDR].map(|(folder, served)| (root.join(folder), served));
+    if !examples.iter().all(|(folder, _)| folder.is_dir()) {
         return Ok(pages);
     }
-    let examples = EXAMPLES.map(|(folder, served)| (root.join(folder), served));
-    let has_all = NEEDED.iter().all(|file| dist.join(file).is_file())
-        && examples.iter().all(|(folder, _)| folder.is_dir());
-    if has_all {
-        add(&mut pages, &dist, "sterna/", true)?;
-        for (folder, served) in &examples {
+    let package = root.join(PACKAGE);
+    let dist = package.join("dist");
+    let has_package =
+        watch_built(&package, &dist) && NEEDED.iter().all(|file| dist.join(file).is_file());
+    if has_package {
+        add(&mut pages, &dist, NPM_PACKAGE, true)?;
+    }
+    for (folder, served) in &examples {
+        // The widget does nothing without the package.
+        if has_package || *served == CHAT.1 {
             watch(folder);
             // Their folders have tests.
             add(&mut pages, folder, served, false)?;

@@ -2,7 +2,7 @@
 import { $, announce, bytes, copy, count, h, icon, iconButton, sentence } from './dom.js'
 import { render } from './markdown.js'
 import * as picker from './picker.js'
-import { served } from './server.js'
+import { ServerError, forget, hasKey, lookAgain, served } from './server.js'
 import { Sterna } from './sterna.js'
 import * as store from './store.js'
 
@@ -14,6 +14,7 @@ import * as store from './store.js'
  * @typedef {import('./store.js').Turn} Turn
  */
 
+const OPEN = 'sterna-chat.open'
 const SAMPLING = { temperature: 0.7, topP: 0.95 }
 const SUGGESTIONS = ['Explain why the sky is blue, in three sentences.', 'Write a short letter that declines an invitation.', 'What is a good way to learn the names of birds?']
 const BEGINNINGS = ['Once upon a time', 'The little bird wanted to see the sea.', 'Tom and Lily found a big red box.']
@@ -91,6 +92,15 @@ async function discard(conversation) {
   $('new').focus()
 }
 
+/** What a reload of this tab shows again. */
+function hold() {
+  try {
+    sessionStorage.setItem(OPEN, current.id)
+  } catch {
+    // Storage is blocked: a reload begins a new chat.
+  }
+}
+
 /** @param {Conversation} conversation */
 async function show(conversation, focus = true) {
   running?.stop()
@@ -98,6 +108,7 @@ async function show(conversation, focus = true) {
   await chat?.close()
   chat = undefined
   current = conversation
+  hold()
   followed = true
   drawer(false)
   draw()
@@ -110,21 +121,38 @@ async function show(conversation, focus = true) {
 function draw() {
   $('title').textContent = current.title || 'New chat'
   document.title = current.title ? `${current.title} · Sterna chat` : 'Sterna chat'
-  $('messages').replaceChildren(...current.turns.map(message))
+  $('messages').replaceChildren(...current.turns.map(turn => message(turn)))
   $('rate').textContent = ''
   welcome()
   controls()
   scroll(true)
 }
 
-/** @param {Turn} turn */
-function message(turn) {
+/** What was thought, and what is said: servers tell them apart, models in the tab write both. @param {Turn} turn */
+function parted({ content, reasoning }) {
+  const [, thought, said] = reasoning === undefined ? /^\s*<think>(.*?)(?:<\/think>\s*(.*))?$/s.exec(content) ?? [] : []
+  return { thought: (thought ?? reasoning ?? '').trim(), said: thought === undefined ? content : said ?? '' }
+}
+
+/** A folded thought, that grows. */
+function thoughts() {
+  const text = h('p', {})
+  const box = h('details', { class: 'thought', hidden: true }, h('summary', {}, 'Reasoning'), text)
+  return { box, show: (/** @type {string} */ thought) => { box.hidden = thought === ''; text.textContent = thought } }
+}
+
+/** @param {Turn} turn @param {boolean} [unfolded] */
+function message(turn, unfolded = false) {
   const user = turn.role === 'user'
   const body = h('div', { class: 'body' })
-  if (user) body.append(h('p', {}, turn.content))
-  else render(body, turn.content)
-  const copying = iconButton('copy', 'Copy', () => copy(turn.content, copying))
-  return h('li', { class: turn.role }, h('h2', { class: 'sr-only' }, user ? 'You' : 'Model'), body, h('div', { class: 'tools' },
+  const { thought, said } = user ? { thought: '', said: turn.content } : parted(turn)
+  if (user) body.append(h('p', {}, said))
+  else render(body, said)
+  const { box, show } = thoughts()
+  show(thought)
+  box.open = unfolded
+  const copying = iconButton('copy', 'Copy', () => copy(said, copying))
+  return h('li', { class: turn.role }, h('h2', { class: 'sr-only' }, user ? 'You' : 'Model'), thought !== '' && box, body, h('div', { class: 'tools' },
     !user && h('span', { class: 'note' }, turn.note ?? ''), copying,
     user && iconButton('pen', 'Edit', () => edit(turn)), h('span', { class: 'again' }, iconButton('again', 'Answer again', again))))
 }
@@ -206,14 +234,23 @@ async function run(begin) {
   /** @type {Turn} */
   const turn = { role: 'assistant', content: '' }
   const body = h('div', { class: 'body' }, h('span', { class: 'waiting' }))
-  const item = h('li', { class: 'assistant', 'aria-busy': 'true' }, h('h2', { class: 'sr-only' }, 'Model'), body)
+  const { box, show: think } = thoughts()
+  const item = h('li', { class: 'assistant', 'aria-busy': 'true' }, h('h2', { class: 'sr-only' }, 'Model'), box, body)
+  // What a reload finds.
+  const sofar = () => store.save(turn.content || turn.reasoning ? { ...conversation, turns: [...conversation.turns, { ...turn, note: 'interrupted' }] } : conversation).catch(() => {})
+  let savedAt = performance.now()
+  conversation.updated = Date.now()
+  hold()
+  void sofar()
   const from = performance.now()
   let first = 0
   let pieces = 0
   let frame = 0
   const paint = () => {
     frame = 0
-    render(body, turn.content)
+    const { thought, said } = parted(turn)
+    think(thought)
+    if (said) render(body, said)
     if (pieces > 1) $('rate').textContent = `${rate(pieces, first)} tokens/s`
     scroll()
   }
@@ -230,9 +267,15 @@ async function run(begin) {
     for await (const piece of running) {
       first ||= performance.now()
       pieces++
-      if (turn.content === '') body.replaceChildren()
       turn.content += piece
+      // Models in the tab have none.
+      const { reasoning } = /** @type {{ reasoning?: string }} */ (running)
+      if (reasoning) turn.reasoning = reasoning
       frame ||= requestAnimationFrame(paint)
+      if (performance.now() - savedAt > 500) {
+        savedAt = performance.now()
+        void sofar()
+      }
     }
   } catch (thrown) {
     error = thrown
@@ -242,18 +285,17 @@ async function run(begin) {
   running = undefined
   item.remove()
   if (ended?.reason === 'context' || ended?.forgotten) tell(ended.forgotten ? 'The conversation is longer than the model’s context: its oldest messages were left out.' : 'The answer ended because the model’s context is full.')
-  if (turn.content) {
+  const isThere = turn.content !== '' || turn.reasoning !== undefined
+  if (isThere) {
     const tokens = ended?.usage?.completionTokens ?? pieces
     turn.note = [`${tokens} tokens`, tokens > 1 && `${rate(tokens, first)} tokens/s`, `first after ${((first - from) / 1000).toFixed(1)} s`, ended?.reason === 'stopped' && 'stopped', ended?.reason === 'length' && 'cut off', error && 'failed'].filter(Boolean).join(' · ')
     conversation.turns.push(turn)
   }
   conversation.updated = Date.now()
   if (conversation === current) {
-    if (turn.content) $('messages').append(message(turn))
+    if (isThere) $('messages').append(message(turn, box.open))
     $('rate').textContent = ''
-    if (!turn.content) $('messages').append(h('li', { class: 'assistant failed' },
-      h('p', { class: error ? 'error' : 'soft', role: error ? 'alert' : false }, error ? sentence(error) : ended?.reason === 'stopped' ? 'Stopped.' : 'The model had nothing to say.'),
-      iconButton('again', 'Try again', again, false)))
+    if (!isThere) $('messages').append(failure(error, ended?.reason === 'stopped'))
     else if (error) tell(sentence(error))
     announce(error ? '' : ended?.reason === 'stopped' ? 'Stopped' : `Answer: ${turn.content}`)
     scroll()
@@ -262,6 +304,14 @@ async function run(begin) {
   backend()
   await store.save(conversation).catch(failed => tell(`The conversation could not be kept: ${sentence(failed)}`))
   await showList()
+}
+
+/** In the place of an answer that didn't come. @param {unknown} error @param {boolean} stopped */
+function failure(error, stopped) {
+  if (error instanceof ServerError && error.status === 401) return h('li', { class: 'assistant failed' }, picker.keyForm(sentence(error), again))
+  return h('li', { class: 'assistant failed' },
+    h('p', { class: error ? 'error' : 'soft', role: error ? 'alert' : false }, error ? sentence(error) : stopped ? 'Stopped.' : 'The model had nothing to say.'),
+    iconButton('again', 'Try again', again, false))
 }
 
 /** Tokens per second, without the wait for the first. @param {number} tokens @param {number} first */
@@ -294,11 +344,21 @@ async function welcome() {
       h('p', { class: 'soft' }, base ? `${model.info.name} goes on with what you write; it isn't made for answering questions.` : isServer ? `${model.info.name} answers on the server of this page, which reads what you write.` : `${model.info.name} answers in this tab. Nothing that you write leaves it.`),
       h('div', { class: 'suggestions' }, ...(base ? BEGINNINGS : SUGGESTIONS).map(text => h('button', { type: 'button', onclick: () => { if (!running) { ask(text); $('input').focus() } } }, text))))
   }
-  box.replaceChildren(h('h2', {}, 'A language model in this tab'),
-    h('p', { class: 'soft' }, 'It is downloaded once, then runs on this device, also without a network. Nothing that you write leaves it.'))
+  if (picker.runsHere) {
+    box.replaceChildren(h('h2', {}, 'A language model in this tab'),
+      h('p', { class: 'soft' }, 'It is downloaded once, then runs on this device, also without a network. Nothing that you write leaves it.'))
+  } else box.replaceChildren(h('h2', {}, 'A language model on this server'))
   const place = box.appendChild(h('div', { class: 'suggestions' }))
   const other = h('button', { type: 'button', onclick: () => picker.open() }, 'Choose a model')
-  const [[offer], [first]] = await Promise.all([picker.offers, served])
+  const [[offer], { models: [first], wantsKey, error }] = await Promise.all([picker.offers, served()])
+  // Meanwhile there may be a model, or a conversation; or this was done again.
+  if (model || !place.isConnected) return
+  if (wantsKey) box.replaceChildren(h('h2', {}, 'This server asks for a key'), h('p', { class: 'soft' }, 'With one, its models answer, and it reads what you write.'),
+    h('section', { class: 'offer locked' }, picker.keyForm(error ? sentence(error) : '')),
+    ...picker.runsHere ? [h('p', { class: 'soft or' }, 'Or a model runs in this tab: it is downloaded once, and nothing that you write leaves it.')] : [], place)
+  else if (error) box.insertBefore(h('p', { class: 'error', role: 'alert' }, sentence(error)), place)
+  else if (!first && !picker.runsHere) box.insertBefore(h('p', { class: 'soft' }, 'It offers none to this page: it has no API, and was built without the engine for browsers.'), place)
+  if (!picker.runsHere && !first) return
   const asking = first && h('button', { type: 'button', class: !offer && 'primary', onclick: () => void picker.ask(first.id) }, `Ask ${first.id} on this server`)
   if (!offer) {
     if (!asking) other.className = 'primary'
@@ -316,6 +376,15 @@ async function welcome() {
   place.replaceChildren(h('div', { class: 'offer' }, h('h3', {}, offer.name), plan && picker.needs(plan), h('button', { type: 'button', class: 'primary', onclick: begin }, plan?.missingBytes ? 'Download and start' : 'Start')), ...asking ? [asking] : [], other)
 }
 
+/** Has the server ask for its key again. */
+async function leave() {
+  forget()
+  void lookAgain()
+  await picker.hooks.release()
+  $('facts').hidePopover()
+  picker.hooks.changed(undefined)
+}
+
 /** Which processor computes, and why. */
 function backend() {
   $('backend').hidden = !model
@@ -326,7 +395,8 @@ function backend() {
   $('backend').replaceChildren(icon('chip'), h('span', {}, label), h('span', { class: 'sr-only' }, ', about the model'))
   const row = (/** @type {string} */ name, /** @type {string | undefined} */ value) => value ? [h('dt', {}, name), h('dd', {}, value)] : []
   if (isServer) return $('facts').replaceChildren(h('h2', {}, info.name), h('dl', {},
-    ...row('Computes on', 'the server of this page'), ...row('Context', info.contextLength ? `${count(info.contextLength)} tokens` : undefined)))
+    ...row('Computes on', 'the server of this page'), ...row('Context', info.contextLength ? `${count(info.contextLength)} tokens` : undefined)),
+    ...hasKey() ? [h('p', {}, h('button', { type: 'button', onclick: leave }, 'Forget the key'))] : [])
   $('facts').replaceChildren(h('h2', {}, info.name), h('dl', {},
     ...row('Computes on', cpu ? `CPU, ${info.threads} ${info.threads === 1 ? 'thread' : 'threads'}` : `GPU${info.adapter ? `: ${info.adapter}` : ''}`),
     ...row('Why not the GPU', info.backendReason && `${info.backendReason.message} (${info.backendReason.code})`),
@@ -416,7 +486,7 @@ async function offline() {
     worker?.addEventListener('statechange', () => { if (worker.state === 'installed') offer(worker) })
   })
   await navigator.serviceWorker.ready
-  $('offline').textContent = 'Works offline'
+  if (picker.runsHere) $('offline').textContent = 'Works offline'
 }
 
 function grow() {
@@ -459,6 +529,12 @@ theme()
 drawer(false)
 draw()
 await showList()
+try {
+  const open = conversations.find(({ id }) => id === sessionStorage.getItem(OPEN))
+  if (open) await show(open, false)
+} catch {
+  // Storage is blocked: a new chat.
+}
 offline().catch(() => {})
 // `?model=ADDRESS` offers a model.
 const wanted = new URL(location.href).searchParams.get('model')

@@ -1,6 +1,6 @@
 // The dialog where a model is chosen, its needs are shown, and it is downloaded, started and deleted.
 import { $, announce, bytes, duration, h, iconButton, sentence } from './dom.js'
-import { served, serverModel } from './server.js'
+import { served, serverModel, useKey } from './server.js'
 import { Sterna } from './sterna.js'
 
 /**
@@ -15,6 +15,9 @@ import { Sterna } from './sterna.js'
  */
 
 const LAST = 'sterna-chat.model'
+
+/** Whether the page has the package, by which models run in the tab. */
+export const runsHere = Sterna !== undefined
 
 /** What the app does with what happens here. */
 export const hooks = {
@@ -53,7 +56,7 @@ export const offers = fetch('/models.json')
 
 /** Uses the model that the server of this page calls `name`, if there is one. @param {string} name @returns {Promise<boolean>} */
 export async function ask(name) {
-  const model = (await served).find(({ id }) => id === name)
+  const model = (await served()).models.find(({ id }) => id === name)
   if (!model) return false
   await drop()
   await hooks.release()
@@ -66,19 +69,55 @@ export async function ask(name) {
   return true
 }
 
-/** Starts the model that was used last, if all of it is here, or on this server. @returns {Promise<boolean>} */
+/** Starts the model that was used last, if all of it is here; else one of this server, unless the tab was chosen. */
 export async function startLast() {
+  /** @type {Choice | null} */
+  let last = null
   try {
-    const last = JSON.parse(localStorage.getItem(LAST) ?? 'null')
-    if (!last) return false
-    if (last.isServer) return await ask(last.name)
-    const list = await Sterna.models.list()
-    if (!list.some(({ source, complete }) => complete && source === last.source)) return false
-    await start(last)
-    return true
+    last = JSON.parse(localStorage.getItem(LAST) ?? 'null')
   } catch {
-    return false
+    // Storage is blocked.
   }
+  if (!last || last.isServer) {
+    const { models } = await served()
+    const model = models.find(({ id }) => id === last?.name) ?? models[0]
+    if (model) await ask(model.id)
+    return
+  }
+  const list = runsHere ? await Sterna.models.list().catch(() => []) : []
+  if (list.some(({ source, complete }) => complete && source === last.source)) await start(last)
+}
+
+/**
+ * Asks for the key of this server, and has it answer then.
+ * @param {string} [said] why
+ * @param {() => void} [then] what was to be done
+ * @returns {HTMLElement}
+ */
+export function keyForm(said = '', then) {
+  const input = h('input', { type: 'password', required: true, autocomplete: 'off', spellcheck: 'false', 'aria-label': 'Key of this server', placeholder: 'Key' })
+  const remembered = h('input', { type: 'checkbox' })
+  const button = h('button', { type: 'submit', class: 'primary' }, 'Use the key')
+  const error = h('p', { class: 'error', role: 'alert' }, said)
+  const form = h('form', { class: 'key' }, h('div', { class: 'row' }, input, button),
+    h('label', { class: 'soft check' }, remembered, 'Remember it in this browser, not in this tab alone'), error)
+  form.onsubmit = async (/** @type {Event} */ event) => {
+    event.preventDefault()
+    error.textContent = ''
+    button.disabled = true
+    try {
+      const [first] = await useKey(input.value.trim(), remembered.checked)
+      input.value = ''
+      announce('The server takes this key')
+      if (then) then()
+      else if (first) await ask(first.id)
+    } catch (thrown) {
+      error.textContent = sentence(thrown)
+      input.select()
+    }
+    button.disabled = false
+  }
+  return form
 }
 
 /** Shows what a model would take. @param {Choice} choice @param {boolean} [quiet] without the dialog */
@@ -216,10 +255,12 @@ const refusal = ({ missingBytes, freeBytes, memoryBytes }) => freeBytes !== unde
 
 /** Lists the server's models and those that are stored. */
 async function refresh() {
-  const [answering, offered, list, usage] = await Promise.all([served, offers, Sterna.models.list().catch(() => []), Sterna.models.usage().catch(() => undefined)])
+  const kept = runsHere ? Sterna.models : { list: async () => [], usage: async () => undefined }
+  const [{ models: answering, wantsKey, error }, offered, list, usage] = await Promise.all([served(), offers, kept.list().catch(() => []), kept.usage().catch(() => undefined)])
   const row = (/** @type {string} */ name, /** @type {string} */ facts, /** @type {Node[]} */ ...buttons) => h('li', {}, h('div', {}, h('strong', {}, name), h('span', { class: 'soft' }, facts)), ...buttons)
   const button = (/** @type {string} */ label, /** @type {string} */ name, /** @type {() => void} */ onclick) => h('button', { type: 'button', 'aria-label': `${label} ${name}`, onclick }, label)
-  $('served').hidden = !answering.length
+  $('served').hidden = !answering.length && !wantsKey
+  $('key-place').replaceChildren(...wantsKey ? [h('p', { class: 'soft' }, 'This server asks for a key.'), keyForm(error ? sentence(error) : '')] : [])
   $('served').querySelector('ul').replaceChildren(...answering.map(({ id }) =>
     row(id, inUse?.isServer && inUse.name === id ? 'in use' : '', button('Ask', id, () => void ask(id)))))
   $('offers').hidden = !offered.length
@@ -256,6 +297,7 @@ export function confirmed(question) {
 
 /** @param {string} address @param {string} [file] */
 export async function lookAtAddress(address, file) {
+  if (!runsHere) return void await open()
   try {
     const source = addressOf(address)
     const name = decodeURIComponent(source.replace(/\/$/, '').split('/').at(-1) ?? source).replace(/\.gguf$/i, '')
@@ -267,12 +309,15 @@ export async function lookAtAddress(address, file) {
 
 /** @param {File[]} files */
 function lookAtFiles(files) {
+  if (!runsHere) return void open()
   const models = files.filter(({ name }) => /\.gguf$/i.test(name))
   if (!models.length) return void open().then(() => { $('address-error').textContent = 'A model is a file that ends in .gguf.' })
   void look({ source: models, name: (models[0]?.name ?? '').replace(/(-00001-of-\d+)?\.gguf$/i, '') })
 }
 
 export function listen() {
+  $('not-here').hidden = runsHere
+  for (const section of document.querySelectorAll('#choose > .here')) /** @type {HTMLElement} */ (section).hidden = !runsHere
   $('close-picker').onclick = () => $('picker').close()
   $('picker').onclick = (/** @type {MouseEvent} */ event) => { if (event.target === $('picker')) $('picker').close() }
   $('picker').onclose = () => { if (job && (job.step === 'planned' || job.step === 'failed' || job.step === 'planning')) void drop() }

@@ -1,7 +1,7 @@
 // Conversations, in IndexedDB; in memory where a browser has none, as in some private windows.
 
 /**
- * @typedef {{ role: 'user' | 'assistant', content: string, note?: string }} Turn
+ * @typedef {{ role: 'user' | 'assistant', content: string, reasoning?: string, note?: string }} Turn
  * @typedef {{ id: string, title: string, updated: number, turns: Turn[] }} Conversation
  */
 

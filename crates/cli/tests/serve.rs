@@ -345,7 +345,7 @@ fn the_folder_is_shown_to_people_and_programs() {
         (files[1]["size"].as_u64(), files[1]["etag"].as_str()),
         (Some(3_000_000), Some(shard_etag().as_str()))
     );
-    let page = get(&server, "/", &[("Accept", "text/html,*/*;q=0.8")]);
+    let page = get(&server, "/index.html", &[]);
     assert_eq!(
         page.header("content-type"),
         Some("text/html; charset=utf-8")
@@ -473,9 +473,9 @@ fn start_builtin(model: &[&str]) -> (Server, Vec<String>) {
             .stderr(Stdio::piped()),
     );
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let last = match cfg!(has_pages) {
+    let last = match cfg!(has_pages) && !model.contains(&"--no-pages") {
         true => "chat in a browser: ",
-        false => "serving ",
+        false => "API: ",
     };
     let mut told: Vec<String> = Vec::new();
     while !told.last().is_some_and(|line| line.starts_with(last)) {
@@ -514,7 +514,7 @@ fn without_pages_a_model_has_to_be_named() {
     assert!(!output.status.success());
     assert!(
         stderr.starts_with("error: expected a model, found none; ")
-            && stderr.contains("`scripts/build-web.sh`"),
+            && stderr.contains("built outside of its repository"),
         "{stderr}"
     );
     let server = start();
@@ -525,9 +525,32 @@ fn without_pages_a_model_has_to_be_named() {
 
 #[cfg(has_pages)]
 #[test]
+fn the_chat_is_at_the_root_of_every_server() {
+    let html = [("Accept", "text/html")];
+    for flags in [&[][..], &["builtin", "--no-files"]] {
+        let (server, told) = start_builtin(flags);
+        let chat = format!("chat in a browser: http://{}/", server.address);
+        assert_eq!(told.last(), Some(&chat), "{flags:?}");
+        let root = get(&server, "/", &html);
+        assert_eq!(
+            (root.status, root.header("location")),
+            (307, Some("/chat/")),
+            "{flags:?}"
+        );
+        assert_eq!(get(&server, "/chat/", &[]).status, 200, "{flags:?}");
+        assert_eq!(get(&server, "/v1/models", &[]).status, 200, "{flags:?}");
+    }
+    let (server, _) = start_builtin(&["builtin", "--no-files", "--no-pages"]);
+    assert_eq!(get(&server, "/", &html).status, 404);
+    assert_eq!(get(&server, "/chat/", &[]).status, 404);
+    assert_eq!(get(&server, "/v1/models", &[]).status, 200);
+}
+
+#[cfg(has_npm_package)]
+#[test]
 fn pages_run_the_built_in_model() {
     let (server, told) = start_builtin(&[]);
-    let chat = format!("chat in a browser: http://{}/chat/", server.address);
+    let chat = format!("chat in a browser: http://{}/", server.address);
     assert_eq!(told.last(), Some(&chat));
     let mut client = Client::connect(&server);
     let redirect = client.request("GET", "/chat", &[]);
@@ -591,7 +614,7 @@ fn pages_run_the_built_in_model() {
     assert!(there.body == root.body);
 }
 
-#[cfg(has_pages)]
+#[cfg(has_npm_package)]
 #[test]
 fn pages_are_served_with_any_model() {
     let server = start();

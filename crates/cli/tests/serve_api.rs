@@ -258,7 +258,7 @@ fn settings_come_from_flags_the_environment_and_a_file() {
     let config = home.path().join("serve.toml");
     fs::write(
         &config,
-        "models = [\"builtin\"]\nparallel = 1\nqueue = 0\ngrammars = false\nmax-body = \"1KiB\"\n",
+        "models = [\"builtin\"]\nparallel = 1\nqueue = 0\ngrammars = false\npages = false\nmax-body = \"1KiB\"\n",
     )
     .unwrap();
     let command = || {
@@ -271,6 +271,7 @@ fn settings_come_from_flags_the_environment_and_a_file() {
     let server = start(&mut command());
     let of = |server: &Server, body: &str| server.ask("POST /v1/chat/completions", "", body).0;
     assert_eq!(of(&server, &two), 400);
+    assert_eq!(server.ask("GET /chat/", "", "").0, 404);
     assert_eq!(of(&server, &chat(&json!({"regex": "a"}))), 400);
     assert_eq!(of(&server, &chat(&json!({"user": "x".repeat(2000)}))), 413);
     drop(server);

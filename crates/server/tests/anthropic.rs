@@ -51,7 +51,13 @@ fn messages_are_answered_whole_and_streamed() {
     assert!(answer["stop_sequence"].is_null());
     let text = answer["content"][0]["text"].as_str().unwrap();
     assert!(text.contains("Ruby"));
+    // Clients that check types take an array, and no null.
+    assert_eq!(answer["content"][0]["citations"], json!([]));
     let events = streamed(server, &message(json!({"stream": true})));
+    let start = events
+        .iter()
+        .find(|(name, _)| name == "content_block_start");
+    assert_eq!(start.unwrap().1["content_block"]["citations"], json!([]));
     assert_eq!(
         names(&events),
         [

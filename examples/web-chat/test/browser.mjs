@@ -14,9 +14,11 @@ const types = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript', '
 const { STERNA_DIST: dist, STERNA_MODEL: modelFile } = process.env
 
 /** Without the headers of isolation, as a plain host. `site.models` is what /models.json says, `site.answers` has the
- * answers of models that the server computes, by their names. */
+ * answers of models that the server computes, by their names: a text, or `{ thought, text }`. With `site.key` it asks
+ * for that key; `site.busy` is after how many seconds a client may ask again. Without `site.hasPackage` pages can only
+ * ask the server. */
 export async function serve(port = 0) {
-  const site = { models: undefined, answers: undefined, asked: [], port, open, close }
+  const site = { models: undefined, answers: undefined, key: undefined, busy: undefined, hasPackage: true, asked: [], port, open, close }
   let server
   function open() {
     server = createServer((request, response) => {
@@ -30,7 +32,7 @@ export async function serve(port = 0) {
       const send = (type, body) => response.writeHead(200, { 'Content-Type': type, 'Cache-Control': 'no-store' }).end(body)
       if (top === 'models.json' && site.models) send('application/json', JSON.stringify(site.models))
       else if (top === 'v1' && site.answers) void answer(request, rest.join('/'), response)
-      else if (folders[top] && rest[0] === 'sterna.js') send('text/javascript', `export { Sterna } from './sterna/index.js'`)
+      else if (folders[top] && rest[0] === 'sterna.js') send('text/javascript', site.hasPackage ? `export { Sterna } from './sterna/index.js'` : 'export const Sterna = undefined')
       // Inside the folder of each, since a service worker brings only the Workers whose scripts are in its scope.
       else if (folders[top] && rest[0] === 'sterna') {
         const file = dist ? join(dist, ...rest.slice(1)) : fileURLToPath(new URL('fake.js', import.meta.url))
@@ -45,19 +47,24 @@ export async function serve(port = 0) {
   }
   /** The API, in as much of it as the page uses. */
   async function answer(request, path, response) {
+    const refuse = (status, message, headers = {}) => response.writeHead(status, headers).end(JSON.stringify({ error: { message } }))
+    if (site.key && request.headers.authorization !== `Bearer ${site.key}`) return refuse(401, 'expected a key that is let in')
     if (path === 'models') return response.end(JSON.stringify({ data: Object.keys(site.answers).map(id => ({ id, max_model_len: 4096 })) }))
     let body = ''
     for await (const piece of request) body += piece
     const asked = JSON.parse(body)
     site.asked.push(asked)
-    const text = site.answers[asked.model]
-    if (!text) return response.writeHead(404).end()
+    if (site.busy) return refuse(429, 'the key has spent its requests of this minute', { 'Retry-After': site.busy })
+    const answer = site.answers[asked.model]
+    if (!answer) return refuse(404, `the model \`${asked.model}\` does not exist`)
+    const { thought, text } = typeof answer === 'string' ? { text: answer } : answer
     response.writeHead(200, { 'Content-Type': 'text/event-stream' })
     const send = chunk => response.write(`data: ${JSON.stringify(chunk)}\n\n`)
-    const words = text.match(/\s*\S+/g)
-    for (const content of words) {
+    const wordsOf = text => text?.match(/\s*\S+/g) ?? []
+    const words = wordsOf(text)
+    for (const delta of [...wordsOf(thought).map(reasoning => ({ reasoning, reasoning_content: reasoning })), ...words.map(content => ({ content }))]) {
       if (response.destroyed) return
-      send({ choices: [{ index: 0, delta: { content }, finish_reason: null }] })
+      send({ choices: [{ index: 0, delta, finish_reason: null }] })
       await new Promise(resolve => setTimeout(resolve, site.pace ?? 2))
     }
     send({ choices: [{ index: 0, delta: {}, finish_reason: 'stop' }] })

@@ -15,7 +15,7 @@ async function open({ scheme = 'light', width = 1280, height = 800, path = '', m
   const context = await browser.newContext({ colorScheme: scheme, viewport: { width, height }, permissions: ['clipboard-read', 'clipboard-write'] })
   const page = await context.newPage()
   page.setDefaultTimeout(10_000)
-  page.on('console', message => message.type() === 'error' && !/404|ERR_FAILED|ERR_CONNECTION/.test(message.text()) && failures.push(message.text()))
+  page.on('console', message => message.type() === 'error' && !/40[14]|429|ERR_FAILED|ERR_CONNECTION/.test(message.text()) && failures.push(message.text()))
   page.on('pageerror', error => failures.push(String(error.stack)))
   await page.goto(`${origin(site)}/chat/${path}`)
   return page
@@ -114,8 +114,7 @@ async function begin(page) {
 {
   site.answers = { 'tiny:red': 'The server says that foxes are red.', other: 'No.' }
   const page = await open({ models: false })
-  await page.getByRole('button', { name: 'Ask tiny:red on this server' }).click()
-  await page.getByText('answers on the server of this page').waitFor()
+  await page.getByText('tiny:red answers on the server of this page').waitFor()
   await look(page, 'server-ready')
   assert.match(await page.locator('#backend').textContent(), /Server/)
   assert.match(await page.locator('#facts').textContent(), /the server of this page.*4,?096 tokens/s)
@@ -144,6 +143,102 @@ async function begin(page) {
   await page.waitForFunction(() => document.querySelector('#model-name').textContent === 'other')
   await page.context().close()
   site.answers = undefined
+}
+
+// A server that asks for a key: none, a wrong one, the right one; one that has spent its requests; one that is no more.
+{
+  site.answers = { tiny: 'The server says that foxes are red.' }
+  site.key = 'sk-right'
+  const page = await open()
+  await page.getByRole('heading', { name: 'This server asks for a key' }).waitFor()
+  await page.getByRole('button', { name: 'Download and start' }).waitFor()
+  await look(page, 'key-asked')
+  const enter = async key => {
+    await page.getByLabel('Key of this server').fill(key)
+    await page.getByRole('button', { name: 'Use the key' }).click()
+  }
+  await enter('a wrong key')
+  await page.getByText('A key has letters, digits and signs, and no spaces.').waitFor()
+  await enter('sk-wrong')
+  await page.getByText('The server doesn’t take this key.').waitFor()
+  await look(page, 'key-wrong')
+  await enter('sk-right')
+  await page.getByText('tiny answers on the server of this page').waitFor()
+  assert.deepEqual(await page.evaluate(() => [sessionStorage.getItem('sterna-chat.key'), localStorage.getItem('sterna-chat.key')]), ['sk-right', null])
+  site.busy = 12
+  await page.getByLabel('Message').fill('Which colour?')
+  await page.keyboard.press('Enter')
+  await page.getByText('The server says: the key has spent its requests of this minute. It takes requests again in 12 seconds.').waitFor()
+  await look(page, 'key-spent')
+  site.busy = undefined
+  await page.getByRole('button', { name: 'Try again' }).click()
+  await page.locator('#messages').getByText('foxes are red.').waitFor()
+  // Another key while a conversation is open.
+  site.key = 'sk-other'
+  await page.getByLabel('Message').fill('And cubs?')
+  await page.keyboard.press('Enter')
+  await page.locator('.failed').getByText('The server doesn’t take this key.').waitFor()
+  await page.getByLabel(/Remember it/).check()
+  await enter('sk-other')
+  await page.waitForFunction(() => document.querySelectorAll('.note')[1]?.textContent)
+  assert.deepEqual(await page.evaluate(() => [sessionStorage.getItem('sterna-chat.key'), localStorage.getItem('sterna-chat.key')]), [null, 'sk-other'])
+  // Another tab has it, until it is forgotten.
+  const tab = await page.context().newPage()
+  await tab.goto(page.url())
+  await tab.waitForFunction(() => document.querySelector('#model-name').textContent === 'tiny')
+  await tab.locator('#backend').click()
+  await tab.getByRole('button', { name: 'Forget the key' }).click()
+  await tab.getByRole('heading', { name: 'This server asks for a key' }).waitFor()
+  await tab.locator('#model').click()
+  await tab.locator('#picker').getByLabel('Key of this server').waitFor()
+  await page.context().close()
+  site.answers = site.key = undefined
+}
+
+// Thoughts are folded; a reload amid an answer keeps what there is, and the conversation goes on. No engine in the tab.
+for (const scheme of ['light', 'dark']) {
+  site.hasPackage = false
+  site.answers = { tiny: { thought: 'Foxes have fur.\nFur has colours.', text: 'The server says that foxes are red, mostly.' } }
+  const page = await open({ scheme, models: false, width: scheme === 'dark' ? 375 : 1280 })
+  await page.getByText('tiny answers on the server of this page').waitFor()
+  await page.getByLabel('Message').fill('Which colour?')
+  site.pace = 150
+  await page.keyboard.press('Enter')
+  const thought = page.locator('.thought').first()
+  await thought.getByText('Reasoning').waitFor()
+  assert.equal(await thought.evaluate(box => box.open), false)
+  await page.waitForFunction(() => document.querySelector('.assistant .body')?.textContent.includes('says'))
+  await page.reload()
+  await page.waitForFunction(() => document.querySelector('.note')?.textContent === 'interrupted')
+  await page.waitForFunction(() => document.querySelector('#model-name').textContent === 'tiny')
+  assert.match(await page.locator('.assistant .body').textContent(), /^The/)
+  site.pace = 2
+  await page.getByRole('button', { name: 'Answer again' }).click()
+  await page.locator('#messages').getByText('foxes are red, mostly.').waitFor()
+  await answered(page)
+  await thought.getByText('Reasoning').click()
+  await thought.getByText('Fur has colours.').waitFor()
+  await look(page, `thought-${scheme}`)
+  await page.getByLabel('Message').fill('And cubs?')
+  await page.keyboard.press('Enter')
+  await page.waitForFunction(() => document.querySelectorAll('.note').length === 2)
+  assert.deepEqual(site.asked.at(-1).messages, [
+    { role: 'user', content: 'Which colour?' }, { role: 'assistant', content: 'The server says that foxes are red, mostly.' }, { role: 'user', content: 'And cubs?' }])
+  await page.locator('#model').click()
+  await page.getByText('models run on the server only').waitFor()
+  assert.equal(await page.getByText('From the web').isVisible(), false)
+  await look(page, `server-only-${scheme}`)
+  await page.context().close()
+  site.answers = undefined
+  site.hasPackage = true
+}
+{
+  site.hasPackage = false
+  const page = await open({ models: false })
+  await page.getByText('It offers none to this page').waitFor()
+  await look(page, 'nothing')
+  await page.context().close()
+  site.hasPackage = true
 }
 
 // Every view, in both themes and widths.

@@ -31,9 +31,13 @@ pub(super) struct ApiFlags {
     #[arg(long, conflicts_with = "no_files")]
     pub(super) no_api: bool,
 
-    /// Serve the API only: nothing is converted, and no file or page is served
+    /// Serve no files of the model, only the API and the chat that asks it: nothing is converted
     #[arg(long)]
     pub(super) no_files: bool,
+
+    /// Serve no pages
+    #[arg(long)]
+    pub(super) no_pages: bool,
 
     /// Answers at once; others wait [default: 8]
     #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_PARALLEL")]
@@ -122,6 +126,7 @@ pub(super) struct ConfigFile {
     cors: Vec<String>,
     max_body: Option<String>,
     grammars: Option<bool>,
+    pub(super) pages: Option<bool>,
     adapters: Vec<String>,
     pub(super) tls_cert: Option<PathBuf>,
     pub(super) tls_key: Option<PathBuf>,

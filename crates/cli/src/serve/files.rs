@@ -34,7 +34,7 @@ pub(super) async fn file(
 }
 
 /// Sends whoever asks for a folder without the slash at its end to where its page finds its files.
-fn to_folder(path: &str, uri: &Uri) -> Response {
+pub(super) fn to_folder(path: &str, uri: &Uri) -> Response {
     let query = uri.query().map(|query| format!("?{query}"));
     let location = format!("/{path}/{}", query.unwrap_or_default());
     match HeaderValue::try_from(location) {

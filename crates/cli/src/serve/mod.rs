@@ -47,9 +47,9 @@ const EXAMPLE: &str = "Example:
 ///
 /// The API is at /v1/. Files are for browsers, programs and other machines: a GGUF file or a checkpoint is
 /// converted into the store, once; only files that the package names are served, and they must not be changed
-/// while serving. Of several models, the first one's files are served. A program that was built after the npm
-/// package also serves two pages that run the model in a browser, /chat/ and /tldr/. Ctrl-C waits for answers and
-/// transfers to finish; twice, it stops at once.
+/// while serving. Of several models, the first one's files are served. Browsers get a chat with the model at /; in a
+/// program that was built after the npm package, models can run in the browser there, too, and in /tldr/. Ctrl-C waits
+/// for answers and transfers to finish; twice, it stops at once.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Serve {
@@ -106,9 +106,8 @@ impl Serve {
             false => models.iter().map(String::as_str).collect(),
             true if !PAGES.is_empty() => vec![BUILTIN],
             true => bail!(
-                "expected a model, found none; the built-in one would be for the pages, which this program was built \
-                 without: `npm ci --prefix packages/sterna`, `scripts/build-web.sh` and `npm run build --prefix \
-                 packages/sterna` make them for its next build"
+                "expected a model, found none; the built-in one would be for the pages, which this program has not: \
+                 it was built outside of its repository"
             ),
         };
         let host = self.host.as_deref().or(config.host.as_deref());
@@ -125,26 +124,31 @@ impl Serve {
         }
         // Before what takes time.
         let listener = Listener::bind(host, port)?;
-        let site = match self.api.no_files {
+        let package = match self.api.no_files {
             true => None,
-            false => Some(self.site(models[0])?),
+            false => Some(self.package(models[0])?),
         };
         let server = match has_api {
             true => self.server(&models, chosen)?,
             false => None,
         };
-        let mut router = Router::new();
+        let table = match self.api.no_pages || config.pages == Some(false) {
+            true => &[],
+            false => PAGES,
+        };
+        let site = Site::new(package, table);
         let mut told = Vec::new();
-        let mut has_pages = false;
-        if let Some(site) = site {
-            let package = site.package();
+        if let Some(package) = site.package() {
             told.push(format!(
                 "serving {}: {} files, {}",
                 package.name(),
                 package.files().count(),
                 output::Bytes(package.size()),
             ));
-            has_pages = site.has_pages();
+        }
+        let has_pages = site.has_pages();
+        let mut router = Router::new();
+        if has_pages || site.package().is_some() {
             router = router.merge(routes::router(Arc::new(site)));
         }
         if let Some(server) = &server {
@@ -160,7 +164,7 @@ impl Serve {
                 output::note(format_args!("API: {scheme}://{host}/v1"));
             }
             if has_pages {
-                output::note(format_args!("chat in a browser: {scheme}://{host}/chat/"));
+                output::note(format_args!("chat in a browser: {scheme}://{host}/"));
             }
             Ok(())
         };
@@ -172,10 +176,10 @@ impl Serve {
         listener.serve(router, tls, tell, stopping)
     }
 
-    /// The files of the model called `name`, and the pages.
-    fn site(&self, name: &str) -> Result<Site> {
+    /// The files of the model called `name`.
+    fn package(&self, name: &str) -> Result<Package> {
         let place = converted::find(name, self.name.as_deref())?;
-        Ok(Site::new(Package::open(&place)?, PAGES))
+        Package::open(&place)
     }
 
     /// The API of `models`. Where it wasn't asked for, what can't be run has none, and a warning says why.

@@ -1,6 +1,5 @@
-//! Pages that run the served model in a browser: the examples, and the npm package that they run on.
-//!
-//! They are in the program if the npm package was built before it; `build.rs` collects them.
+//! Pages for browsers: the chat, which asks the server, and what runs the served model in the browser, which is there
+//! if the npm package was built before the program. `build.rs` collects them.
 
 use std::collections::BTreeMap;
 
@@ -22,16 +21,20 @@ pub(super) struct PageFile {
 /// The pages in this program.
 pub(super) static PAGES: &[PageFile] = include!(concat!(env!("OUT_DIR"), "/pages.rs"));
 
-/// The folders of the pages.
-const FOLDERS: [&str; 2] = ["chat", "tldr"];
+/// The folder of the chat, which is also the page of the server.
+pub(super) const CHAT: &str = "chat";
+
+/// The folders of the pages that have the npm package.
+const FOLDERS: [&str; 2] = [CHAT, "tldr"];
 
 /// The folder of the npm package. It is in each of [`FOLDERS`], for a service worker brings only the Workers whose
 /// scripts are in its own.
 const NPM_PACKAGE: &str = "sterna/";
 
-/// The script of each page that says where the npm package is.
+/// The script of each page that says where the npm package is, if it is anywhere.
 const ENTRY: &str = "sterna.js";
 const ENTRY_SCRIPT: &str = "export { Sterna } from './sterna/index.js'\n";
+const ENTRY_SCRIPT_WITHOUT: &str = "export const Sterna = undefined\n";
 
 /// The script that keeps the chat's files for use without a network, until its version is another.
 const KEEPER: &str = "chat/sw.js";
@@ -46,9 +49,9 @@ const MODELS_FOLDER: &str = "models/";
 #[derive(Debug)]
 pub(super) struct Pages {
     files: BTreeMap<String, ServedFile>,
-    /// The folder where pages find the package. It has the package's name, since browsers keep models by their
-    /// addresses, and at the root there may be another package tomorrow.
-    model: String,
+    /// The folder where pages find the package, if they can use it. It has the package's name, since browsers keep
+    /// models by their addresses, and at the root there may be another package tomorrow.
+    model: Option<String>,
 }
 
 /// What [`MODELS`] says of a model; the address is relative to it.
@@ -60,15 +63,16 @@ struct Offer<'a> {
 }
 
 impl Pages {
-    /// The pages in `table`, which offer `package`.
-    pub(super) fn new(table: &[PageFile], package: &Package) -> Pages {
+    /// The pages in `table`, which offer `package` if they can run it.
+    pub(super) fn new(table: &[PageFile], package: Option<&Package>) -> Pages {
         let mut pages = Pages {
             files: BTreeMap::new(),
-            model: format!("{MODELS_FOLDER}{}/", portable_name(package.name())),
+            model: None,
         };
         if table.is_empty() {
             return pages;
         }
+        let has_npm_package = table.iter().any(|page| page.path.starts_with(NPM_PACKAGE));
         for page in table {
             let bytes = Bytes::from_static(page.bytes);
             let file = ServedFile::new(page.path, page.content_type, bytes);
@@ -80,21 +84,34 @@ impl Pages {
                 pages.add(page.path.to_owned(), file);
             }
         }
-        let entry = Bytes::from_static(ENTRY_SCRIPT.as_bytes());
+        let (script, folders) = match has_npm_package {
+            true => (ENTRY_SCRIPT, &FOLDERS[..]),
+            false => (ENTRY_SCRIPT_WITHOUT, &[CHAT][..]),
+        };
+        let entry = Bytes::from_static(script.as_bytes());
         let entry = ServedFile::new(ENTRY, "text/javascript", entry);
-        for folder in FOLDERS {
+        for folder in folders {
             pages.add(format!("{folder}/{ENTRY}"), entry.clone());
         }
         pages.mark_version();
+        if let Some(package) = package.filter(|_| has_npm_package) {
+            pages.offer(package);
+        }
+        pages
+    }
+
+    /// Says where `package` is.
+    fn offer(&mut self, package: &Package) {
+        let folder = format!("{MODELS_FOLDER}{}/", portable_name(package.name()));
         let offer = Offer {
             name: package.name(),
-            address: &pages.model,
+            address: &folder,
             size: package.size(),
         };
         let offers = serde_json::to_vec(&[offer]).expect("text and a number are JSON");
         let offers = ServedFile::new(MODELS, "application/json", offers.into());
-        pages.add(MODELS.to_owned(), offers);
-        pages
+        self.add(MODELS.to_owned(), offers);
+        self.model = Some(folder);
     }
 
     fn add(&mut self, path: String, file: ServedFile) {
@@ -135,7 +152,7 @@ impl Pages {
 
     /// The path within the package, if `path` is in the folder where pages find it.
     pub(super) fn in_model<'a>(&self, path: &'a str) -> Option<&'a str> {
-        path.strip_prefix(&*self.model).filter(|_| !self.is_empty())
+        path.strip_prefix(self.model.as_deref()?)
     }
 }
 
@@ -180,7 +197,7 @@ mod tests {
                 script("chat/sw.js", "// a\nconst VERSION = '0.1.0'\nrest('b')\n"),
                 script("sterna/index.js", engine),
             ];
-            let pages = Pages::new(&table, &package());
+            let pages = Pages::new(&table, Some(&package()));
             let keeper = text(&pages, "chat/sw.js");
             let version = keeper
                 .strip_prefix("// a\nconst VERSION = '")
@@ -217,7 +234,7 @@ mod tests {
             script("sterna/sterna.js", "inner"),
             script("sterna/worker/main.js", "worker"),
         ];
-        let pages = Pages::new(&table, &package());
+        let pages = Pages::new(&table, Some(&package()));
         for folder in FOLDERS {
             assert_eq!(text(&pages, &format!("{folder}/sterna.js")), ENTRY_SCRIPT);
             let inner = text(&pages, &format!("{folder}/sterna/sterna.js"));
@@ -229,12 +246,33 @@ mod tests {
     }
 
     #[test]
+    fn without_the_npm_package_there_is_the_chat_and_no_model_for_it() {
+        let table = [
+            script("chat/index.html", "chat"),
+            script("chat/sterna.js", "elsewhere"),
+        ];
+        let pages = Pages::new(&table, Some(&package()));
+        assert!(!pages.is_empty() && pages.is_folder(CHAT));
+        assert_eq!(text(&pages, "chat/sterna.js"), ENTRY_SCRIPT_WITHOUT);
+        assert!(pages.file("tldr/sterna.js").is_none() && pages.file(MODELS).is_none());
+        let of_model = format!("{MODELS_FOLDER}{}/x", portable_name(package().name()));
+        assert!(pages.in_model(&of_model).is_none());
+    }
+
+    #[test]
+    fn without_a_package_none_is_offered() {
+        let table = [script("sterna/index.js", "index")];
+        let pages = Pages::new(&table, None);
+        assert_eq!(text(&pages, "chat/sterna.js"), ENTRY_SCRIPT);
+        assert!(pages.file(MODELS).is_none() && pages.in_model("models/x").is_none());
+    }
+
+    #[test]
     fn without_files_there_is_nothing() {
-        let pages = Pages::new(&[], &package());
+        let pages = Pages::new(&[], Some(&package()));
         assert!(pages.is_empty());
         assert!(pages.file(MODELS).is_none() && pages.file("chat/").is_none());
         assert!(!pages.is_folder("chat"));
-        let manifest = format!("{}manifest.json", pages.model);
-        assert!(pages.in_model(&manifest).is_none());
+        assert!(pages.in_model("models/").is_none());
     }
 }

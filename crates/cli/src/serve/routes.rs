@@ -14,7 +14,8 @@ use super::{files, index};
 /// The server's paths.
 pub(super) fn router(site: Arc<Site>) -> Router {
     Router::new()
-        .route("/", get(index::folder).options(preflight))
+        .route("/", get(index::root).options(preflight))
+        .route("/index.html", get(index::html).options(preflight))
         .route("/index.json", get(index::json).options(preflight))
         .route("/{*file}", get(files::file).options(preflight))
         .with_state(site)
@@ -127,7 +128,7 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let sample = root.join("testdata/rdrr-samples/v1-gemma3-q4k");
         let package = Package::open(&PackagePlace::Folder(sample)).unwrap();
-        let router = router(Arc::new(Site::new(package, table)));
+        let router = router(Arc::new(Site::new(Some(package), table)));
         let mut request = Request::builder().method(method).uri(path);
         for (name, value) in headers {
             request = request.header(name, *value);
@@ -275,10 +276,44 @@ mod tests {
             get(&format!("/{address}none")).await.status,
             StatusCode::NOT_FOUND
         );
-        let html = [(header::ACCEPT, "text/html")];
-        let page = ask(&PAGES, Method::GET, "/", &html).await;
-        let page = String::from_utf8(page.body).unwrap();
+        let page = String::from_utf8(get("/index.html").await.body).unwrap();
         assert!(page.contains("href=\"chat/\"") && page.contains("href=\"tldr/\""));
+    }
+
+    #[tokio::test]
+    async fn browsers_are_sent_from_the_root_to_the_chat_and_programs_get_the_index() {
+        let html = [(header::ACCEPT, "text/html,*/*;q=0.8")];
+        for (path, location) in [("/", "/chat/"), ("/?model=x", "/chat/?model=x")] {
+            let answer = ask(&PAGES, Method::GET, path, &html).await;
+            assert_eq!(answer.status, StatusCode::TEMPORARY_REDIRECT, "{path}");
+            assert_eq!(answer.header("location"), Some(location), "{path}");
+            assert_eq!(answer.header("vary"), Some("Accept"), "{path}");
+            assert_eq!(answer.header("cache-control"), Some("no-cache"), "{path}");
+        }
+        let index = get("/").await;
+        assert_eq!(index.header("content-type"), Some("application/json"));
+        assert_eq!(index.body, get("/index.json").await.body);
+    }
+
+    #[tokio::test]
+    async fn the_chat_is_served_without_a_package() {
+        let router = router(Arc::new(Site::new(None, &PAGES)));
+        for (path, status) in [
+            ("/chat/", StatusCode::OK),
+            ("/chat/app.js", StatusCode::OK),
+            ("/index.json", StatusCode::NOT_FOUND),
+            ("/index.html", StatusCode::NOT_FOUND),
+            ("/models.json", StatusCode::NOT_FOUND),
+            ("/manifest.json", StatusCode::NOT_FOUND),
+        ] {
+            let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            let service = TowerToHyperService::new(router.clone());
+            assert_eq!(
+                service.call(request).await.unwrap().status(),
+                status,
+                "{path}"
+            );
+        }
     }
 
     #[tokio::test]
@@ -291,6 +326,11 @@ mod tests {
         assert_eq!(answer.status, StatusCode::OK);
         let html = [(header::ACCEPT, "text/html")];
         let page = ask(&[], Method::GET, "/", &html).await;
-        assert!(!String::from_utf8(page.body).unwrap().contains("chat/"));
+        assert_eq!(page.status, StatusCode::OK);
+        let page = String::from_utf8(page.body).unwrap();
+        assert!(
+            page.contains("without pages") && !page.contains("chat/"),
+            "{page}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! All that is served: a package, and pages for it.
+//! All that is served beside the API: a package, and pages.
 
 use super::package::{Package, ServedFile};
 use super::pages::{PageFile, Pages};
@@ -6,20 +6,20 @@ use super::pages::{PageFile, Pages};
 /// The package, at the root, and pages below.
 #[derive(Debug)]
 pub(super) struct Site {
-    package: Package,
+    package: Option<Package>,
     pages: Pages,
 }
 
 impl Site {
-    /// Serves `package`, and the pages in `table`, which offer it.
-    pub(super) fn new(package: Package, table: &[PageFile]) -> Site {
-        let pages = Pages::new(table, &package);
+    /// Serves `package`, if there is one, and the pages in `table`, which offer it.
+    pub(super) fn new(package: Option<Package>, table: &[PageFile]) -> Site {
+        let pages = Pages::new(table, package.as_ref());
         Site { package, pages }
     }
 
     /// The package.
-    pub(super) fn package(&self) -> &Package {
-        &self.package
+    pub(super) fn package(&self) -> Option<&Package> {
+        self.package.as_ref()
     }
 
     /// Whether there are pages.
@@ -32,8 +32,9 @@ impl Site {
     /// The package's own come first, so that it arrives whole, whatever its files are called. They are in no folder,
     /// so they can hide no file of a page, only the list of models.
     pub(super) fn file(&self, path: &str) -> Option<&ServedFile> {
-        let of_model = || self.package.file(self.pages.in_model(path)?);
-        let of_package = self.package.file(path);
+        let package = self.package.as_ref();
+        let of_model = || package?.file(self.pages.in_model(path)?);
+        let of_package = package.and_then(|package| package.file(path));
         of_package
             .or_else(|| self.pages.file(path))
             .or_else(of_model)

@@ -364,7 +364,7 @@ impl Form {
             }));
         }
         if !answer.text.is_empty() || answer.calls.is_empty() {
-            content.push(json!({"type": "text", "text": answer.text, "citations": null}));
+            content.push(json!({"type": "text", "text": answer.text, "citations": []}));
         }
         for call in &answer.calls {
             content.push(json!({
@@ -454,7 +454,7 @@ impl Encoder for MessageStream {
                     self.delta(json!({"type": "thinking_delta", "thinking": text}), frames);
                 }
                 Event::Text(text) => {
-                    let block = json!({"type": "text", "text": "", "citations": null});
+                    let block = json!({"type": "text", "text": "", "citations": []});
                     self.open(Block::Text, block, frames);
                     self.delta(json!({"type": "text_delta", "text": text}), frames);
                 }
@@ -474,7 +474,7 @@ impl Encoder for MessageStream {
                 Event::Logprobs(_) => {}
                 Event::Ended { finish, usage } => {
                     if self.n_blocks == 0 && self.open.is_none() {
-                        let block = json!({"type": "text", "text": "", "citations": null});
+                        let block = json!({"type": "text", "text": "", "citations": []});
                         self.open(Block::Text, block, frames);
                     }
                     self.close(frames);
