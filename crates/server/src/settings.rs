@@ -23,6 +23,8 @@ pub struct Settings {
     pub max_body: usize,
     /// Whether clients may say what answers have to match.
     pub grammars: bool,
+    /// Whether metrics are read without a key. They have the names of keys.
+    pub public_metrics: bool,
     /// The commit that the program was built from.
     pub commit: Option<String>,
     /// Takes the log.
@@ -52,6 +54,7 @@ impl Default for Settings {
             cors: Vec::new(),
             max_body: MAX_BODY,
             grammars: true,
+            public_metrics: false,
             commit: None,
             log: Arc::new(|_| {}),
         }

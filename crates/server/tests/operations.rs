@@ -340,6 +340,25 @@ fn who_reads_slowly_stalls_nobody() {
 }
 
 #[test]
+fn metrics_are_read_without_a_key_if_they_may_be() {
+    let mut keys = Keys::none();
+    keys.add("ann", "a long enough key").unwrap();
+    let server = start(Settings {
+        keys,
+        public_metrics: true,
+        ..Settings::default()
+    });
+    let metrics = server.get("/metrics", &[]);
+    assert_eq!(metrics.status, 200);
+    assert!(metrics.text().contains("sterna_requests_running 0"));
+    assert_eq!(server.get("/v1/models", &[]).status, 401);
+    let document = server.get("/openapi.json", &[("x-api-key", "a long enough key")]);
+    let paths = &document.json()["paths"];
+    assert_eq!(paths["/metrics"]["get"]["security"], json!([]));
+    assert!(paths["/v1/models"]["get"]["security"].is_null());
+}
+
+#[test]
 fn gateways_read_their_metrics() {
     let server = shared();
     server.ok(

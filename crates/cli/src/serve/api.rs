@@ -102,6 +102,10 @@ pub(super) struct ApiFlags {
     #[arg(long)]
     no_grammars: bool,
 
+    /// Let everybody read /metrics, without a key; it has the names of keys
+    #[arg(long)]
+    public_metrics: bool,
+
     /// TOML file with these settings; the environment comes before it, and flags before both
     #[arg(long, value_name = "FILE", env = "STERNA_SERVE_CONFIG")]
     pub(super) config: Option<PathBuf>,
@@ -127,6 +131,7 @@ pub(super) struct ConfigFile {
     max_body: Option<String>,
     grammars: Option<bool>,
     pub(super) pages: Option<bool>,
+    public_metrics: Option<bool>,
     adapters: Vec<String>,
     pub(super) tls_cert: Option<PathBuf>,
     pub(super) tls_key: Option<PathBuf>,
@@ -202,6 +207,7 @@ impl ApiFlags {
                 cors,
                 max_body: max_body.map_or(MAX_BODY, |bytes| bytes.try_into().unwrap_or(usize::MAX)),
                 grammars: !self.no_grammars && file.grammars.unwrap_or(true),
+                public_metrics: self.public_metrics || file.public_metrics.unwrap_or(false),
                 commit: option_env!("STERNA_COMMIT").map(str::to_owned),
                 log: Arc::new(log),
             },

@@ -361,6 +361,9 @@ async fn drain(body: Body) {
     let _ = tokio::time::timeout(TIMEOUT, bytes(body, LIMIT)).await;
 }
 
+/// What may be asked while the server stops, and isn't logged.
+const METRICS: &str = "/metrics";
+
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The same, as Anthropic's clients know it.
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
@@ -382,6 +385,7 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
     let dialect = dialect_of(&request);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let is_health = path == "/health";
+    let is_public = is_health || app.settings.public_metrics && path == METRICS;
     let caller = app.settings.keys.find(request.headers());
     let caller = caller.map(|(key, name)| Caller {
         key,
@@ -390,14 +394,14 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
     });
     let mut key_name = String::new();
     let refused = match &caller {
-        None if !is_health => Some(
+        None if !is_public => Some(
             ApiError::new(
                 StatusCode::UNAUTHORIZED,
                 "expected a key that is let in, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
             )
             .with_code("invalid_api_key"),
         ),
-        _ if app.is_draining() && !is_health && path != "/metrics" => Some(ApiError::new(
+        _ if app.is_draining() && !is_health && path != METRICS => Some(ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "the server is about to stop",
         )),
@@ -435,7 +439,7 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
         tell_limits(&app, key, dialect, response.headers_mut());
     }
     let status = response.status().as_u16();
-    if !is_health && path != "/metrics" {
+    if !is_health && path != METRICS {
         let name = match dialect {
             Dialect::OpenAi => "openai",
             Dialect::Anthropic => "anthropic",

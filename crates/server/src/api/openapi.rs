@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::routes::{self, Answer, Route};
 use super::shape::{Field, Served, Shape, TEXT, field, items, required};
-use super::{ANTHROPIC_VERSION, Dialect, Shared};
+use super::{ANTHROPIC_VERSION, Dialect, METRICS, Shared};
 use crate::VERSION;
 
 /// The document, of the models that are served now.
@@ -47,6 +47,9 @@ pub(super) async fn document(State(app): State<Shared>) -> Json<Value> {
     });
     if !app.settings.keys.is_empty() {
         document["security"] = json!([{"bearer": []}, {"key": []}]);
+    }
+    if app.settings.public_metrics {
+        document["paths"][METRICS]["get"]["security"] = json!([]);
     }
     Json(document)
 }

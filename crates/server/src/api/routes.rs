@@ -187,7 +187,7 @@ pub(super) fn all() -> Vec<Route> {
             "A model",
         ),
         read(
-            "/metrics",
+            super::METRICS,
             Answer::Text(operations::METRICS_TYPE),
             get(operations::metrics),
             "What Prometheus reads",
