@@ -35,6 +35,7 @@ mod infill;
 mod metrics;
 mod model;
 mod settings;
+mod trace;
 
 use std::io;
 use std::sync::Arc;
@@ -53,6 +54,7 @@ pub use api::{Keys, KeysError};
 pub use engine::{EngineModel, EngineOptions};
 pub use model::Served;
 pub use settings::{CACHE_BYTES, Log, MAX_BODY, PARALLEL, QUEUE, Settings};
+pub use trace::{Span, Trace, Tracer};
 
 /// The version of this runtime.
 const VERSION: &str = env!("CARGO_PKG_VERSION");

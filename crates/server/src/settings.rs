@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::api::Keys;
 use crate::engine::EngineOptions;
+use crate::trace::Tracer;
 
 /// Takes records of the log: what happened, to which request. No record has a word of a prompt or an answer.
 pub type Log = Arc<dyn Fn(&Map<String, Value>) + Send + Sync>;
@@ -29,6 +30,8 @@ pub struct Settings {
     pub commit: Option<String>,
     /// Takes the log.
     pub log: Log,
+    /// Takes traces, if they are made.
+    pub tracer: Option<Tracer>,
 }
 
 /// Answers at once unless another number is chosen: what a step of a small machine shares well.
@@ -57,6 +60,7 @@ impl Default for Settings {
             public_metrics: false,
             commit: None,
             log: Arc::new(|_| {}),
+            tracer: None,
         }
     }
 }

@@ -21,7 +21,11 @@ use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
 use crate::numbers::{positive, whole};
 use crate::{model, output, size};
 
+#[cfg(feature = "otel")]
+use super::otlp::Collector;
 use super::tls::Tls;
+#[cfg(feature = "otel")]
+use sterna_server::Tracer;
 
 /// How the API is offered.
 #[derive(Debug, Args)]
@@ -98,6 +102,11 @@ pub(super) struct ApiFlags {
     #[arg(long, value_name = "FILE", env = "STERNA_SERVE_TLS_KEY")]
     pub(super) tls_key: Option<PathBuf>,
 
+    /// Collector that gets a trace of each request: OTLP over HTTP, as JSON, at /v1/traces of this address
+    #[cfg(feature = "otel")]
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp_endpoint: Option<String>,
+
     /// Refuse requests that say what their answers have to match: schemas, patterns, grammars, required calls
     #[arg(long)]
     no_grammars: bool,
@@ -133,6 +142,7 @@ pub(super) struct ConfigFile {
     pub(super) pages: Option<bool>,
     public_metrics: Option<bool>,
     adapters: Vec<String>,
+    otlp_endpoint: Option<String>,
     pub(super) tls_cert: Option<PathBuf>,
     pub(super) tls_key: Option<PathBuf>,
 }
@@ -210,6 +220,7 @@ impl ApiFlags {
                 public_metrics: self.public_metrics || file.public_metrics.unwrap_or(false),
                 commit: option_env!("STERNA_COMMIT").map(str::to_owned),
                 log: Arc::new(log),
+                tracer: None,
             },
         })
     }
@@ -235,6 +246,28 @@ impl ApiFlags {
         match file.tls_cert.is_some() || file.tls_key.is_some() {
             true => bail!("tls-cert: this program was built without TLS"),
             false => Ok(None),
+        }
+    }
+}
+
+impl ApiFlags {
+    /// The collector of traces: as the flag says, or `file`, or none.
+    #[cfg(feature = "otel")]
+    pub(super) fn collector(&self, file: &ConfigFile) -> Result<Option<Collector>> {
+        let endpoint = self.otlp_endpoint.as_ref().or(file.otlp_endpoint.as_ref());
+        endpoint
+            .map(|endpoint| Collector::new(endpoint))
+            .transpose()
+    }
+
+    /// Errors: `file` names a collector.
+    #[cfg(not(feature = "otel"))]
+    pub(super) fn expect_no_collector(&self, file: &ConfigFile) -> Result<()> {
+        match file.otlp_endpoint {
+            Some(_) => {
+                bail!("otlp-endpoint: this program was built without traces (feature `otel`)")
+            }
+            None => Ok(()),
         }
     }
 }
@@ -280,6 +313,13 @@ impl Chosen {
     /// Whether what can't be offered is an error.
     pub(super) fn is_asked(&self) -> bool {
         self.is_asked
+    }
+
+    /// The same, with traces for `tracer`.
+    #[cfg(feature = "otel")]
+    pub(super) fn with_tracer(mut self, tracer: Tracer) -> Chosen {
+        self.settings.tracer = Some(tracer);
+        self
     }
 
     /// The adapters of the model that clients call `name`; `is_first` of the models.

@@ -2,13 +2,15 @@
 //!
 //! [`api`] has the settings of the API, which crate `server` is. [`converted`] makes packages of other models, [`package`] lists the files, [`pages`] has the pages, [`site`] finds
 //! the file at a path in either, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file, [`index`]
-//! renders the folder, [`listener`] handles connections, and [`tls`] encrypts them.
+//! renders the folder, [`listener`] handles connections, and [`tls`] encrypts them; with the feature `otel`, `otlp` sends traces.
 
 mod api;
 mod converted;
 mod files;
 mod index;
 mod listener;
+#[cfg(feature = "otel")]
+mod otlp;
 mod package;
 mod pages;
 mod range;
@@ -31,6 +33,8 @@ use crate::{model, output, pull};
 
 use api::{ApiFlags, Chosen, ConfigFile};
 use listener::Listener;
+#[cfg(feature = "otel")]
+use otlp::Collector;
 use package::Package;
 use pages::PAGES;
 use site::Site;
@@ -117,6 +121,10 @@ impl Serve {
         );
         let chosen = self.api.choose(&config)?;
         let tls = self.api.tls(&config)?;
+        #[cfg(feature = "otel")]
+        let collector = self.api.collector(&config)?;
+        #[cfg(not(feature = "otel"))]
+        self.api.expect_no_collector(&config)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let has_api = !self.api.no_api && chosen.may_offer(host)?;
         if self.api.check {
@@ -124,6 +132,13 @@ impl Serve {
         }
         // Before what takes time.
         let listener = Listener::bind(host, port)?;
+        #[cfg(feature = "otel")]
+        let exporter = collector.map(Collector::start).transpose()?;
+        #[cfg(feature = "otel")]
+        let chosen = match &exporter {
+            Some(exporter) => chosen.with_tracer(exporter.tracer()),
+            None => chosen,
+        };
         let package = match self.api.no_files {
             true => None,
             false => Some(self.package(models[0])?),
@@ -173,7 +188,14 @@ impl Serve {
                 server.drain();
             }
         };
-        listener.serve(router, tls, tell, stopping)
+        let served = listener.serve(router, tls, tell, stopping);
+        #[cfg(feature = "otel")]
+        if let Some(exporter) = exporter
+            && exporter.finish().is_err()
+        {
+            output::warning("the last traces may be lost: the collector takes too long");
+        }
+        served
     }
 
     /// The files of the model called `name`.

@@ -20,6 +20,7 @@ use sterna_text::{Decode, Tokenizer};
 
 use crate::engine::{Output, Outputs};
 use crate::model::{ChatPrompt, Conversation, ModelText, THINK, THOUGHT};
+use crate::trace::Tracing;
 use budget::ThoughtBudget;
 use split::{Expected, Part, Splitter};
 use tools::{Tool, ToolFormat};
@@ -435,6 +436,19 @@ pub(crate) struct Summary {
     pub(crate) n_read: usize,
     /// How they ended, each.
     finishes: Vec<&'static str>,
+    /// When what became of each.
+    courses: Vec<Course>,
+}
+
+/// When what became of an answer, as far as it came.
+#[derive(Debug, Clone, Default)]
+struct Course {
+    begun: Option<Instant>,
+    first: Option<Instant>,
+    ended: Option<Instant>,
+    usage: Usage,
+    n_read: usize,
+    finish: Option<&'static str>,
 }
 
 impl Summary {
@@ -454,21 +468,77 @@ impl Summary {
         record.insert("ms".into(), ms.into());
     }
 
-    fn note(&mut self, event: &Event) {
-        match event {
+    /// Adds the answers to a trace: that each waited for its place, that its prompt was computed up to the first
+    /// token, and that the others were. What did not end did until now.
+    pub(crate) fn trace(&self, tracing: &Tracing) {
+        let now = Instant::now();
+        for (choice, course) in self.courses.iter().enumerate() {
+            let ended = course.ended.unwrap_or(now);
+            let waited = (self.begun, course.begun.unwrap_or(ended));
+            tracing.add("queue", waited, vec![("sterna.choice", choice.into())]);
+            let Some(begun) = course.begun else { continue };
+            let attributes = vec![
+                ("sterna.choice", choice.into()),
+                ("gen_ai.usage.input_tokens", course.usage.n_prompt.into()),
+                ("sterna.usage.cached_tokens", course.usage.n_cached.into()),
+            ];
+            tracing.add(
+                "prefill",
+                (begun, course.first.unwrap_or(ended)),
+                attributes,
+            );
+            let Some(first) = course.first else { continue };
+            let finish = course.finish.unwrap_or("cancelled");
+            let attributes = vec![
+                ("sterna.choice", choice.into()),
+                ("gen_ai.usage.output_tokens", course.n_read.into()),
+                ("gen_ai.response.finish_reasons", vec![finish].into()),
+            ];
+            tracing.add("decode", (first, ended), attributes);
+        }
+    }
+
+    /// Notes that an output of the answer `choice` came.
+    fn came(&mut self, choice: usize, output: &Output) {
+        let Some(course) = self.courses.get_mut(choice) else {
+            return;
+        };
+        match output {
+            Output::Begun { n_prompt, n_cached } => {
+                course.begun = Some(Instant::now());
+                course.usage.n_prompt = *n_prompt;
+                course.usage.n_cached = *n_cached;
+            }
+            Output::Token(_) => {
+                self.n_read += 1;
+                course.n_read += 1;
+                course.first.get_or_insert_with(Instant::now);
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes what happened to the answer `choice`.
+    fn note(&mut self, choice: usize, event: &Event) {
+        let finish = match event {
             Event::Ended { finish, usage } => {
                 self.usage.n_prompt += usage.n_prompt;
                 self.usage.n_cached += usage.n_cached;
                 self.usage.n_generated += usage.n_generated;
-                self.finishes.push(match finish {
+                match finish {
                     Finish::Stop => "stop",
                     Finish::StopString(_) => "stop_string",
                     Finish::Length => "length",
                     Finish::Calls => "tool_calls",
-                });
+                }
             }
-            Event::Failed(error) => self.finishes.push(error.code().as_str()),
-            _ => {}
+            Event::Failed(error) => error.code().as_str(),
+            _ => return,
+        };
+        self.finishes.push(finish);
+        if let Some(course) = self.courses.get_mut(choice) {
+            course.ended = Some(Instant::now());
+            course.finish = Some(finish);
         }
     }
 }
@@ -492,6 +562,7 @@ impl Answers {
         readers: Vec<Reader>,
         tell: impl FnOnce(&Summary) + Send + 'static,
     ) -> Answers {
+        let courses = vec![Course::default(); readers.len()];
         Answers {
             outputs,
             n_left: readers.len(),
@@ -501,6 +572,7 @@ impl Answers {
                 usage: Usage::default(),
                 n_read: 0,
                 finishes: Vec::new(),
+                courses,
             },
             tell: Some(Box::new(tell)),
         }
@@ -521,9 +593,11 @@ impl Answers {
             let Some(reader) = self.readers.get_mut(choice) else {
                 continue;
             };
-            self.summary.n_read += usize::from(matches!(output, Output::Token(_)));
+            self.summary.came(choice, &output);
             let events = reader.read(output);
-            events.iter().for_each(|event| self.summary.note(event));
+            events
+                .iter()
+                .for_each(|event| self.summary.note(choice, event));
             let is_over = |event: &Event| matches!(event, Event::Ended { .. } | Event::Failed(_));
             if events.iter().any(is_over) {
                 self.n_left -= 1;

@@ -40,6 +40,7 @@ use crate::engine::{AdapterKey, Engine, Job, Outputs, Work, replies};
 use crate::metrics::Metrics;
 use crate::model::ModelText;
 use crate::settings::Settings;
+use crate::trace::Tracing;
 use json::{At, Checked};
 use limits::{Limited, Limits, Spent};
 use shape::Shape;
@@ -76,6 +77,8 @@ pub(crate) struct Caller {
     key: usize,
     key_name: String,
     pub(crate) request_id: String,
+    /// The trace of the request.
+    tracing: Option<Arc<Tracing>>,
 }
 
 /// A model that a request names.
@@ -259,6 +262,9 @@ impl App {
             });
         self.engine.submit(jobs.collect())?;
         self.spend(caller, n_prompt, "prompt");
+        if let Some(tracing) = &caller.tracing {
+            tracing.say("gen_ai.request.model", model.name.as_str());
+        }
         let log = Arc::clone(&self.settings.log);
         let (app, caller) = (Arc::clone(self), caller.clone());
         let head = json!({
@@ -275,6 +281,9 @@ impl App {
             };
             summary.add_to(&mut record);
             app.spend(&caller, summary.n_read, "generated");
+            if let Some(tracing) = &caller.tracing {
+                summary.trace(tracing);
+            }
             log(&record);
         }))
     }
@@ -387,10 +396,16 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
     let is_health = path == "/health";
     let is_public = is_health || app.settings.public_metrics && path == METRICS;
     let caller = app.settings.keys.find(request.headers());
+    // What is only looked at isn't traced, nor is who isn't let in.
+    let tracer = app.settings.tracer.as_ref();
+    let tracer = tracer.filter(|_| !is_health && path != METRICS && caller.is_some());
+    let tracing = tracer
+        .and_then(|tracer| Tracing::begin(tracer, format!("{method} {path}"), request.headers()));
     let caller = caller.map(|(key, name)| Caller {
         key,
         key_name: name.to_owned(),
         request_id: request_id.clone(),
+        tracing: tracing.clone(),
     });
     let mut key_name = String::new();
     let refused = match &caller {
@@ -439,6 +454,16 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
         tell_limits(&app, key, dialect, response.headers_mut());
     }
     let status = response.status().as_u16();
+    if let Some(tracing) = tracing {
+        tracing.say("http.request.method", method.as_str());
+        tracing.say("url.path", path.as_str());
+        tracing.say("http.response.status_code", status);
+        tracing.say("sterna.request_id", request_id.as_str());
+        tracing.say("sterna.key", key_name.as_str());
+        if response.status().is_server_error() {
+            tracing.fail();
+        }
+    }
     if !is_health && path != METRICS {
         let name = match dialect {
             Dialect::OpenAi => "openai",
