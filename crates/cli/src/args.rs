@@ -16,6 +16,7 @@ use sterna_format::rdrr::RuntimeOptimizations;
 use sterna_format::{DType, I2sLayout};
 use sterna_kernels::Isa;
 
+use crate::device::gpus::Gpus;
 use crate::device::{self, DeviceFlags};
 use crate::machine;
 use crate::numbers::positive;
@@ -412,6 +413,21 @@ impl EngineFlags {
             device: self.device.gpu()?,
             ..self
         })
+    }
+
+    /// The same for each of the GPUs that `gpus` asks for, and the name of each.
+    ///
+    /// Errors: a GPU that isn't there; another device was asked for.
+    pub(crate) fn on_each(&self, gpus: &Gpus) -> Result<Vec<(EngineFlags, String)>> {
+        let devices = self.device.on_each(gpus)?.into_iter();
+        let engine = |(device, name)| {
+            let flags = EngineFlags {
+                device,
+                ..self.clone()
+            };
+            (flags, name)
+        };
+        Ok(devices.map(engine).collect())
     }
 
     /// Where to compute.

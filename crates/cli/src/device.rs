@@ -1,5 +1,6 @@
 //! The flags that choose the device, and its options.
 
+pub(crate) mod gpus;
 pub(crate) mod kernel_hints;
 
 use std::num::NonZero;
@@ -17,6 +18,7 @@ use sterna_format::rdrr::RuntimeOptimizations;
 #[cfg(feature = "gpu")]
 use sterna_gpu::{AdapterCaps, DeviceOptions, tuning::hints};
 
+use self::gpus::Gpus;
 use crate::numbers::whole;
 use crate::size::n_bytes;
 #[cfg(feature = "gpu")]
@@ -43,6 +45,10 @@ pub(crate) struct DeviceFlags {
     /// Part of the name of the GPU to use [default: the best]
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
+
+    /// The place of the GPU among all adapters.
+    #[arg(skip)]
+    gpu_index: Option<usize>,
 
     /// Maximum number of layers to offload to the GPU [default: as many as fit]
     #[arg(long, alias = "n-gpu-layers", value_name = "N", value_parser = whole)]
@@ -78,6 +84,7 @@ impl DeviceFlags {
         DeviceFlags {
             backend: BackendFlag::Cpu,
             gpu: None,
+            gpu_index: None,
             gpu_layers: None,
             gpu_memory: None,
             gpu_tuning: TuningFlag::Auto,
@@ -117,6 +124,7 @@ impl DeviceFlags {
                 BackendFlag::Gpu => DeviceKind::Gpu,
             },
             gpu: self.gpu.clone(),
+            gpu_index: self.gpu_index,
             gpu_layers: self.gpu_layers,
             gpu_memory: self.gpu_memory.map(u64::from),
         })
@@ -124,10 +132,39 @@ impl DeviceFlags {
 
     /// The flags that ask for a GPU.
     fn asked(&self) -> String {
-        match &self.gpu {
-            Some(name) => format!("--gpu {name}"),
-            None => "--backend gpu".to_owned(),
+        match (&self.gpu, self.gpu_index) {
+            (Some(name), _) => format!("--gpu {name}"),
+            (None, Some(index)) => format!("GPU {index}"),
+            (None, None) => "--backend gpu".to_owned(),
         }
+    }
+
+    /// These for each of the GPUs that `gpus` asks for, and the name of each.
+    ///
+    /// Errors: a GPU that isn't there; another device was asked for.
+    pub(crate) fn on_each(&self, gpus: &Gpus) -> Result<Vec<(DeviceFlags, String)>> {
+        if self.backend == BackendFlag::Cpu {
+            bail!(
+                "--gpus: expected --backend gpu or auto, found --backend cpu: the CPU is one device, whose threads \
+                 --threads sets"
+            );
+        }
+        if let Some(name) = &self.gpu {
+            bail!("--gpus: expected no --gpu beside it, found --gpu {name}");
+        }
+        if self.gpu_layers == Some(0) {
+            bail!("--gpus: expected layers on the GPUs, found --gpu-layers 0");
+        }
+        let chosen = gpus.find()?.into_iter();
+        let device = |(index, name)| {
+            let flags = DeviceFlags {
+                backend: BackendFlag::Gpu,
+                gpu_index: Some(index),
+                ..self.clone()
+            };
+            (flags, name)
+        };
+        Ok(chosen.map(device).collect())
     }
 
     /// Completes the options for opening a GPU with `hints`.

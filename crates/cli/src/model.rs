@@ -1,8 +1,10 @@
 //! Models as verbs name them: found, opened, loaded under a progress bar, and what is odd about them told.
 
 use std::ffi::OsStr;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -320,12 +322,81 @@ pub(crate) fn load(
     flags: &EngineFlags,
     n_threads: usize,
 ) -> Result<Arc<Model<Device>>> {
+    let progress = Progress::bytes("loading", plan.weight_bytes());
+    let kept = (flags.weights(), flags.experts()?);
+    let mut warn = |warning| tell(&warning);
+    load_by(files, plan, flags, n_threads, kept, &progress, &mut warn)
+}
+
+/// The same, where weights are kept as `kept` says; `progress` and `warn` are told what happens.
+fn load_by(
+    files: &LocalModel,
+    plan: &ModelPlan,
+    flags: &EngineFlags,
+    n_threads: usize,
+    kept: (WeightsFlag, Option<ExpertsInMemory>),
+    progress: &Progress,
+    warn: &mut dyn FnMut(Warning),
+) -> Result<Arc<Model<Device>>> {
     let flags = flags.clone().for_model(files);
     let hints = flags.device().hints(files.hints());
-    let kept = (flags.weights(), flags.experts()?);
-    let load = |device| load_from(files, plan.clone(), device, kept);
-    let mut warn = |warning| tell(&warning);
-    flags.load_on(n_threads, plan, &hints, &mut warn, load)
+    let load = |device| load_from(files, plan.clone(), device, kept, progress);
+    flags.load_on(n_threads, plan, &hints, warn, load)
+}
+
+/// Loads the model with its adapters once for each of `engines`, which compute on devices of their own, all at the same
+/// time, for sessions that hold `ctx_len` tokens. Where there are several, weights are mapped unless they are to be
+/// read: files are read once.
+pub(crate) fn adapted_for_each(
+    files: &LocalModel,
+    plan: &ModelPlan,
+    engines: &[EngineFlags],
+    ctx_len: usize,
+) -> Result<Vec<Adapted<Device>>> {
+    let [_, _, ..] = engines else {
+        let one = engines
+            .first()
+            .map(|flags| adapted(files, plan, flags, ctx_len));
+        return one.into_iter().collect();
+    };
+    tell_long_context(files, plan, ctx_len);
+    let n_bytes = plan.weight_bytes().saturating_mul(engines.len() as u64);
+    let progress = Progress::bytes("loading", n_bytes);
+    let load = |flags: &EngineFlags| {
+        let weights = match flags.weights() {
+            WeightsFlag::Auto => WeightsFlag::Map,
+            asked => asked,
+        };
+        let (kept, mut warnings) = ((weights, flags.experts()?), Vec::new());
+        let mut warn = |warning| warnings.push(warning);
+        let n_threads = flags.n_threads();
+        let model = load_by(files, plan, flags, n_threads, kept, &progress, &mut warn)?;
+        Ok((model, warnings))
+    };
+    let loaded: Vec<Result<_>> = thread::scope(|scope| {
+        let threads = engines.iter().map(|flags| scope.spawn(|| load(flags)));
+        let threads: Vec<_> = threads.collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<_>>| {
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    drop(progress);
+    let mut told = Vec::new();
+    let mut all = Vec::new();
+    for (number, (loaded, flags)) in loaded.into_iter().zip(engines).enumerate() {
+        let (model, warnings) = loaded.with_context(|| format!("engine {number}"))?;
+        for warning in warnings {
+            // Of the files, each engine's loading says the same.
+            let text = warning.to_string();
+            if !told.contains(&text) {
+                tell(&warning);
+                told.push(text);
+            }
+        }
+        all.push(adapt(model, files, flags.lora())?);
+    }
+    Ok(all)
 }
 
 /// Reads the weights that `plan` asks for onto `backend`.
@@ -337,7 +408,8 @@ pub(crate) fn load_on<B: Backend>(
     flags: &EngineFlags,
 ) -> Result<Arc<Model<B>>> {
     let kept = (flags.weights(), flags.experts()?);
-    let loaded = load_from(files, plan, backend, kept)?;
+    let progress = Progress::bytes("loading", plan.weight_bytes());
+    let loaded = load_from(files, plan, backend, kept, &progress)?;
     loaded.warnings.iter().for_each(tell);
     Ok(loaded.model)
 }
@@ -347,8 +419,8 @@ fn load_from<B: Backend>(
     plan: ModelPlan,
     backend: B,
     (weights, experts): (WeightsFlag, Option<ExpertsInMemory>),
+    progress: &Progress,
 ) -> sterna::Result<sterna::Loaded<B>> {
-    let progress = Progress::bytes("loading", plan.weight_bytes());
     let options = LoadFrom {
         weights: match weights {
             WeightsFlag::Map => Weights::Mapped,
@@ -380,6 +452,13 @@ pub(crate) fn adapted(
     flags: &EngineFlags,
     ctx_len: usize,
 ) -> Result<Adapted<Device>> {
+    tell_long_context(files, plan, ctx_len);
+    let model = load(files, plan, flags, flags.n_threads())?;
+    adapt(model, files, flags.lora())
+}
+
+/// Tells of a context that is longer than what the model was trained for.
+fn tell_long_context(files: &LocalModel, plan: &ModelPlan, ctx_len: usize) {
     let max_ctx = plan.config().max_ctx;
     if ctx_len > max_ctx {
         tell(&Warning::LongContext {
@@ -388,8 +467,6 @@ pub(crate) fn adapted(
             max_ctx,
         });
     }
-    let model = load(files, plan, flags, flags.n_threads())?;
-    adapt(model, files, flags.lora())
 }
 
 /// The weights of a running model, whose groups can be replaced.

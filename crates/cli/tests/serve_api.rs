@@ -340,3 +340,92 @@ fn settings_are_checked() {
         outcome(sterna(home.path()).args(["builtin", "--check", "--api-key", "short"]));
     assert!(!ok && stderr.contains("at least 16 characters"), "{stderr}");
 }
+
+#[test]
+fn gpus_are_checked_before_anything_is_loaded() {
+    let home = tempfile::tempdir().unwrap();
+    let check = |flags: &[&str]| {
+        let mut command = sterna(home.path());
+        outcome(
+            command
+                .args(["builtin", "--no-files", "--check"])
+                .args(flags),
+        )
+    };
+    for (flags, message) in [
+        (
+            &["--gpus", "all", "--backend", "cpu"][..],
+            "--gpus: expected --backend gpu or auto, found --backend cpu: the CPU is one device",
+        ),
+        (&["--gpus", "none"], "expected `all`, a number of GPUs"),
+        (
+            &["--gpus", "all", "--gpu", "x"],
+            "expected no --gpu beside it",
+        ),
+        (
+            &["--gpus", "all", "--gpu-layers", "0"],
+            "expected layers on the GPUs",
+        ),
+    ] {
+        let (ok, _, stderr) = check(flags);
+        assert!(!ok && stderr.contains(message), "{flags:?}: {stderr}");
+    }
+    let config = home.path().join("serve.toml");
+    fs::write(&config, "gpus = \"some\"").unwrap();
+    let (ok, _, stderr) = check(&["--config", config.to_str().unwrap()]);
+    assert!(!ok && stderr.contains("gpus: expected `all`"), "{stderr}");
+    if !cfg!(feature = "gpu") || !sterna_testing::gpu::is_there() {
+        let (ok, _, stderr) = check(&["--gpus", "1"]);
+        assert!(!ok && stderr.contains("--gpus: "), "{stderr}");
+        return;
+    }
+    let (ok, stdout, stderr) = check(&["--gpus", "0,0"]);
+    assert!(ok, "{stderr}");
+    let engines: Vec<&str> = stdout
+        .lines()
+        .filter(|line| line.starts_with("engine "))
+        .collect();
+    assert_eq!(engines.len(), 2, "{stdout}");
+    assert_eq!(engines[0].replace("engine 0", "engine 1"), engines[1]);
+    let (ok, _, stderr) = check(&["--gpus", "0,97"]);
+    assert!(
+        !ok && stderr.contains("--gpus: expected a GPU 97, found 0: "),
+        "{stderr}"
+    );
+    // As many as there are, from the file.
+    fs::write(&config, "gpus = 99").unwrap();
+    let (ok, _, stderr) = check(&["--config", config.to_str().unwrap()]);
+    assert!(
+        !ok && stderr.contains("--gpus: expected 99 GPUs, found "),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn one_gpu_can_have_two_engines() {
+    if !cfg!(feature = "gpu") || !sterna_testing::gpu::is_there() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let server = start(sterna(home.path()).args(["builtin", "--no-files", "--gpus", "0,0"]));
+    let answers: Vec<(u16, String)> = std::thread::scope(|scope| {
+        let asks: Vec<_> = (0..4).map(|_| scope.spawn(|| server.chat(""))).collect();
+        asks.into_iter().map(|ask| ask.join().unwrap()).collect()
+    });
+    for (status, body) in &answers {
+        assert_eq!(*status, 200, "{body}");
+    }
+    // Each has answered, and says so once it has put its sequences away.
+    let has = |metrics: &str, figure: &str, engine: usize| {
+        let figure = format!("{figure}{{engine=\"{engine}\"");
+        let mut lines = metrics.lines();
+        lines.any(|line| line.starts_with(&figure) && !line.ends_with(" 0"))
+    };
+    for engine in [0, 1] {
+        for figure in ["sterna_engine_up", "sterna_cache_sequences"] {
+            while !has(&server.ask("GET /metrics", "", "").1, figure, engine) {
+                std::thread::yield_now();
+            }
+        }
+    }
+}

@@ -196,6 +196,8 @@ pub struct AdapterInfo {
     pub api: Api,
     /// Its kind.
     pub kind: AdapterKind,
+    /// Where it is plugged in, as `0000:41:00.0`, where the driver tells.
+    pub bus: Option<String>,
 }
 
 /// Options for selecting and using a device.
@@ -203,6 +205,8 @@ pub struct AdapterInfo {
 pub struct DeviceOptions {
     /// Only adapters whose name contains this, case-insensitively.
     pub adapter: Option<String>,
+    /// Only the adapter at this place among all of them, best first.
+    pub adapter_index: Option<usize>,
     /// Prefer a software adapter. Otherwise one is used only if there is no other.
     pub software: bool,
     /// Prefer an integrated adapter to a discrete one.
@@ -226,6 +230,7 @@ impl Default for DeviceOptions {
     fn default() -> DeviceOptions {
         DeviceOptions {
             adapter: None,
+            adapter_index: None,
             software: false,
             low_power: false,
             features: Features::ALL,

@@ -26,6 +26,33 @@ fn an_adapter_that_is_not_there_is_named() {
 }
 
 #[test]
+fn an_adapter_is_opened_by_its_place_and_more_than_once() {
+    if device().is_none() {
+        return;
+    }
+    let all = Device::adapters();
+    for (index, info) in all.iter().enumerate() {
+        let options = DeviceOptions {
+            adapter_index: Some(index),
+            ..DeviceOptions::default()
+        };
+        let [first, second] = [(); 2].map(|()| Device::open(&options).unwrap());
+        assert_eq!((first.info(), second.info()), (info, info));
+        // What one has, the other doesn't know of.
+        let buffer = first.upload(&[1u32, 2, 3]).unwrap();
+        assert_eq!(second.memory().used, 0);
+        assert_eq!(first.read::<u32>(&buffer, 0..3).unwrap(), [1, 2, 3]);
+    }
+    let options = DeviceOptions {
+        adapter_index: Some(all.len()),
+        ..DeviceOptions::default()
+    };
+    let error = Device::open(&options).unwrap_err().to_string();
+    let expected = format!("expected an adapter {}, counted from 0", all.len());
+    assert!(error.contains(&expected), "{error}");
+}
+
+#[test]
 fn features_are_what_was_asked_for_and_is_there() {
     let Some(all) = device() else { return };
     assert!(!Device::adapters().is_empty());

@@ -3,8 +3,9 @@
 //! For programs that serve models, of which the `sterna` command is one. Not for sockets: whoever composes a server
 //! listens, and hands connections to a [`Server`]'s router. Not for arithmetic either: that is `sterna`'s.
 //!
-//! A request goes from its dialect to the engine thread, which owns every sequence, and comes back as one stream of
-//! events, which the dialect encodes. An answer doesn't depend on what else is asked at the same time.
+//! A request goes from its dialect into the queue of the engines, each of which computes on a device of its own, and
+//! comes back as one stream of events, which the dialect encodes. An answer doesn't depend on what else is asked at the
+//! same time.
 //!
 //! ```
 //! use sterna::Adapted;
@@ -18,7 +19,8 @@
 //! let options = LoadFrom { weights: Weights::Mapped, experts: None, n_threads: 1, progress: &|_| {} };
 //! let model = Adapted::new(files.load_on(plan.clone(), cpu, &options)?.model);
 //! let session = SessionOptions::new(512);
-//! let served = Served::new("tales", &files, plan, model, session, &mut Vec::new())?;
+//! // One engine.
+//! let served = Served::new("tales", &files, plan, vec![model], session, &mut Vec::new())?;
 //! let server = Server::start(vec![served], Settings::default())?;
 //! // To be served by whatever listens.
 //! let router: axum::Router = server.router();
@@ -47,11 +49,11 @@ use sterna_engine::{Backend, Model};
 
 use adapters::{Shelf, Source};
 use api::{App, Shared};
-use engine::{Engine, LoadAdapter};
+use engine::{EngineModel, Engines, LoadAdapter};
 use metrics::Metrics;
 
 pub use api::{Keys, KeysError};
-pub use engine::{EngineModel, EngineOptions};
+pub use engine::EngineOptions;
 pub use model::Served;
 pub use settings::{CACHE_BYTES, Log, MAX_BODY, PARALLEL, QUEUE, Settings};
 pub use trace::{Span, Trace, Tracer};
@@ -59,40 +61,58 @@ pub use trace::{Span, Trace, Tracer};
 /// The version of this runtime.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// A running engine, and the routes to it.
+/// Running engines, and the routes to them.
 #[derive(Clone)]
 pub struct Server {
     app: Shared,
 }
 
 impl Server {
-    /// Starts the engine for `models`.
+    /// Starts the engines for `models`: as many as each of these was loaded for.
     ///
-    /// Errors: the system has no thread left.
+    /// Errors: models that were loaded for different numbers of engines, or for none; the system has no thread left.
     pub fn start<B>(models: Vec<Served<B>>, settings: Settings) -> io::Result<Server>
     where
         B: Backend + 'static,
-        Adapted<B>: Send,
+        Adapted<B>: Send + Sync,
         Model<B>: Send + Sync,
         ActiveAdapter<B>: Send,
     {
-        let (mut texts, mut engines) = (Vec::new(), Vec::new());
+        let n_engines = models.first().map_or(1, |served| served.engines.len());
+        let differs = |served: &&Served<B>| served.engines.len() != n_engines || n_engines == 0;
+        if let Some(served) = models.iter().find(differs) {
+            let found = served.engines.len();
+            let message = format!(
+                "{}: expected a model that was loaded for {} engines, found one for {found}",
+                served.name(),
+                n_engines.max(1)
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let mut texts = Vec::new();
+        let mut engines: Vec<Vec<EngineModel<B>>> = (0..n_engines).map(|_| Vec::new()).collect();
         let (mut sources, mut loaded) = (Vec::new(), Vec::new());
         for (index, served) in models.into_iter().enumerate() {
             loaded.extend(served.loaded.into_iter().map(|key| (index, key)));
-            let loader: Arc<dyn LoadAdapter> = Arc::clone(&served.engine.adapters) as _;
+            let loader: Arc<dyn LoadAdapter> = Arc::clone(&served.engines[0].adapters) as _;
             let open = served.open;
             sources.push(Source { loader, open });
             texts.push(Arc::new(served.text));
-            engines.push(served.engine);
+            for (engine, model) in engines.iter_mut().zip(served.engines) {
+                engine.push(model);
+            }
         }
         let shelf = Shelf::new(sources, loaded);
-        let token_bytes = engines.first().map_or(0, |model: &EngineModel<B>| {
+        let token_bytes = engines[0].first().map_or(0, |model| {
             (model.cache_bytes)(1).saturating_sub((model.cache_bytes)(0))
         });
-        let metrics = Arc::new(Metrics::new(settings.engine.cache_bytes, token_bytes));
-        let engine = Engine::start(engines, settings.engine, Arc::clone(&metrics))?;
-        let app = App::new(engine, texts, shelf, settings, metrics);
+        let mut devices = settings.devices.clone();
+        devices.resize(n_engines, String::new());
+        let metrics = Metrics::new(&devices, settings.engine.cache_bytes, token_bytes);
+        let metrics = Arc::new(metrics);
+        let (options, log) = (settings.engine, Arc::clone(&settings.log));
+        let engines = Engines::start(engines, devices, options, &metrics, log)?;
+        let app = App::new(engines, texts, shelf, settings, metrics);
         Ok(Server { app: Arc::new(app) })
     }
 

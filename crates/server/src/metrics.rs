@@ -34,14 +34,52 @@ pub(crate) struct Metrics {
     pub(crate) first_token: Histogram,
     pub(crate) next_token: Histogram,
     pub(crate) answer: Histogram,
-    pub(crate) cache_bytes: Gauge,
-    pub(crate) cache_sequences: Gauge,
-    running: Gauge,
+    lost_engines: Counter,
+    of_engines: OfEngines,
+    all_running: Gauge,
     waiting: Gauge,
-    cache_share: Share,
+    all_cache_share: Share,
     adapters: Family<Labels, Gauge>,
-    /// Adapters of requests that are answered, and of those that wait.
-    adapter_names: Mutex<(String, String)>,
+    /// Bytes that the cache of an engine may have.
+    cache_limit: u64,
+    now: Mutex<Now>,
+}
+
+/// Figures with the label `engine`.
+#[derive(Debug, Default)]
+struct OfEngines {
+    up: Family<Labels, Gauge>,
+    running: Family<Labels, Gauge>,
+    cache_bytes: Family<Labels, Gauge>,
+    cache_sequences: Family<Labels, Gauge>,
+    cache_share: Family<Labels, Share>,
+}
+
+/// What is so now, of which gauges are made when they are read.
+#[derive(Debug, Default)]
+struct Now {
+    engines: Vec<EngineNow>,
+    /// Adapters of requests that wait.
+    waiting_adapters: Vec<String>,
+}
+
+#[derive(Debug)]
+struct EngineNow {
+    device: String,
+    is_lost: bool,
+    figures: EngineFigures,
+}
+
+/// What an engine has to do, and what it holds.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EngineFigures {
+    pub(crate) n_running: usize,
+    /// Bytes of all its sequences.
+    pub(crate) cache_bytes: u64,
+    /// Sequences kept for prompts to come.
+    pub(crate) n_sequences: usize,
+    /// Names of the adapters of its answers.
+    pub(crate) adapters: Vec<String>,
 }
 
 /// Bounds of histograms, in seconds: those that vLLM has, which dashboards expect.
@@ -60,8 +98,17 @@ const ANSWER: [f64; 14] = [
 const BLOCK_LEN: u64 = 16;
 
 impl Metrics {
-    /// All at zero. The cache holds `cache_bytes`, of `token_bytes` each token.
-    pub(crate) fn new(cache_bytes: u64, token_bytes: u64) -> Metrics {
+    /// All at zero, of engines on `devices`. The cache of each holds `cache_bytes`, of `token_bytes` each token.
+    pub(crate) fn new(devices: &[String], cache_bytes: u64, token_bytes: u64) -> Metrics {
+        let engine = |device: &String| EngineNow {
+            device: device.clone(),
+            is_lost: false,
+            figures: EngineFigures::default(),
+        };
+        let now = Now {
+            engines: devices.iter().map(engine).collect(),
+            waiting_adapters: Vec::new(),
+        };
         let metrics = Metrics {
             registry: Registry::default(),
             requests: Family::default(),
@@ -75,18 +122,21 @@ impl Metrics {
             first_token: Histogram::new(FIRST_TOKEN),
             next_token: Histogram::new(NEXT_TOKEN),
             answer: Histogram::new(ANSWER),
-            cache_bytes: Gauge::default(),
-            cache_sequences: Gauge::default(),
-            running: Gauge::default(),
+            lost_engines: Counter::default(),
+            of_engines: OfEngines::default(),
+            all_running: Gauge::default(),
             waiting: Gauge::default(),
-            cache_share: Share::default(),
+            all_cache_share: Share::default(),
             adapters: Family::default(),
-            adapter_names: Mutex::default(),
+            cache_limit: cache_bytes,
+            now: Mutex::new(now),
         };
-        metrics.registered(cache_bytes, token_bytes)
+        let n_bytes = cache_bytes.saturating_mul(devices.len() as u64);
+        metrics.registered(n_bytes / (token_bytes * BLOCK_LEN).max(1))
     }
 
-    fn registered(mut self, cache_bytes: u64, token_bytes: u64) -> Metrics {
+    /// The same with all of them in the registry; caches have `n_blocks`.
+    fn registered(mut self, n_blocks: u64) -> Metrics {
         let own = self.registry.sub_registry_with_prefix("sterna");
         own.register(
             "requests",
@@ -144,36 +194,45 @@ impl Metrics {
             self.answer.clone(),
         );
         own.register(
-            "cache_bytes",
-            "Bytes of all sequences",
-            self.cache_bytes.clone(),
+            "lost_engines",
+            "Engines taken out because their device was lost",
+            self.lost_engines.clone(),
         );
+        let OfEngines {
+            up,
+            running,
+            cache_bytes,
+            cache_sequences,
+            cache_share,
+        } = &self.of_engines;
+        own.register(
+            "engine_up",
+            "Whether the engine on the device computes",
+            up.clone(),
+        );
+        own.register("cache_bytes", "Bytes of all sequences", cache_bytes.clone());
         own.register(
             "cache_sequences",
             "Sequences kept for prompts to come",
-            self.cache_sequences.clone(),
+            cache_sequences.clone(),
         );
+        own.register("requests_running", "Answers in progress", running.clone());
         own.register(
-            "requests_running",
-            "Answers in progress",
-            self.running.clone(),
+            "cache_share",
+            "Share of the cache that is used, from 0 to 1",
+            cache_share.clone(),
         );
         own.register(
             "requests_waiting",
             "Requests that wait",
             self.waiting.clone(),
         );
-        own.register(
-            "cache_share",
-            "Share of the cache that is used, from 0 to 1",
-            self.cache_share.clone(),
-        );
         // What gateways schedule by, under the names that they look for.
         let registry = &mut self.registry;
         registry.register(
             "vllm:num_requests_running",
-            "As sterna_requests_running",
-            self.running.clone(),
+            "As sterna_requests_running, of all engines",
+            self.all_running.clone(),
         );
         registry.register(
             "vllm:num_requests_waiting",
@@ -182,15 +241,14 @@ impl Metrics {
         );
         registry.register(
             "vllm:kv_cache_usage_perc",
-            "As sterna_cache_share",
-            self.cache_share.clone(),
+            "As sterna_cache_share, of all engines",
+            self.all_cache_share.clone(),
         );
         registry.register(
             "vllm:lora_requests_info",
             "Adapters of requests; the value is the time",
             self.adapters.clone(),
         );
-        let n_blocks = cache_bytes / (token_bytes * BLOCK_LEN).max(1);
         registry.register(
             "vllm:cache_config",
             "The cache, counted in blocks",
@@ -202,25 +260,27 @@ impl Metrics {
         self
     }
 
-    /// How many answers are in progress, and how many requests wait.
-    pub(crate) fn set_load(&self, n_running: usize, n_waiting: usize) {
-        self.running.set(n_running as i64);
-        self.waiting.set(n_waiting as i64);
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn adapter_names(&self) -> MutexGuard<'_, (String, String)> {
-        let names = self.adapter_names.lock();
-        names.unwrap_or_else(PoisonError::into_inner)
+    /// How many requests wait, and which adapters they have.
+    pub(crate) fn set_waiting(&self, n: usize, adapters: Vec<String>) {
+        self.waiting.set(n as i64);
+        self.now().waiting_adapters = adapters;
     }
 
-    /// Which adapters requests that are answered have, and those that wait.
-    pub(crate) fn set_adapters(&self, running: String, waiting: String) {
-        *self.adapter_names() = (running, waiting);
+    /// What the engine `number` has.
+    pub(crate) fn set_engine(&self, number: usize, figures: EngineFigures) {
+        self.now().engines[number].figures = figures;
     }
 
-    /// The share of the cache that is used.
-    pub(crate) fn set_cache_share(&self, share: f64) {
-        self.cache_share.set(share);
+    /// The engine `number` computes no more.
+    pub(crate) fn lose_engine(&self, number: usize) {
+        self.lost_engines.inc();
+        let engine = &mut self.now().engines[number];
+        engine.is_lost = true;
+        engine.figures = EngineFigures::default();
     }
 
     /// Counts a request.
@@ -244,19 +304,60 @@ impl Metrics {
         self.key_tokens.get_or_create(&labels).inc_by(n as u64);
     }
 
-    /// All of them as text.
-    pub(crate) fn text(&self) -> String {
-        let (running, waiting) = self.adapter_names().clone();
+    /// Makes gauges of what is so now.
+    fn gauge(&self) {
+        let Now {
+            engines,
+            waiting_adapters,
+        } = &*self.now();
+        let of = &self.of_engines;
+        let share = |bytes: u64, n: usize| {
+            let limit = self.cache_limit.saturating_mul(n as u64).max(1);
+            (bytes as f64 / limit as f64).min(1.0)
+        };
+        let (mut n_running, mut n_bytes, mut n_alive) = (0, 0, 0);
+        let mut adapters: Vec<&str> = Vec::new();
+        for (number, engine) in engines.iter().enumerate() {
+            let EngineNow {
+                device,
+                is_lost,
+                figures,
+            } = engine;
+            let labels = vec![("engine", number.to_string())];
+            let running = of.running.get_or_create(&labels);
+            running.set(figures.n_running as i64);
+            let bytes = of.cache_bytes.get_or_create(&labels);
+            bytes.set(figures.cache_bytes as i64);
+            let sequences = of.cache_sequences.get_or_create(&labels);
+            sequences.set(figures.n_sequences as i64);
+            let of_cache = of.cache_share.get_or_create(&labels);
+            of_cache.set(share(figures.cache_bytes, 1));
+            let labels = [labels, vec![("device", device.clone())]].concat();
+            of.up.get_or_create(&labels).set(i64::from(!is_lost));
+            n_running += figures.n_running;
+            n_bytes += figures.cache_bytes;
+            n_alive += usize::from(!is_lost);
+            adapters.extend(figures.adapters.iter().map(String::as_str));
+        }
+        self.all_running.set(n_running as i64);
+        self.all_cache_share.set(share(n_bytes, n_alive));
+        adapters.sort_unstable();
+        adapters.dedup();
         let labels = vec![
             ("max_lora", MAX_ADAPTERS.to_string()),
-            ("running_lora_adapters", running),
-            ("waiting_lora_adapters", waiting),
+            ("running_lora_adapters", adapters.join(",")),
+            ("waiting_lora_adapters", waiting_adapters.join(",")),
         ];
         // Those of before are so no more.
         self.adapters.clear();
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.unwrap_or_default().as_secs();
         self.adapters.get_or_create(&labels).set(now as i64);
+    }
+
+    /// All of them as text.
+    pub(crate) fn text(&self) -> String {
+        self.gauge();
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = encode(&mut text, &self.registry);

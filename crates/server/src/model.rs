@@ -20,7 +20,8 @@ use crate::infill::Infill;
 /// A model to be served.
 pub struct Served<B: Backend> {
     pub(crate) text: ModelText,
-    pub(crate) engine: EngineModel<B>,
+    /// One for each engine.
+    pub(crate) engines: Vec<EngineModel<B>>,
     /// Adapters that requests may name from the beginning.
     pub(crate) loaded: Vec<Arc<AdapterKey>>,
     /// Opens others.
@@ -28,29 +29,34 @@ pub struct Served<B: Backend> {
 }
 
 impl<B: Backend> Served<B> {
-    /// `adapted`, which is made of `files` as `plan` says, under the name `name`; its sequences have the settings
-    /// `session`. What is odd about its files is added to `warnings`.
+    /// `adapted`, which is made of `files` as `plan` says, under the name `name`: loaded as often as there are to be
+    /// engines, each on a device of its own. Its sequences have the settings `session`. What is odd about its files is
+    /// added to `warnings`.
     ///
     /// Errors: files without a tokenizer, or with one that can't be read.
     pub fn new(
         name: impl Into<String>,
         files: &ModelFiles,
         plan: ModelPlan,
-        adapted: Adapted<B>,
+        adapted: Vec<Adapted<B>>,
         session: SessionOptions,
         warnings: &mut Vec<Warning>,
     ) -> Result<Served<B>> {
         let text = ModelText::new(name.into(), files, &plan, session.ctx_len, warnings)?;
         let cache = session.cache;
-        let engine = EngineModel {
-            adapters: Arc::new(Adapters::new(Arc::clone(adapted.model()))),
+        let models = adapted.iter().map(|own| Arc::clone(own.model()));
+        let adapters = Arc::new(Adapters::new(models.collect()));
+        let cache_bytes: Arc<dyn Fn(usize) -> u64 + Send + Sync> =
+            Arc::new(move |len| plan.cache_bytes(len, cache));
+        let engine = |adapted| EngineModel {
+            adapters: Arc::clone(&adapters),
             adapted,
             session,
-            cache_bytes: Box::new(move |len| plan.cache_bytes(len, cache)),
+            cache_bytes: Arc::clone(&cache_bytes),
         };
         Ok(Served {
             text,
-            engine,
+            engines: adapted.into_iter().map(engine).collect(),
             loaded: Vec::new(),
             open: None,
         })
@@ -85,11 +91,14 @@ where
     Model<B>: Send + Sync,
     ActiveAdapter<B>: Send,
 {
-    /// Loads `adapter`, whose updates are scaled by `scale`, for requests that name the model and `:name` after it.
+    /// Loads `adapter` for every engine, whose updates are scaled by `scale`, for requests that name the model and `:name` after it.
     ///
     /// Errors: its matrices don't fit the model.
     pub fn add_adapter(&mut self, name: &str, adapter: AdapterFiles, scale: f32) -> Result<()> {
-        let key = self.engine.adapters.load(name, adapter, scale)?;
+        let Some(engine) = self.engines.first() else {
+            return Ok(());
+        };
+        let key = engine.adapters.load(name, adapter, scale)?;
         self.loaded.retain(|other| other.name != name);
         self.loaded.push(key);
         Ok(())

@@ -14,8 +14,10 @@ pub type Log = Arc<dyn Fn(&Map<String, Value>) + Send + Sync>;
 /// The settings of a server.
 #[derive(Clone)]
 pub struct Settings {
-    /// How the engine shares its time and memory.
+    /// How engines share their time and memory.
     pub engine: EngineOptions,
+    /// The names of the engines' devices, for logs and metrics.
+    pub devices: Vec<String>,
     /// Who is let in.
     pub keys: Keys,
     /// The origins whose pages may ask; `*` are all.
@@ -53,6 +55,7 @@ impl Default for Settings {
                 cache_bytes: CACHE_BYTES,
                 chunk: 64,
             },
+            devices: Vec::new(),
             keys: Keys::none(),
             cors: Vec::new(),
             max_body: MAX_BODY,

@@ -150,22 +150,25 @@ fn a_full_queue_says_when_to_come_back() {
     let headers = [("Content-Type", "application/json")];
     // One is answered and one waits, each taken before the next request is sent: who waits behind them would wait for
     // their end.
-    let waiting: Vec<_> = ["sterna_requests_running 1", "sterna_requests_waiting 1"]
-        .into_iter()
-        .map(|taken| {
-            let mut stream = server.connect();
-            send(
-                &mut stream,
-                "POST /v1/completions",
-                &headers,
-                long.to_string().as_bytes(),
-            );
-            while !server.get("/metrics", &[]).text().contains(taken) {
-                thread::sleep(Duration::from_millis(5));
-            }
-            stream
-        })
-        .collect();
+    let waiting: Vec<_> = [
+        "sterna_requests_running{engine=\"0\"} 1",
+        "sterna_requests_waiting 1",
+    ]
+    .into_iter()
+    .map(|taken| {
+        let mut stream = server.connect();
+        send(
+            &mut stream,
+            "POST /v1/completions",
+            &headers,
+            long.to_string().as_bytes(),
+        );
+        while !server.get("/metrics", &[]).text().contains(taken) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        stream
+    })
+    .collect();
     let mut one = long.clone();
     one["stream"] = false.into();
     one["max_tokens"] = 1.into();

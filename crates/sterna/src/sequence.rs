@@ -66,6 +66,11 @@ impl<B: Backend> Sequence<B> {
         &self.session
     }
 
+    /// The session alone.
+    pub fn into_session(self) -> Session<B> {
+        self.session
+    }
+
     pub(crate) fn session_mut(&mut self) -> &mut Session<B> {
         &mut self.session
     }

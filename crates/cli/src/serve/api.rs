@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use sterna::native::{BUILTIN, Device, LocalModel, has_gpu};
+use sterna::native::{BUILTIN, Device, LocalModel, gpu_name};
 use sterna::scheduler::SchedulerOptions;
 use sterna::{AdapterFiles, Header};
 use sterna_server::{
@@ -18,6 +18,7 @@ use sterna_server::{
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
+use crate::device::gpus::Gpus;
 use crate::numbers::{positive, whole};
 use crate::{model, output, size};
 
@@ -43,7 +44,7 @@ pub(super) struct ApiFlags {
     #[arg(long)]
     pub(super) no_pages: bool,
 
-    /// Answers at once; others wait [default: 8]
+    /// Answers of an engine at once; others wait [default: 8]
     #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_PARALLEL")]
     parallel: Option<NonZero<usize>>,
 
@@ -51,10 +52,16 @@ pub(super) struct ApiFlags {
     #[arg(long, value_name = "N", value_parser = whole, env = "STERNA_SERVE_QUEUE")]
     queue: Option<usize>,
 
-    /// Memory for what was computed of conversations, which their next turns continue; the least recently used
-    /// is forgotten [default: 2GiB]
+    /// Memory of an engine for what was computed of conversations, which their next turns continue; the least
+    /// recently used is forgotten [default: 2GiB]
     #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_CACHE_MEMORY")]
     cache_memory: Option<NonZero<u64>>,
+
+    /// GPUs to compute on, each with an engine of its own that has all models; requests wait in one queue for them:
+    /// all of the best kind, so many of those, or a list of numbers or PCI addresses as `sterna doctor` shows them
+    /// (0,2; one alone as in 2,) [default: one device, as --backend and --gpu say]
+    #[arg(long, value_name = "all|N|LIST", env = "STERNA_SERVE_GPUS")]
+    gpus: Option<Gpus>,
 
     /// LoRA adapter that requests may ask for, as MODEL:NAME: a PEFT folder, a package, its URL, or its name in the
     /// store; =SCALE sets its strength [SCALE: 1]; may be given several times. Without MODEL, of the first model
@@ -143,8 +150,17 @@ pub(super) struct ConfigFile {
     public_metrics: Option<bool>,
     adapters: Vec<String>,
     otlp_endpoint: Option<String>,
+    gpus: Option<CountOrText>,
     pub(super) tls_cert: Option<PathBuf>,
     pub(super) tls_key: Option<PathBuf>,
+}
+
+/// A value that may be written as a number.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum CountOrText {
+    Count(usize),
+    Text(String),
 }
 
 impl ConfigFile {
@@ -162,6 +178,7 @@ pub(super) struct Chosen {
     settings: Settings,
     /// Adapters that requests may ask for.
     adapters: Vec<AdapterFlag>,
+    gpus: Option<Gpus>,
     allow_anyone: bool,
     /// Something about the API was asked for.
     is_asked: bool,
@@ -202,7 +219,15 @@ impl ApiFlags {
             true => file.adapters.iter().map(|text| text.parse()).collect(),
             false => Ok(self.adapter.clone()),
         };
+        let gpus = match (&self.gpus, &file.gpus) {
+            (Some(gpus), _) => Some(Ok(gpus.clone())),
+            (None, Some(CountOrText::Count(n))) => Some(n.to_string().parse()),
+            (None, Some(CountOrText::Text(text))) => Some(text.parse()),
+            (None, None) => None,
+        };
+        let gpus = gpus.transpose();
         Ok(Chosen {
+            gpus: gpus.map_err(|error: String| anyhow!("gpus: {error}"))?,
             adapters: adapters.map_err(|error: String| anyhow!("adapters: {error}"))?,
             is_asked: self.no_files || allow_anyone || !keys.is_empty(),
             allow_anyone,
@@ -213,6 +238,7 @@ impl ApiFlags {
                     cache_bytes: cache_bytes.unwrap_or(CACHE_BYTES),
                     chunk: SchedulerOptions::default().chunk,
                 },
+                devices: Vec::new(),
                 keys,
                 cors,
                 max_body: max_body.map_or(MAX_BODY, |bytes| bytes.try_into().unwrap_or(usize::MAX)),
@@ -342,14 +368,51 @@ impl Chosen {
         Ok(())
     }
 
-    /// A server of `models`.
-    pub(super) fn start(self, models: Vec<Served<Device>>, is_gpu: bool) -> Result<Server> {
+    /// The engines that are asked for by `flags` and `--gpus`.
+    ///
+    /// Errors: a GPU that isn't there; `--gpus` beside another device.
+    pub(super) fn engines(&self, flags: &EngineFlags) -> Result<Devices> {
+        match &self.gpus {
+            Some(gpus) => {
+                let (engines, names) = flags.on_each(gpus)?.into_iter().unzip();
+                Ok(Devices { engines, names })
+            }
+            None => Ok(Devices {
+                engines: vec![flags.clone()],
+                names: Vec::new(),
+            }),
+        }
+    }
+
+    /// A server of `models`, which were loaded for `devices`.
+    pub(super) fn start(self, models: Vec<Loaded>, devices: Devices) -> Result<Server> {
         let mut settings = self.settings;
-        if is_gpu {
+        if models.iter().any(|model| model.is_on_gpu) {
             settings.engine.chunk = SchedulerOptions::gpu().chunk;
         }
-        Server::start(models, settings).context("cannot start the engine's thread")
+        settings.devices = devices.names;
+        if let (true, Some(model)) = (settings.devices.is_empty(), models.first()) {
+            settings.devices.push(model.device.clone());
+        }
+        let models = models.into_iter().map(|model| model.served);
+        Server::start(models.collect(), settings).context("cannot start the engines")
     }
+}
+
+/// Where engines compute.
+pub(super) struct Devices {
+    /// Flags of each.
+    engines: Vec<EngineFlags>,
+    /// The names of the GPUs that `--gpus` asked for.
+    pub(super) names: Vec<String>,
+}
+
+/// A model that was loaded for every engine.
+pub(super) struct Loaded {
+    pub(super) served: Served<Device>,
+    /// Where it is computed.
+    device: String,
+    is_on_gpu: bool,
 }
 
 /// Whether only this machine can reach `host`.
@@ -375,25 +438,28 @@ pub(super) fn check(name: &str, flags: &ModelFlags) -> Result<String> {
     Ok(called(name, files.stem()))
 }
 
-/// Loads the model called `name`, the first of all if `is_first`, and its adapters; whether a GPU computes it.
+/// Loads the model called `name`, the first of all if `is_first`, and its adapters, for each of `devices`.
 pub(super) fn load(
     name: &str,
     is_first: bool,
     chosen: &Chosen,
     flags: &ModelFlags,
-    engine: &EngineFlags,
-) -> Result<(Served<Device>, bool)> {
+    devices: &Devices,
+) -> Result<Loaded> {
     let files = model::open(name)?;
     let plan = model::plan(&files, flags)?;
     // What would fail later fails before the weights are read.
     files.require_tokenizer()?;
-    let engine = engine.clone().for_model(&files);
-    let ctx_len = engine.ctx_len(plan.config().max_ctx);
-    let adapted = model::adapted(&files, &plan, &engine, ctx_len)?;
-    let is_gpu = has_gpu(adapted.model().backend());
+    let engines = devices.engines.iter();
+    let engines: Vec<EngineFlags> = engines
+        .map(|engine| engine.clone().for_model(&files))
+        .collect();
+    let first = &engines[0];
+    let ctx_len = first.ctx_len(plan.config().max_ctx);
+    let session = first.session(ctx_len);
+    let adapted = model::adapted_for_each(&files, &plan, &engines, ctx_len)?;
+    let gpu = gpu_name(adapted[0].model().backend());
     let mut warnings = Vec::new();
-    let session = engine.session(ctx_len);
-    let opened = name.to_owned();
     let name = called(name, files.stem());
     let adapters = chosen.adapters_of(&name, is_first);
     let mut served = Served::new(name, &files, plan, adapted, session, &mut warnings)?;
@@ -409,12 +475,14 @@ pub(super) fn load(
     let served = served
         .with_hash(hash.map(|hash| hash.to_string()))
         .with_adapters(move |path| {
-            // What is kept of open files may not go from thread to thread.
-            let adapter =
-                model::open(&opened).and_then(|files| open_adapter(Path::new(path), &files));
+            let adapter = open_adapter(Path::new(path), &files);
             adapter.map_err(|error| format!("{error:#}"))
         });
-    Ok((served, is_gpu))
+    Ok(Loaded {
+        served,
+        is_on_gpu: gpu.is_some(),
+        device: gpu.unwrap_or_else(|| "CPU".to_owned()),
+    })
 }
 
 /// The adapter at `path` for the model of `files`.

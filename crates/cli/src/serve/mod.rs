@@ -44,6 +44,7 @@ const EXAMPLE: &str = "Example:
   sterna serve model.gguf
   sterna serve model-rdrr --host 0.0.0.0 --port 80
   sterna serve model.gguf other-model --no-files --parallel 16
+  sterna serve model.gguf --no-files --gpus all
   STERNA_API_KEY=... sterna serve model-rdrr --host 0.0.0.0
   sterna serve other/model.gguf --name other-rdrr";
 
@@ -206,14 +207,11 @@ impl Serve {
 
     /// The API of `models`. Where it wasn't asked for, what can't be run has none, and a warning says why.
     fn server(&self, models: &[&str], chosen: Chosen) -> Result<Option<Server>> {
-        let mut served = Vec::new();
-        let mut is_gpu = false;
+        let devices = chosen.engines(&self.engine)?;
+        let mut loaded = Vec::new();
         for (index, name) in models.iter().enumerate() {
-            match api::load(name, index == 0, &chosen, &self.files, &self.engine) {
-                Ok((model, on_gpu)) => {
-                    is_gpu |= on_gpu;
-                    served.push(model);
-                }
+            match api::load(name, index == 0, &chosen, &self.files, &devices) {
+                Ok(model) => loaded.push(model),
                 Err(error) if models.len() == 1 && !chosen.is_asked() => {
                     output::warning(format_args!("files only, without an API: {error:#}"));
                     return Ok(None);
@@ -221,9 +219,9 @@ impl Serve {
                 Err(error) => return Err(error),
             }
         }
-        let names: Vec<String> = served.iter().map(|model| model.name().to_owned()).collect();
-        chosen.check_adapters(&names)?;
-        chosen.start(served, is_gpu).map(Some)
+        let names = loaded.iter().map(|model| model.served.name().to_owned());
+        chosen.check_adapters(&names.collect::<Vec<_>>())?;
+        chosen.start(loaded, devices).map(Some)
     }
 
     /// Checks what can be checked without loading a model.
@@ -240,6 +238,9 @@ impl Serve {
         }
         if has_api {
             chosen.check_adapters(&names)?;
+            for (number, name) in chosen.engines(&self.engine)?.names.iter().enumerate() {
+                output::line(format_args!("engine {number}: {name}"))?;
+            }
         }
         output::line("settings: ok")
     }

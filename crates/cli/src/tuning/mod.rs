@@ -99,6 +99,7 @@ mod tests {
                 driver: "none".into(),
                 api: Api::Other,
                 kind: AdapterKind::Unknown,
+                bus: None,
             },
             features: Features::ALL,
             limits: Limits {

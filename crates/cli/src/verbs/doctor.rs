@@ -48,6 +48,10 @@ struct Report {
 /// A GPU, and the features kernels would use.
 #[derive(Debug, Serialize)]
 struct Gpu {
+    /// Its number, by which `--gpus` names it.
+    index: usize,
+    /// Where it is plugged in, where the driver tells.
+    bus: Option<String>,
     name: String,
     driver: String,
     /// `vulkan`, `metal` or `dx12`.
@@ -98,7 +102,9 @@ struct Pipelines {
 #[cfg(feature = "gpu")]
 fn gpus() -> Vec<Gpu> {
     let offers = sterna_gpu::Device::all_caps(&sterna_gpu::DeviceOptions::default());
-    let gpu = |offer: sterna_gpu::AdapterCaps| Gpu {
+    let gpu = |(index, offer): (usize, sterna_gpu::AdapterCaps)| Gpu {
+        index,
+        bus: offer.info.bus.clone(),
         kernels: offer.variants().into(),
         tuning: TuningReport::new(&offer),
         features: offer.features.names(),
@@ -114,7 +120,7 @@ fn gpus() -> Vec<Gpu> {
         api: format!("{:?}", offer.info.api).to_lowercase(),
         kind: format!("{:?}", offer.info.kind).to_lowercase(),
     };
-    offers.into_iter().map(gpu).collect()
+    offers.into_iter().enumerate().map(gpu).collect()
 }
 
 #[cfg(feature = "gpu")]
@@ -277,8 +283,16 @@ impl Gpu {
             (
                 "gpu",
                 format!(
-                    "{} ({}, {}, {})",
-                    self.name, self.kind, self.api, self.driver
+                    "{}: {} ({}, {}, {}){}",
+                    self.index,
+                    self.name,
+                    self.kind,
+                    self.api,
+                    self.driver,
+                    match &self.bus {
+                        Some(bus) => format!(" at {bus}"),
+                        None => String::new(),
+                    }
                 ),
             ),
             ("  features", self.features.join(" ")),

@@ -344,7 +344,9 @@ pub(crate) struct Reader {
 impl Reader {
     fn read(&mut self, output: Output) -> Vec<Event> {
         match output {
-            Output::Begun { n_prompt, n_cached } => vec![Event::Begun { n_prompt, n_cached }],
+            Output::Begun {
+                n_prompt, n_cached, ..
+            } => vec![Event::Begun { n_prompt, n_cached }],
             Output::Token(Token { id, text, logprobs }) => {
                 let mut events = Vec::new();
                 if let Some(logprobs) = logprobs {
@@ -434,6 +436,8 @@ pub(crate) struct Summary {
     usage: Usage,
     /// Tokens of them that came, also of those that did not end.
     pub(crate) n_read: usize,
+    /// The engines that began them.
+    engines: Vec<usize>,
     /// How they ended, each.
     finishes: Vec<&'static str>,
     /// When what became of each.
@@ -457,6 +461,7 @@ impl Summary {
         let Summary {
             begun,
             usage,
+            engines,
             finishes,
             ..
         } = self;
@@ -464,6 +469,7 @@ impl Summary {
         record.insert("n_prompt".into(), usage.n_prompt.into());
         record.insert("n_cached".into(), usage.n_cached.into());
         record.insert("n_generated".into(), usage.n_generated.into());
+        record.insert("engines".into(), engines.clone().into());
         record.insert("finish".into(), finishes.clone().into());
         record.insert("ms".into(), ms.into());
     }
@@ -504,7 +510,12 @@ impl Summary {
             return;
         };
         match output {
-            Output::Begun { n_prompt, n_cached } => {
+            Output::Begun {
+                engine,
+                n_prompt,
+                n_cached,
+            } => {
+                self.engines.push(*engine);
                 course.begun = Some(Instant::now());
                 course.usage.n_prompt = *n_prompt;
                 course.usage.n_cached = *n_cached;
@@ -571,6 +582,7 @@ impl Answers {
                 begun: Instant::now(),
                 usage: Usage::default(),
                 n_read: 0,
+                engines: Vec::new(),
                 finishes: Vec::new(),
                 courses,
             },

@@ -193,7 +193,7 @@ impl From<Refused> for ApiError {
             )),
             Refused::Stopped => ApiError::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "the engine has stopped; the log says why",
+                "no engine is left; the log says why",
             ),
         }
     }

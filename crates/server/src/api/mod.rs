@@ -36,7 +36,7 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::adapters::{Offered, Shelf};
 use crate::answer::{Answers, Ask, Summary, prepare};
-use crate::engine::{AdapterKey, Engine, Job, Outputs, Work, replies};
+use crate::engine::{AdapterKey, Engines, Job, Outputs, Work, replies};
 use crate::metrics::Metrics;
 use crate::model::ModelText;
 use crate::settings::Settings;
@@ -53,7 +53,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What every handler needs.
 pub(crate) struct App {
-    pub(crate) engine: Engine,
+    pub(crate) engines: Engines,
     pub(crate) models: Vec<Arc<ModelText>>,
     /// Their adapters.
     pub(crate) shelf: Shelf,
@@ -102,7 +102,7 @@ impl Named {
 
 impl App {
     pub(crate) fn new(
-        engine: Engine,
+        engines: Engines,
         models: Vec<Arc<ModelText>>,
         shelf: Shelf,
         settings: Settings,
@@ -110,7 +110,7 @@ impl App {
     ) -> App {
         let n_preparing = std::thread::available_parallelism().map_or(1, |n| n.get());
         App {
-            engine,
+            engines,
             models,
             shelf,
             limits: Limits::new(settings.keys.quotas()),
@@ -260,7 +260,7 @@ impl App {
                 work: Work::Generate(Box::new(request)),
                 reply,
             });
-        self.engine.submit(jobs.collect())?;
+        self.engines.submit(jobs.collect())?;
         self.spend(caller, n_prompt, "prompt");
         if let Some(tracing) = &caller.tracing {
             tracing.say("gen_ai.request.model", model.name.as_str());
@@ -319,7 +319,7 @@ impl App {
             work,
             reply,
         });
-        self.engine.submit(jobs.collect())?;
+        self.engines.submit(jobs.collect())?;
         self.spend(caller, n_tokens, "prompt");
         Ok(outputs)
     }

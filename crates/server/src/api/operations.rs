@@ -10,7 +10,7 @@ use super::Shared;
 
 /// Whether requests are answered.
 pub(super) async fn health(State(app): State<Shared>) -> Response {
-    let status = match (app.engine.is_well(), app.is_draining()) {
+    let status = match (app.engines.is_well(), app.is_draining()) {
         (false, _) => "stopped",
         (true, true) => "stopping",
         (true, false) => "ok",

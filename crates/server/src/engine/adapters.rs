@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use sterna::{AdapterFiles, Context, Result};
+use sterna::{AdapterFiles, Context, ErrorCode, Result};
 use sterna_engine::lora::{ActiveAdapter, AdapterOptions};
 use sterna_engine::{Backend, Model};
 
@@ -15,48 +15,56 @@ pub(crate) struct AdapterKey {
     pub(crate) name: String,
 }
 
-/// The loaded adapters of a model.
+/// The loaded adapters of a model, on every engine.
 pub(crate) struct Adapters<B: Backend> {
-    model: Arc<Model<B>>,
-    all: Mutex<Vec<(Weak<AdapterKey>, ActiveAdapter<B>)>>,
+    /// By engine.
+    models: Vec<Arc<Model<B>>>,
+    all: Mutex<Vec<Loaded<B>>>,
+}
+
+/// What a key stands for.
+struct Loaded<B: Backend> {
+    key: Weak<AdapterKey>,
+    /// By engine; `None` on those whose device is lost.
+    adapters: Vec<Option<ActiveAdapter<B>>>,
 }
 
 impl<B: Backend> Adapters<B> {
-    /// None yet.
-    pub(crate) fn new(model: Arc<Model<B>>) -> Adapters<B> {
+    /// None yet, of a model that each engine has its own of.
+    pub(crate) fn new(models: Vec<Arc<Model<B>>>) -> Adapters<B> {
         Adapters {
-            model,
+            models,
             all: Mutex::default(),
         }
     }
 
-    fn all(&self) -> MutexGuard<'_, Vec<(Weak<AdapterKey>, ActiveAdapter<B>)>> {
+    fn all(&self) -> MutexGuard<'_, Vec<Loaded<B>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The adapter that `key` stands for.
-    pub(super) fn get(&self, key: &AdapterKey) -> Option<ActiveAdapter<B>> {
+    /// The adapter that `key` stands for, of the engine `number`.
+    pub(super) fn get(&self, key: &AdapterKey, number: usize) -> Option<ActiveAdapter<B>> {
         let all = self.all();
-        let found = all
-            .iter()
-            .find(|(own, _)| own.as_ptr() == std::ptr::from_ref(key));
-        found.map(|(_, adapter)| adapter.clone())
+        let is_meant = |loaded: &&Loaded<B>| loaded.key.as_ptr() == std::ptr::from_ref(key);
+        all.iter().find(is_meant)?.adapters.get(number)?.clone()
     }
 
     /// Drops those that nothing stands for any more; the ids of the others.
     pub(super) fn keep_named(&self) -> Vec<usize> {
         let mut all = self.all();
-        all.retain(|(key, _)| key.strong_count() > 0);
-        let ids = all.iter().filter_map(|(key, _)| Some(key.upgrade()?.id));
+        all.retain(|loaded| loaded.key.strong_count() > 0);
+        let ids = all
+            .iter()
+            .filter_map(|loaded| Some(loaded.key.upgrade()?.id));
         ids.collect()
     }
 }
 
 /// Where adapters are loaded.
 pub(crate) trait LoadAdapter: Send + Sync {
-    /// Loads `files` under the name `name`; its updates are scaled by `scale`.
+    /// Loads `files` for every engine, under the name `name`; its updates are scaled by `scale`.
     ///
-    /// Errors: its matrices don't fit the model.
+    /// Errors: its matrices don't fit the model; no device is left.
     fn load(&self, name: &str, files: AdapterFiles, scale: f32) -> Result<Arc<AdapterKey>>;
 }
 
@@ -69,16 +77,30 @@ where
     fn load(&self, name: &str, files: AdapterFiles, scale: f32) -> Result<Arc<AdapterKey>> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let refusal = files.refusal();
-        let adapter = self
-            .model
-            .load_adapter(files.source, AdapterOptions::default());
-        let adapter = adapter.with_context(|| refusal)?;
+        let (mut adapters, mut lost) = (Vec::new(), None);
+        for model in &self.models {
+            let loaded = model.load_adapter(files.source.clone(), AdapterOptions::default());
+            match loaded.with_context(|| refusal.clone()) {
+                Ok(adapter) => adapters.push(Some(ActiveAdapter { adapter, scale })),
+                // Nothing is asked of that engine any more.
+                Err(error) if error.code() == ErrorCode::DeviceLost => {
+                    adapters.push(None);
+                    lost = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(error) = lost.filter(|_| adapters.iter().all(Option::is_none)) {
+            return Err(error);
+        }
         let key = Arc::new(AdapterKey {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             name: name.to_owned(),
         });
-        let active = ActiveAdapter { adapter, scale };
-        self.all().push((Arc::downgrade(&key), active));
+        self.all().push(Loaded {
+            key: Arc::downgrade(&key),
+            adapters,
+        });
         Ok(key)
     }
 }

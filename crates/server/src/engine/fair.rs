@@ -26,28 +26,41 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Takes the next item of the next key for which `may` lets it go; that key is the last one then.
+    /// Adds `item` of `key`, before all others of all keys.
+    pub(super) fn push_front(&mut self, key: usize, item: T) {
+        let at = self.keys.iter().position(|(own, _)| *own == key);
+        let own = at.and_then(|at| self.keys.remove(at));
+        let mut items = own.map_or_else(VecDeque::new, |(_, items)| items);
+        items.push_front(item);
+        self.keys.push_front((key, items));
+    }
+
+    /// Takes the first item of the next key that has one which `may` lets go; that key is the last one then.
     pub(super) fn next(&mut self, mut may: impl FnMut(&T) -> bool) -> Option<T> {
-        let at = self
-            .keys
-            .iter()
-            .position(|(_, items)| items.front().is_some_and(&mut may))?;
+        let first = |(at, (_, items)): (usize, &(usize, VecDeque<T>))| {
+            Some((at, items.iter().position(&mut may)?))
+        };
+        let (at, index) = self.keys.iter().enumerate().find_map(first)?;
         let (key, mut items) = self.keys.remove(at)?;
-        let item = items.pop_front();
+        let item = items.remove(index);
         if !items.is_empty() {
             self.keys.push_back((key, items));
         }
         item
     }
 
-    /// Keeps what `keep` says; returns how many are gone.
-    pub(super) fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) -> usize {
-        let before = self.len();
+    /// Takes all items.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = T> {
+        let keys = std::mem::take(&mut self.keys);
+        keys.into_iter().flat_map(|(_, items)| items)
+    }
+
+    /// Keeps what `keep` says.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         for (_, items) in &mut self.keys {
             items.retain(&mut keep);
         }
         self.keys.retain(|(_, items)| !items.is_empty());
-        before - self.len()
     }
 
     /// All that wait.
@@ -94,9 +107,26 @@ mod tests {
         queue.push(0, "a1");
         queue.push(0, "a2");
         queue.push(1, "b1");
-        assert_eq!(queue.next(|item| *item != "a1"), Some("b1"));
-        assert_eq!(queue.next(|item| *item != "a1"), None);
-        assert_eq!(queue.retain(|item| *item != "a1"), 1);
-        assert_eq!(drained(&mut queue), ["a2"]);
+        queue.push(1, "b2");
+        let may = |item: &&str| *item != "a1";
+        assert_eq!(queue.next(may), Some("a2"));
+        assert_eq!(queue.next(may), Some("b1"));
+        assert_eq!(queue.next(may), Some("b2"));
+        assert_eq!(queue.next(may), None);
+        assert_eq!(drained(&mut queue), ["a1"]);
+    }
+
+    #[test]
+    fn what_comes_back_is_before_all_others() {
+        let mut queue = FairQueue::default();
+        for (key, item) in [(0, "a2"), (1, "b2"), (1, "b3")] {
+            queue.push(key, item);
+        }
+        for (key, item) in [(2, "c1"), (1, "b1"), (0, "a1")] {
+            queue.push_front(key, item);
+        }
+        queue.retain(|item| *item != "b3");
+        let order = ["a1", "b1", "c1", "a2", "b2"];
+        assert_eq!(drained(&mut queue), order);
     }
 }

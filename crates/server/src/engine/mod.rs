@@ -1,53 +1,55 @@
-//! The engine: one thread that owns every sequence, and the way to it.
+//! The engines, one for each device: a thread that owns the sequences which are computed there. And the way to them.
 //!
-//! Requests for work ([`Job`]) come in by a channel; what becomes of each goes out by a bounded channel of its own, so
-//! that who reads slowly stalls nobody. [`fair`] says whose turn it is, [`prefix`] which sequence a prompt continues,
-//! [`worker`] computes.
+//! Requests for work ([`Job`]) wait in one queue ([`dispatch`]); what becomes of each goes out by a bounded channel of
+//! its own, so that who reads slowly stalls nobody. [`fair`] says whose turn it is, [`route`] which engine gets it,
+//! [`prefix`] which sequence a prompt continues, [`worker`] computes.
 
 mod adapters;
+mod dispatch;
 mod fair;
 mod prefix;
+mod route;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna::embedding::Pooling;
-use sterna::generate::{Logprobs, Request, Stats, StopReason};
+use sterna::generate::{Generator, Logprobs, Request, Stats, StopReason};
 use sterna::{Adapted, Error};
 use sterna_engine::{Backend, SessionOptions};
 use tokio::sync::mpsc as replies;
 
 use crate::metrics::Metrics;
+use crate::settings::Log;
 pub(crate) use adapters::{AdapterKey, Adapters, LoadAdapter};
+use dispatch::Dispatch;
 use worker::Worker;
 
 /// Events of one request that wait to be read; with more, it is given up.
 const MAX_UNREAD: usize = 4096;
 
-/// A model as the engine sees it: no strings.
-pub struct EngineModel<B: Backend> {
+/// A model as an engine sees it: no strings.
+pub(crate) struct EngineModel<B: Backend> {
     /// The model, with the adapters of its sequences.
-    pub adapted: Adapted<B>,
+    pub(crate) adapted: Adapted<B>,
     /// Settings of its sequences.
-    pub session: SessionOptions,
+    pub(crate) session: SessionOptions,
     /// Bytes of a sequence's cache by its number of tokens.
-    pub cache_bytes: Box<dyn Fn(usize) -> u64 + Send>,
-    /// Adapters that requests may name, beside those of all sequences.
+    pub(crate) cache_bytes: Arc<dyn Fn(usize) -> u64 + Send + Sync>,
+    /// Adapters that requests may name, beside those of all sequences. All engines share them.
     pub(crate) adapters: Arc<Adapters<B>>,
 }
 
-/// How the engine shares its time and memory.
+/// How engines share their time and memory.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
-    /// Answers at once, at most.
+    /// Answers of an engine at once, at most.
     pub parallel: usize,
     /// Requests that may wait beyond those.
     pub queue: usize,
-    /// Bytes of all sequences, unless those of running answers alone are more.
+    /// Bytes of all sequences of an engine, unless those of running answers alone are more.
     pub cache_bytes: u64,
     /// Tokens of prompts in a step that running answers share.
     pub chunk: usize,
@@ -68,6 +70,8 @@ pub(crate) struct Job {
 pub(crate) enum Work {
     /// An answer.
     Generate(Box<Request>),
+    /// The rest of one that was begun by an engine which has lost its device.
+    Continue(Box<Continued>),
     /// The log-probabilities of a text's tokens, and of so many of the most probable ones.
     Score { ids: Vec<u32>, n_top: usize },
     /// Vectors of texts.
@@ -76,6 +80,14 @@ pub(crate) enum Work {
         pooling: Pooling,
         normalised: bool,
     },
+}
+
+/// An answer that was begun.
+pub(crate) struct Continued {
+    generator: Generator,
+    begun: Instant,
+    /// When its newest token came.
+    last: Option<Instant>,
 }
 
 /// Where the outputs of one of the answers to a request go.
@@ -127,6 +139,8 @@ pub(crate) fn replies(n: usize) -> (Vec<Reply>, Outputs) {
 pub(crate) enum Output {
     /// An answer was begun.
     Begun {
+        /// The number of the engine that did so.
+        engine: usize,
         n_prompt: usize,
         /// Tokens of the prompt that are not computed again.
         n_cached: usize,
@@ -155,104 +169,96 @@ pub(crate) enum Refused {
     Full { retry_after: Duration },
     /// More at once than may ever wait.
     TooMany { limit: usize },
-    /// The engine has stopped.
+    /// No engine is left.
     Stopped,
 }
 
-/// What both sides know of the engine's load.
-#[derive(Debug, Default)]
-struct Load {
-    /// Jobs that run or wait.
-    pending: AtomicUsize,
-    is_stopped: AtomicBool,
-    /// A device was lost.
-    is_lost: AtomicBool,
-    /// How long answers took lately.
-    answer_ms: AtomicUsize,
-}
-
-/// The way to the engine. When the last one is gone, the engine stops.
+/// The way to the engines. When the last one is gone, they stop.
 #[derive(Clone)]
-pub(crate) struct Engine {
-    jobs: mpsc::Sender<Job>,
-    load: Arc<Load>,
-    options: EngineOptions,
+pub(crate) struct Engines {
+    door: Arc<Door>,
 }
 
-impl Engine {
-    /// Starts the thread, for `models`.
+/// Closes the queue when it is dropped.
+struct Door {
+    dispatch: Arc<Dispatch>,
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.dispatch.close();
+    }
+}
+
+impl Engines {
+    /// Starts a thread for each of `devices`, which has the models of the same place in `models`: each engine has all
+    /// of them.
     ///
     /// Errors: the system has no thread left.
     pub(crate) fn start<B>(
-        models: Vec<EngineModel<B>>,
+        models: Vec<Vec<EngineModel<B>>>,
+        devices: Vec<String>,
         options: EngineOptions,
-        metrics: Arc<Metrics>,
-    ) -> std::io::Result<Engine>
+        metrics: &Arc<Metrics>,
+        log: Log,
+    ) -> std::io::Result<Engines>
     where
         B: Backend + 'static,
-        Adapted<B>: Send,
+        Adapted<B>: Send + Sync,
         Adapters<B>: Send + Sync,
     {
-        let (sender, jobs) = mpsc::channel();
-        let load = Arc::new(Load::default());
-        let engine = Engine {
-            jobs: sender,
-            load: Arc::clone(&load),
-            options,
+        let dispatch = Dispatch::new(devices, options, Arc::clone(metrics), log);
+        let dispatch = Arc::new(dispatch);
+        let door = Door {
+            dispatch: Arc::clone(&dispatch),
         };
-        thread::Builder::new()
-            .name("engine".to_owned())
-            .spawn(move || {
-                // Also if it panics, after which nothing is answered.
-                let _stopped = Stopped(Arc::clone(&load));
-                Worker::new(models, options, jobs, load, metrics).run();
-            })?;
-        Ok(engine)
+        for (number, models) in models.into_iter().enumerate() {
+            let (dispatch, metrics) = (Arc::clone(&dispatch), Arc::clone(metrics));
+            thread::Builder::new()
+                .name(format!("engine {number}"))
+                .spawn(move || {
+                    // If it panics, it is as if its device were lost.
+                    let _lost = LostInPanic {
+                        dispatch: Arc::clone(&dispatch),
+                        number,
+                    };
+                    Worker::new(number, models, options, dispatch, metrics).run();
+                })?;
+        }
+        Ok(Engines {
+            door: Arc::new(door),
+        })
     }
 
     /// Takes `jobs`, all or none.
     pub(crate) fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
-        if !self.is_well() {
-            return Err(Refused::Stopped);
-        }
-        let limit = self.options.parallel + self.options.queue;
-        let n = jobs.len();
-        if n > limit {
-            return Err(Refused::TooMany { limit });
-        }
-        let pending = &self.load.pending;
-        let taken = pending.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |pending| {
-            (pending + n <= limit).then_some(pending + n)
-        });
-        if let Err(pending) = taken {
-            let answer = self.load.answer_ms.load(Ordering::Relaxed) as u64;
-            let rounds = pending as u64 / self.options.parallel as u64;
-            let wait = Duration::from_millis((answer * rounds).clamp(1_000, 60_000));
-            return Err(Refused::Full { retry_after: wait });
-        }
-        for job in jobs {
-            self.jobs.send(job).map_err(|_| Refused::Stopped)?;
-        }
-        Ok(())
+        self.door.dispatch.submit(jobs)
     }
 
-    /// Whether it answers.
+    /// Whether one of them answers.
     pub(crate) fn is_well(&self) -> bool {
-        let Load {
-            is_stopped,
-            is_lost,
-            ..
-        } = &*self.load;
-        !is_stopped.load(Ordering::Relaxed) && !is_lost.load(Ordering::Relaxed)
+        self.door.dispatch.is_well()
+    }
+
+    /// Lets the engine `number` lose its device in its next step.
+    #[cfg(test)]
+    fn lose(&self, number: usize) {
+        self.door.dispatch.doom(number);
     }
 }
 
-/// Records, when it is dropped, that the engine has stopped.
-struct Stopped(Arc<Load>);
+/// Takes an engine out when its thread panics.
+struct LostInPanic {
+    dispatch: Arc<Dispatch>,
+    number: usize,
+}
 
-impl Drop for Stopped {
+impl Drop for LostInPanic {
     fn drop(&mut self) {
-        self.0.is_stopped.store(true, Ordering::Relaxed);
+        if thread::panicking() {
+            let message = "its thread has panicked";
+            self.dispatch.lose(self.number, Vec::new(), message);
+        }
     }
 }
 

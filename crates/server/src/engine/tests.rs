@@ -1,7 +1,7 @@
-//! The engine alone, in token ids: what is kept of earlier prompts changes no answer.
+//! Engines alone, in token ids: neither what is kept of earlier prompts nor which engine computes changes an answer.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use sterna::generate::Request;
 use sterna::native::{LoadFrom, LocalFolder, LocalModel, Located, Weights, open_adapter};
@@ -26,9 +26,12 @@ const MODELS: [(&str, bool); 6] = [
 const N_IDS: u32 = 90;
 
 struct Tested {
-    engine: Engine,
+    engines: Engines,
     n_vocab: usize,
     adapters: Arc<Adapters<Cpu>>,
+    metrics: Arc<Metrics>,
+    /// Records of the log.
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 fn testdata(folder: &str) -> PathBuf {
@@ -47,8 +50,17 @@ fn engine(folder: &str, options: EngineOptions) -> Tested {
     engine_of(folder, None, options)
 }
 
-/// The same, all of whose sequences have this adapter.
+/// `n` engines for it.
+fn engines(n: usize, folder: &str, options: EngineOptions) -> Tested {
+    engines_of(n, folder, None, options)
+}
+
+/// An engine, all of whose sequences have this adapter.
 fn engine_of(folder: &str, own: Option<&str>, options: EngineOptions) -> Tested {
+    engines_of(1, folder, own, options)
+}
+
+fn engines_of(n: usize, folder: &str, own: Option<&str>, options: EngineOptions) -> Tested {
     let path = testdata(folder);
     let files = LocalModel::open(folder, Located::at(&path).unwrap(), None, None).unwrap();
     let plan = files.plan(&PlanOptions::default()).unwrap();
@@ -59,25 +71,47 @@ fn engine_of(folder: &str, own: Option<&str>, options: EngineOptions) -> Tested 
         n_threads: 1,
         progress: &|_| {},
     };
-    let loaded = files.load_on(plan.clone(), Cpu::new(1, Isa::detect()), &load_from);
     let session = SessionOptions::new(400);
-    let mut adapted = Adapted::new(loaded.unwrap().model);
-    if let Some(own) = own {
-        let added = adapted.add(adapter(own), &files, (1.0, None), &mut Vec::new());
-        added.unwrap();
-    }
-    let adapters = Arc::new(Adapters::new(Arc::clone(adapted.model())));
-    let model = EngineModel {
-        adapters: Arc::clone(&adapters),
-        adapted,
-        session,
-        cache_bytes: Box::new(move |len| plan.cache_bytes(len, session.cache)),
+    let load = |_| {
+        let loaded = files.load_on(plan.clone(), Cpu::new(1, Isa::detect()), &load_from);
+        let mut adapted = Adapted::new(loaded.unwrap().model);
+        if let Some(own) = own {
+            let added = adapted.add(adapter(own), &files, (1.0, None), &mut Vec::new());
+            added.unwrap();
+        }
+        adapted
     };
-    let metrics = Arc::new(Metrics::new(options.cache_bytes, 1));
+    let adapted: Vec<Adapted<Cpu>> = (0..n).map(load).collect();
+    let models = adapted.iter().map(|own| Arc::clone(own.model()));
+    let adapters = Arc::new(Adapters::new(models.collect()));
+    let cache_bytes: Arc<dyn Fn(usize) -> u64 + Send + Sync> =
+        Arc::new(move |len| plan.cache_bytes(len, session.cache));
+    let model = |adapted| {
+        vec![EngineModel {
+            adapters: Arc::clone(&adapters),
+            adapted,
+            session,
+            cache_bytes: Arc::clone(&cache_bytes),
+        }]
+    };
+    let models = adapted.into_iter().map(model).collect();
+    let devices: Vec<String> = (0..n).map(|number| format!("device {number}")).collect();
+    let metrics = Arc::new(Metrics::new(&devices, options.cache_bytes, 1));
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let write = {
+        let log = Arc::clone(&log);
+        move |record: &serde_json::Map<String, serde_json::Value>| {
+            let record = serde_json::to_string(record).unwrap();
+            log.lock().unwrap().push(record);
+        }
+    };
+    let engines = Engines::start(models, devices, options, &metrics, Arc::new(write)).unwrap();
     Tested {
-        engine: Engine::start(vec![model], options, metrics).unwrap(),
+        engines,
         n_vocab,
         adapters,
+        metrics,
+        log,
     }
 }
 
@@ -90,11 +124,12 @@ fn options(cache_bytes: u64, parallel: usize) -> EngineOptions {
     }
 }
 
-/// An answer, and how much of its prompt was there.
+/// An answer, how much of its prompt was there, and which engine began it.
 #[derive(Debug, Default, PartialEq)]
 struct Answered {
     ids: Vec<u32>,
     n_cached: usize,
+    engine: usize,
 }
 
 impl Tested {
@@ -112,45 +147,64 @@ impl Tested {
 
     /// The answers to `prompts`, all asked at once.
     fn answers(&self, prompts: &[Vec<u32>]) -> Vec<Answered> {
-        let prompts: Vec<_> = prompts
-            .iter()
-            .map(|prompt| (prompt.clone(), None))
-            .collect();
-        self.answers_by(&prompts)
+        self.answers_by(&plain(prompts))
     }
 
     /// The same, each by an adapter.
     fn answers_by(&self, prompts: &[(Vec<u32>, Option<Arc<AdapterKey>>)]) -> Vec<Answered> {
-        let (replies, mut outputs) = replies(prompts.len());
+        let mut outputs = self.ask(prompts, 12);
+        let mut all: Vec<Answered> = prompts.iter().map(|_| Answered::default()).collect();
+        read(&mut outputs, &mut all, |_| false);
+        all
+    }
+
+    /// Asks for answers to `prompts` of `n` tokens, all at once.
+    fn ask(&self, prompts: &[(Vec<u32>, Option<Arc<AdapterKey>>)], n: usize) -> Outputs {
+        let (replies, outputs) = replies(prompts.len());
         let jobs = prompts.iter().zip(replies).enumerate();
         let jobs = jobs.map(|(i, ((prompt, adapter), reply))| Job {
             model: 0,
             adapter: adapter.clone(),
             key: i % 3,
-            work: Work::Generate(Box::new(self.request(prompt, i as u64))),
+            work: Work::Generate(Box::new(Request {
+                max_tokens: n,
+                ..self.request(prompt, i as u64)
+            })),
             reply,
         });
-        self.engine.submit(jobs.collect()).unwrap();
-        let mut all: Vec<Answered> = prompts.iter().map(|_| Answered::default()).collect();
-        let mut n_left = prompts.len();
-        while n_left > 0 {
-            let (choice, output) = outputs.blocking_recv().unwrap();
-            match output {
-                Output::Begun { n_cached, .. } => all[choice].n_cached = n_cached,
-                Output::Token(token) => all[choice].ids.push(token.id),
-                Output::Ended { stats, .. } => {
-                    assert_eq!(stats.n_reused, all[choice].n_cached);
-                    n_left -= 1;
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-        all
+        self.engines.submit(jobs.collect()).unwrap();
+        outputs
     }
 
     fn answer(&self, prompt: &[u32]) -> Answered {
         self.answers(&[prompt.to_vec()]).remove(0)
     }
+}
+
+/// Reads answers into `all` until the last has ended, or those so far are as `is_enough` says.
+fn read(outputs: &mut Outputs, all: &mut [Answered], is_enough: impl Fn(&[Answered]) -> bool) {
+    while !is_enough(all) {
+        let Some((choice, output)) = outputs.blocking_recv() else {
+            return;
+        };
+        match output {
+            Output::Begun {
+                engine, n_cached, ..
+            } => {
+                all[choice].n_cached = n_cached;
+                all[choice].engine = engine;
+            }
+            Output::Token(token) => all[choice].ids.push(token.id),
+            Output::Ended { stats, .. } => assert_eq!(stats.n_reused, all[choice].n_cached),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The same prompts, by the model alone.
+fn plain(prompts: &[Vec<u32>]) -> Vec<(Vec<u32>, Option<Arc<AdapterKey>>)> {
+    let plain = |prompt: &Vec<u32>| (prompt.clone(), None);
+    prompts.iter().map(plain).collect()
 }
 
 fn prompt(n: usize, salt: u32) -> Vec<u32> {
@@ -223,7 +277,13 @@ fn adapters_are_by_request_and_share_nothing() {
         Some("adapters/llama/all"),
         Some("adapters/llama/stabilised"),
     ];
-    let together = engine(MODEL, options(1 << 30, 6));
+    for n in [1, 2] {
+        adapters_of_engines(n, MODEL, folders);
+    }
+}
+
+fn adapters_of_engines(n: usize, model: &str, folders: [Option<&str>; 3]) {
+    let together = engines(n, model, options(1 << 30, 6));
     let keys = folders.map(|folder| {
         let loaded = folder.map(|folder| together.adapters.load(folder, adapter(folder), 1.0));
         loaded.transpose().unwrap()
@@ -235,13 +295,17 @@ fn adapters_are_by_request_and_share_nothing() {
         .collect();
     let first = together.answers_by(&asked);
     let again = together.answers_by(&asked);
-    let alone = folders.map(|folder| engine_of(MODEL, folder, options(0, 1)));
+    let alone = folders.map(|folder| engine_of(model, folder, options(0, 1)));
     let expected = alone.map(|alone| alone.answers(&vec![prompt.clone(); 12]));
+    let engine = |answers: &[Answered]| answers.iter().any(|answer| answer.engine == n - 1);
+    assert!(engine(&first) && engine(&again), "{first:?} {again:?}");
     for (i, (first, again)) in first.iter().zip(&again).enumerate() {
         // Seeds are by place.
         assert_eq!(first.ids, expected[i % 3][i].ids, "{i}");
         assert_eq!(again.ids, first.ids, "{i}");
-        assert_eq!(again.n_cached, 39, "{i}");
+        if n == 1 {
+            assert_eq!(again.n_cached, 39, "{i}");
+        }
     }
     assert_ne!(expected[0], expected[1]);
     assert_ne!(expected[1], expected[2]);
@@ -288,7 +352,7 @@ fn who_does_not_read_is_given_up() {
         work: Work::Generate(Box::new(tested.request(&prompt(9, 1), 1))),
         reply: Reply { choice: 0, sender },
     };
-    tested.engine.submit(vec![job]).unwrap();
+    tested.engines.submit(vec![job]).unwrap();
     // Others are answered, before and after.
     assert_eq!(tested.answer(&prompt(9, 2)).ids.len(), 12);
     let mut n_read = 0;
@@ -322,18 +386,18 @@ fn no_more_wait_than_may() {
     let (all, mut outputs) = replies(3);
     let jobs: Vec<Job> = all.into_iter().map(|reply| job(reply, 300)).collect();
     assert_eq!(
-        tested.engine.submit(jobs),
+        tested.engines.submit(jobs),
         Err(Refused::TooMany { limit: 2 })
     );
     assert!(outputs.blocking_recv().is_none());
     let (all, outputs) = replies(2);
     tested
-        .engine
+        .engines
         .submit(all.into_iter().map(|reply| job(reply, 300)).collect())
         .unwrap();
     let (one, _) = replies(1);
     let refused = tested
-        .engine
+        .engines
         .submit(one.into_iter().map(|reply| job(reply, 1)).collect());
     assert!(matches!(refused, Err(Refused::Full { retry_after }) if retry_after.as_secs() >= 1));
     // Once nobody waits for them, there is room again.
@@ -341,10 +405,225 @@ fn no_more_wait_than_may() {
     loop {
         let (one, mut outputs) = replies(1);
         let jobs: Vec<Job> = one.into_iter().map(|reply| job(reply, 1)).collect();
-        if tested.engine.submit(jobs).is_ok() {
+        if tested.engines.submit(jobs).is_ok() {
             while outputs.blocking_recv().is_some() {}
             return;
         }
         thread::yield_now();
     }
+}
+
+#[test]
+fn several_engines_answer_as_one() {
+    for (folder, _) in MODELS {
+        let several = engines(3, folder, options(1 << 30, 2));
+        let alone = engine(folder, options(0, 1));
+        let beginning = prompt(50, 1);
+        let prompts: Vec<Vec<u32>> = (0..12)
+            .map(|i| match i % 3 {
+                0 => prompt(20 + i as usize, i),
+                _ => [&beginning[..], &prompt(2 + i as usize, i)].concat(),
+            })
+            .collect();
+        let expected = alone.answers(&prompts);
+        for _ in 0..2 {
+            let found = several.answers(&prompts);
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(found.ids, expected.ids, "{folder}, {i}");
+            }
+            for engine in 0..3 {
+                let is_used = found.iter().any(|answer| answer.engine == engine);
+                assert!(is_used, "{folder}: {found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prompt_goes_to_the_engine_that_holds_its_beginning() {
+    let (folder, _) = MODELS[0];
+    let tested = engines(2, folder, options(1 << 30, 2));
+    // Both at once: one on each engine.
+    let beginnings = [prompt(100, 1), prompt(100, 2)];
+    let first = tested.answers(&beginnings);
+    assert_ne!(first[0].engine, first[1].engine);
+    for round in 0..3 {
+        for (at, beginning) in beginnings.iter().enumerate().rev() {
+            let next = [&beginning[..], &prompt(20, 7 + round)].concat();
+            let answer = tested.answer(&next);
+            assert_eq!(answer.engine, first[at].engine, "{round}");
+            assert!(answer.n_cached >= 100, "{round}: {answer:?}");
+        }
+    }
+    // It has no room for a third: that is computed by the other one, as nobody waits while an engine is idle.
+    let prompts: Vec<Vec<u32>> = (0..3)
+        .map(|i| [&beginnings[0][..], &prompt(5, 20 + i)].concat())
+        .collect();
+    let answers = tested.answers(&prompts);
+    let mut at_first: Vec<usize> = answers.iter().map(|answer| answer.engine).collect();
+    at_first.sort_by_key(|engine| *engine != first[0].engine);
+    assert_eq!(at_first[..2], [first[0].engine; 2], "{answers:?}");
+    assert_eq!(at_first[2], first[1].engine, "{answers:?}");
+}
+
+#[test]
+fn answers_of_a_lost_engine_go_on_at_another() {
+    for (folder, _) in MODELS {
+        let tested = engines(2, folder, options(1 << 30, 3));
+        let alone = engine(folder, options(0, 1));
+        let prompts: Vec<Vec<u32>> = (0..9).map(|i| prompt(30 + i as usize, i)).collect();
+        let expected = {
+            let mut all: Vec<Answered> = prompts.iter().map(|_| Answered::default()).collect();
+            read(&mut alone.ask(&plain(&prompts), 100), &mut all, |_| false);
+            all
+        };
+        let mut outputs = tested.ask(&plain(&prompts), 100);
+        let mut found: Vec<Answered> = prompts.iter().map(|_| Answered::default()).collect();
+        // Within an answer of it.
+        let is_begun = |answer: &Answered| answer.engine == 1 && answer.ids.len() > 5;
+        read(&mut outputs, &mut found, |all| all.iter().any(is_begun));
+        tested.engines.lose(1);
+        read(&mut outputs, &mut found, |_| false);
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert_eq!(found.ids.len(), 100, "{folder}, {i}");
+            assert_eq!(found.ids, expected.ids, "{folder}, {i}");
+        }
+        assert!(tested.engines.is_well());
+        let log = tested.log.lock().unwrap().join("\n");
+        for said in [
+            r#""event":"engine","action":"lost","engine":1,"device":"device 1""#,
+            r#""n_left":1"#,
+        ] {
+            assert!(log.contains(said), "{said}: {log}");
+        }
+        let text = tested.metrics.text();
+        for figure in [
+            r#"sterna_engine_up{engine="0",device="device 0"} 1"#,
+            r#"sterna_engine_up{engine="1",device="device 1"} 0"#,
+            "sterna_lost_engines_total 1",
+            r#"sterna_requests_running{engine="1"} 0"#,
+        ] {
+            assert!(text.contains(figure), "{figure}: {text}");
+        }
+        // The other one takes all, also what the lost one held.
+        for (i, prompt) in prompts.iter().enumerate().take(2) {
+            assert_eq!(tested.answer(prompt).engine, 0, "{folder}, {i}");
+        }
+    }
+}
+
+#[test]
+fn without_an_engine_left_what_waits_fails() {
+    let (folder, _) = MODELS[0];
+    let tested = engines(2, folder, options(1 << 30, 1));
+    tested.engines.lose(0);
+    tested.engines.lose(1);
+    let prompts: Vec<Vec<u32>> = (0..6).map(|i| prompt(9, i)).collect();
+    let mut outputs = tested.ask(&plain(&prompts), 5);
+    let mut n_failed = 0;
+    while let Some((_, output)) = outputs.blocking_recv() {
+        if let Output::Failed(error) = output {
+            assert_eq!(error.code(), sterna::ErrorCode::DeviceLost);
+            n_failed += 1;
+        }
+    }
+    assert_eq!(n_failed, 6);
+    assert!(!tested.engines.is_well());
+    let (one, _outputs) = replies(1);
+    let job = |reply| Job {
+        model: 0,
+        adapter: None,
+        key: 0,
+        work: Work::Generate(Box::new(tested.request(&prompts[0], 1))),
+        reply,
+    };
+    let refused = tested.engines.submit(one.into_iter().map(job).collect());
+    assert_eq!(refused, Err(Refused::Stopped));
+}
+
+#[test]
+fn scores_and_vectors_of_a_lost_engine_are_computed_by_another() {
+    let (folder, _) = MODELS[0];
+    let ask = |tested: &Tested| {
+        let (all, mut outputs) = replies(3);
+        let works = [
+            Work::Generate(Box::new(tested.request(&prompt(9, 1), 1))),
+            Work::Score {
+                ids: prompt(60, 2),
+                n_top: 1,
+            },
+            Work::Embed {
+                texts: vec![prompt(20, 3), prompt(30, 4)],
+                pooling: Pooling::Mean,
+                normalised: true,
+            },
+        ];
+        let jobs = all.into_iter().zip(works).map(|(reply, work)| Job {
+            model: 0,
+            adapter: None,
+            key: 0,
+            work,
+            reply,
+        });
+        tested.engines.submit(jobs.collect()).unwrap();
+        let (mut scores, mut vectors) = (Vec::new(), Vec::new());
+        while let Some((_, output)) = outputs.blocking_recv() {
+            match output {
+                Output::Scored(all) => scores.extend(all.iter().map(|scored| scored.chosen)),
+                Output::Embedded(vector) => vectors.push(vector),
+                Output::Failed(error) => panic!("{error:#}"),
+                _ => {}
+            }
+        }
+        (scores, vectors)
+    };
+    let expected = ask(&engine(folder, options(0, 3)));
+    assert_eq!((expected.0.len(), expected.1.len()), (59, 2));
+    for lost in [0, 1] {
+        let tested = engines(2, folder, options(1 << 30, 3));
+        tested.engines.lose(lost);
+        assert_eq!(ask(&tested), expected, "{lost}");
+    }
+}
+
+#[test]
+fn as_many_may_wait_as_before_and_each_engine_takes_its_own() {
+    let (folder, _) = MODELS[0];
+    let tested = engines(
+        2,
+        folder,
+        EngineOptions {
+            queue: 1,
+            ..options(0, 1)
+        },
+    );
+    let prompts: Vec<Vec<u32>> = (0..4).map(|i| prompt(9, i)).collect();
+    let (all, _outputs) = replies(4);
+    let job = |(reply, prompt): (Reply, &Vec<u32>)| Job {
+        model: 0,
+        adapter: None,
+        key: 0,
+        work: Work::Generate(Box::new(Request {
+            max_tokens: 300,
+            ..tested.request(prompt, 1)
+        })),
+        reply,
+    };
+    let refused = tested
+        .engines
+        .submit(all.into_iter().zip(&prompts).map(job).collect());
+    assert_eq!(refused, Err(Refused::TooMany { limit: 3 }));
+    let _taken = tested.ask(&plain(&prompts[..3]), 300);
+    let (one, _outputs) = replies(1);
+    let refused = tested
+        .engines
+        .submit(one.into_iter().zip(&prompts).map(job).collect());
+    assert!(matches!(refused, Err(Refused::Full { .. })), "{refused:?}");
+    let text = || tested.metrics.text();
+    let running = [0, 1].map(|engine| format!("sterna_requests_running{{engine=\"{engine}\"}} 1"));
+    while !running.iter().all(|figure| text().contains(figure)) {
+        thread::yield_now();
+    }
+    assert!(text().contains("vllm:num_requests_running 2"), "{}", text());
+    assert!(text().contains("vllm:num_requests_waiting 1"), "{}", text());
 }

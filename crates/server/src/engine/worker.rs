@@ -1,9 +1,7 @@
-//! The thread that computes.
+//! The thread that computes, of one engine.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
 use sterna::embedding::embed;
@@ -13,34 +11,42 @@ use sterna::sequence::Sequence;
 use sterna::{Error, ErrorCode, Result};
 use sterna_engine::{Backend, EngineError, Logits, Session};
 
-use super::fair::FairQueue;
-use super::prefix::{Candidate, Choice, WORTH, choose, n_common};
-use super::{AdapterKey, EngineModel, EngineOptions, Job, Load, Output, Reply, Undelivered, Work};
-use crate::metrics::Metrics;
+use super::dispatch::{Dispatch, Given, Report, names};
+use super::prefix::{Candidate, Choice, choose, n_common};
+use super::route::{Busy, Held, Kept};
+use super::{
+    AdapterKey, Continued, EngineModel, EngineOptions, Job, Output, Reply, Undelivered, Work,
+};
+use crate::metrics::{EngineFigures, Metrics};
 
 pub(super) struct Worker<B: Backend> {
+    /// Its place among the engines.
+    number: usize,
     models: Vec<EngineModel<B>>,
     options: EngineOptions,
-    jobs: Receiver<Job>,
-    /// The other side is gone.
-    is_closed: bool,
-    queue: FairQueue<Job>,
+    dispatch: Arc<Dispatch>,
     scheduler: Scheduler<B>,
     running: Vec<Running>,
     /// Work that isn't an answer, of which a part is done between steps, each in turn.
     aside: VecDeque<Aside<B>>,
     /// Sequences that nobody uses, the least recently used first.
     idle: Vec<Idle<B>>,
-    load: Arc<Load>,
+    /// They aren't those that were reported.
+    idle_has_changed: bool,
+    /// Jobs that could not be begun, as the device is lost.
+    unbegun: Vec<Job>,
+    /// Why nothing can be computed any more.
+    lost: Option<String>,
     metrics: Arc<Metrics>,
 }
 
-/// What a sequence is computed by.
+/// What a sequence is computed by, and whose turn was taken.
 #[derive(Debug, Clone)]
 struct Of {
     model: usize,
     /// The adapter of its request.
     adapter: Option<Arc<AdapterKey>>,
+    key: usize,
 }
 
 impl Of {
@@ -48,21 +54,15 @@ impl Of {
     fn held(&self) -> Held {
         Held::new(self.model, self.adapter.as_deref())
     }
-}
 
-/// What a sequence was computed by: only one that is computed by the same may go on with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Held {
-    model: usize,
-    /// The number of the adapter.
-    adapter: Option<usize>,
-}
-
-impl Held {
-    fn new(model: usize, adapter: Option<&AdapterKey>) -> Held {
-        Held {
-            model,
-            adapter: adapter.map(|key| key.id),
+    /// A job of it.
+    fn job(self, work: Work, reply: Reply) -> Job {
+        Job {
+            model: self.model,
+            adapter: self.adapter,
+            key: self.key,
+            work,
+            reply,
         }
     }
 }
@@ -72,20 +72,36 @@ struct Running {
     id: SequenceId,
     of: Of,
     reply: Reply,
-    submitted: Instant,
+    busy: Busy,
+    begun: Instant,
     /// When its newest token came.
     last: Option<Instant>,
+    /// It isn't counted any more.
+    is_done: bool,
 }
 
 struct Idle<B: Backend> {
     of: Held,
     sequence: Sequence<B>,
+    /// Its tokens, to be reported.
+    ids: Arc<[u32]>,
+}
+
+impl<B: Backend> Idle<B> {
+    fn new(of: Held, sequence: Sequence<B>) -> Idle<B> {
+        Idle {
+            of,
+            ids: sequence.ids().into(),
+            sequence,
+        }
+    }
 }
 
 /// Work in parts.
 struct Aside<B: Backend> {
     of: Of,
     reply: Reply,
+    busy: Busy,
     task: Task<B>,
 }
 
@@ -106,12 +122,39 @@ enum Task<B: Backend> {
     },
 }
 
+impl<B: Backend> Task<B> {
+    /// Tokens that it has left.
+    fn n_left(&self) -> usize {
+        match self {
+            Task::Score { ids, sequence, .. } => ids.len() - sequence.len(),
+            Task::Embed { texts, .. } => texts.iter().map(Vec::len).sum(),
+        }
+    }
+
+    /// What is left, to be done by another engine.
+    fn work(self) -> Work {
+        match self {
+            Task::Score { ids, n_top, .. } => Work::Score { ids, n_top },
+            Task::Embed {
+                texts,
+                pooling,
+                normalised,
+                ..
+            } => Work::Embed {
+                texts: texts.into(),
+                pooling,
+                normalised,
+            },
+        }
+    }
+}
+
 impl<B: Backend> Worker<B> {
     pub(super) fn new(
+        number: usize,
         models: Vec<EngineModel<B>>,
         options: EngineOptions,
-        jobs: Receiver<Job>,
-        load: Arc<Load>,
+        dispatch: Arc<Dispatch>,
         metrics: Arc<Metrics>,
     ) -> Worker<B> {
         let scheduling = SchedulerOptions {
@@ -123,113 +166,146 @@ impl<B: Backend> Worker<B> {
             ..SchedulerOptions::default()
         };
         Worker {
+            number,
             models,
             options,
-            jobs,
-            is_closed: false,
-            queue: FairQueue::default(),
+            dispatch,
             scheduler: Scheduler::new(scheduling),
             running: Vec::new(),
             aside: VecDeque::new(),
             idle: Vec::new(),
-            load,
+            idle_has_changed: false,
+            unbegun: Vec::new(),
+            lost: None,
             metrics,
         }
     }
 
-    /// Computes until the other side is gone and all is answered.
+    /// Computes until the other side is gone and all is answered, or the device is lost.
     pub(super) fn run(mut self) {
         loop {
-            self.take_jobs();
-            if self.is_closed && self.has_nothing_to_do() {
+            let report = self.report();
+            let Some(given) = self.dispatch.exchange(self.number, report) else {
                 return;
-            }
-            self.drop_abandoned();
-            self.begin();
+            };
+            self.begin(given);
             self.work_aside();
             self.step();
-            self.forget();
-            self.report();
-        }
-    }
-
-    fn has_nothing_to_do(&self) -> bool {
-        self.running.is_empty() && self.queue.is_empty() && self.aside.is_empty()
-    }
-
-    /// Takes what has arrived; waits for something if there is nothing to do.
-    fn take_jobs(&mut self) {
-        loop {
-            let job = match self.has_nothing_to_do() && !self.is_closed {
-                true => self.jobs.recv().map_err(|_| TryRecvError::Disconnected),
-                false => self.jobs.try_recv(),
-            };
-            match job {
-                Ok(job) => self.queue.push(job.key, job),
-                Err(TryRecvError::Empty) => return,
-                Err(TryRecvError::Disconnected) => {
-                    self.is_closed = true;
-                    return;
-                }
+            if let Some(message) = self.lost.take() {
+                return self.hand_back(&message);
             }
+            self.drop_abandoned();
+            self.forget();
         }
     }
 
     /// Ends what nobody waits for any more. What was computed stays.
     fn drop_abandoned(&mut self) {
-        let n = self.queue.retain(|job| !job.reply.is_closed());
-        self.done(n);
-        let abandoned = |running: &Running| running.reply.is_closed();
         for at in (0..self.running.len()).rev() {
-            if abandoned(&self.running[at]) {
+            if self.running[at].reply.is_closed() {
                 self.metrics.cancelled.inc();
                 self.end(at);
             }
         }
-        let before = self.aside.len();
-        self.aside.retain(|aside| !aside.reply.is_closed());
-        self.done(before - self.aside.len());
-    }
-
-    /// Records that `n` jobs are done.
-    fn done(&self, n: usize) {
-        self.load.pending.fetch_sub(n, Ordering::SeqCst);
-    }
-
-    /// Begins as many jobs as may run at once.
-    fn begin(&mut self) {
-        while self.running.len() + self.aside.len() < self.options.parallel {
-            let Worker {
-                queue,
-                scheduler,
-                running,
-                idle,
-                ..
-            } = self;
-            let may = |job: &Job| !pays_to_wait(job, scheduler, running, idle);
-            let Some(job) = queue.next(may) else { return };
-            let reply = job.reply.clone();
-            if let Err(error) = self.begin_job(job) {
-                // Whoever is gone needn't be told.
-                let _ = reply.send(Output::Failed(error));
-                self.done(1);
+        for at in (0..self.aside.len()).rev() {
+            if self.aside[at].reply.is_closed()
+                && let Some(aside) = self.aside.remove(at)
+            {
+                self.done(&aside.busy);
             }
         }
     }
 
-    fn begin_job(&mut self, job: Job) -> Result<()> {
-        let Job {
-            model,
-            adapter,
-            work,
-            reply,
-            ..
-        } = job;
-        let of = Of { model, adapter };
+    /// Records that a job is done.
+    fn done(&self, busy: &Busy) {
+        self.dispatch.done(self.number, busy);
+    }
+
+    /// Gives all that isn't done to other engines.
+    fn hand_back(mut self, message: &str) {
+        let mut jobs = Vec::new();
+        for running in std::mem::take(&mut self.running) {
+            let Running {
+                id,
+                of,
+                reply,
+                begun,
+                last,
+                ..
+            } = running;
+            // What was to be said is said; what follows is computed elsewhere.
+            if let Some(generator) = self.scheduler.finish(id) {
+                let continued = Continued {
+                    generator,
+                    begun,
+                    last,
+                };
+                jobs.push(of.job(Work::Continue(Box::new(continued)), reply));
+            }
+        }
+        let aside = std::mem::take(&mut self.aside);
+        let aside = aside.into_iter().map(|aside| {
+            let Aside {
+                of, reply, task, ..
+            } = aside;
+            of.job(task.work(), reply)
+        });
+        jobs.extend(aside);
+        jobs.append(&mut self.unbegun);
+        self.dispatch.lose(self.number, jobs, message);
+    }
+
+    /// Begins the jobs that it was given.
+    fn begin(&mut self, given: Vec<Given>) {
+        for given in given {
+            let (busy, reply) = (given.busy.clone(), given.job.reply.clone());
+            if let Err(error) = self.begin_job(given) {
+                self.done(&busy);
+                // Whoever is gone needn't be told.
+                let _ = reply.send(Output::Failed(error));
+            }
+        }
+    }
+
+    /// A job fails, or waits for another engine if that is because of the device.
+    fn refuse(&mut self, job: Job, error: Error) -> Result<()> {
+        if error.code() != ErrorCode::DeviceLost {
+            return Err(error);
+        }
+        self.unbegun.push(job);
+        self.lost.get_or_insert(error.to_string());
+        Ok(())
+    }
+
+    fn begin_job(&mut self, given: Given) -> Result<()> {
+        let Given { job, busy } = given;
+        let of = Of {
+            model: job.model,
+            adapter: job.adapter.clone(),
+            key: job.key,
+        };
+        let sequence = match &job.work {
+            Work::Generate(request) => self.sequence_for(&of, &request.prompt),
+            Work::Continue(continued) => {
+                let generator = &continued.generator;
+                self.sequence_for(&of, &generator.tokens()[..generator.n_held()])
+            }
+            Work::Score { .. } | Work::Embed { .. } => self.empty(&of),
+        };
+        let sequence = match sequence {
+            Ok(sequence) => sequence,
+            Err(error) => return self.refuse(job, error),
+        };
+        let Job { work, reply, .. } = job;
         let task = match work {
-            Work::Generate(request) => return self.begin_answer(of, *request, reply),
+            Work::Generate(request) => {
+                return self.begin_answer(of, sequence, *request, reply, busy);
+            }
+            Work::Continue(continued) => {
+                return self.go_on(of, sequence, *continued, reply, busy);
+            }
             Work::Score { ids, n_top } => Task::Score {
-                sequence: self.empty(&of)?,
+                sequence,
                 scores: Vec::with_capacity(ids.len()),
                 last: Vec::new(),
                 ids,
@@ -240,19 +316,30 @@ impl<B: Backend> Worker<B> {
                 pooling,
                 normalised,
             } => Task::Embed {
-                session: self.session(&of)?,
+                session: sequence.into_session(),
                 texts: texts.into(),
                 pooling,
                 normalised,
             },
         };
-        self.aside.push_back(Aside { of, reply, task });
+        self.aside.push_back(Aside {
+            of,
+            reply,
+            busy,
+            task,
+        });
         Ok(())
     }
 
-    fn begin_answer(&mut self, of: Of, request: Request, reply: Reply) -> Result<()> {
+    fn begin_answer(
+        &mut self,
+        of: Of,
+        sequence: Sequence<B>,
+        request: Request,
+        reply: Reply,
+        busy: Busy,
+    ) -> Result<()> {
         let n_prompt = request.prompt.len();
-        let sequence = self.sequence_for(&of, &request.prompt)?;
         let id = self.scheduler.add(sequence);
         if let Err(error) = self.scheduler.start(id, request) {
             self.keep(of.held(), id);
@@ -263,13 +350,50 @@ impl<B: Backend> Worker<B> {
         self.metrics.prompt_tokens.inc_by(n_prompt as u64);
         self.metrics.cached_tokens.inc_by(n_cached as u64);
         // Whoever is gone is noticed before the next step.
-        let _ = reply.send(Output::Begun { n_prompt, n_cached });
+        let _ = reply.send(Output::Begun {
+            engine: self.number,
+            n_prompt,
+            n_cached,
+        });
         self.running.push(Running {
             id,
             of,
             reply,
-            submitted: Instant::now(),
+            busy,
+            begun: Instant::now(),
             last: None,
+            is_done: false,
+        });
+        Ok(())
+    }
+
+    /// Goes on with an answer that another engine began.
+    fn go_on(
+        &mut self,
+        of: Of,
+        sequence: Sequence<B>,
+        continued: Continued,
+        reply: Reply,
+        busy: Busy,
+    ) -> Result<()> {
+        let Continued {
+            generator,
+            begun,
+            last,
+        } = continued;
+        let id = self.scheduler.add(sequence);
+        if let Err(error) = self.scheduler.resume(id, generator) {
+            self.keep(of.held(), id);
+            return Err(error);
+        }
+        self.running.push(Running {
+            id,
+            of,
+            reply,
+            busy,
+            begun,
+            last,
+            is_done: false,
         });
         Ok(())
     }
@@ -304,11 +428,15 @@ impl<B: Backend> Worker<B> {
             Some(at) => Place::Running(self.running[at].id),
         };
         match choose(idle.chain(running)) {
-            Choice::Take(at) => Ok(self.idle.remove(at).sequence),
+            Choice::Take(at) => {
+                self.idle_has_changed = true;
+                Ok(self.idle.remove(at).sequence)
+            }
             Choice::Fork(at, len) => {
                 let fork = match place(at) {
                     Place::Idle(at) => {
                         // It was of use.
+                        self.idle_has_changed = true;
                         let used = self.idle.remove(at);
                         let fork = used.sequence.fork(len);
                         self.idle.push(used);
@@ -331,7 +459,10 @@ impl<B: Backend> Worker<B> {
             match self.session(of) {
                 Ok(session) => return Ok(Sequence::new(session)),
                 Err(error) if self.idle.is_empty() => return Err(error),
-                Err(_) => drop(self.idle.remove(0)),
+                Err(_) => {
+                    self.idle_has_changed = true;
+                    self.idle.remove(0);
+                }
             }
         }
     }
@@ -345,7 +476,11 @@ impl<B: Backend> Worker<B> {
             ..
         } = &self.models[of.model];
         let mut session = adapted.session(*session)?;
-        if let Some(adapter) = of.adapter.as_ref().and_then(|key| adapters.get(key)) {
+        if let Some(key) = &of.adapter {
+            let adapter = adapters.get(key, self.number).ok_or_else(|| {
+                let name = &key.name;
+                Error::new(ErrorCode::NotFound, format!("the adapter `{name}` is gone"))
+            })?;
             let mut all = session.adapters().to_vec();
             all.push(adapter);
             session.set_adapters(all)?;
@@ -355,16 +490,16 @@ impl<B: Backend> Worker<B> {
 
     /// Computes the next tokens of all answers, and delivers them.
     fn step(&mut self) {
+        #[cfg(test)]
+        if self.dispatch.is_doomed(self.number) && !self.running.is_empty() {
+            self.lost = Some("a test wants it lost".to_owned());
+            return;
+        }
         let events = match self.scheduler.step() {
             Ok(events) => events,
+            // It can't be waited for.
             Err(error) => {
-                let code = error.code();
-                self.load.is_lost.store(true, Ordering::Relaxed);
-                for at in (0..self.running.len()).rev() {
-                    let error = Error::new(code, error.to_string());
-                    let _ = self.running[at].reply.send(Output::Failed(error));
-                    self.end(at);
-                }
+                self.lost = Some(error.to_string());
                 return;
             }
         };
@@ -385,7 +520,7 @@ impl<B: Backend> Worker<B> {
                 let metrics = &self.metrics;
                 metrics.generated_tokens.inc();
                 match running.last.replace(now) {
-                    None => metrics.first_token.observe(seconds(running.submitted, now)),
+                    None => metrics.first_token.observe(seconds(running.begun, now)),
                     Some(last) => metrics.next_token.observe(seconds(last, now)),
                 }
                 Output::Token(token)
@@ -400,32 +535,32 @@ impl<B: Backend> Worker<B> {
             }
             Event::Failed(error) => Output::Failed(error),
             Event::DeviceLost { message } => {
-                self.load.is_lost.store(true, Ordering::Relaxed);
-                Output::Failed(Error::new(ErrorCode::DeviceLost, message))
+                self.lost.get_or_insert(message);
+                return;
             }
             // Events that are not known here change nothing.
             _ => return,
         };
         let is_last = !matches!(output, Output::Token(_));
         let failed = matches!(output, Output::Failed(_));
-        let sent = running.reply.send(output);
         if is_last {
-            let took = running.submitted.elapsed();
+            // Before anybody can ask for what follows.
+            running.is_done = true;
+            if !failed {
+                running.busy.n_left = 0;
+            }
+            self.dispatch.done(self.number, &running.busy);
+            let took = running.begun.elapsed();
             self.metrics.answer.observe(took.as_secs_f64());
-            // A running mean, of which the newest is an eighth.
-            let (mean, ms) = (&self.load.answer_ms, took.as_millis() as usize);
-            mean.store(
-                (7 * mean.load(Ordering::Relaxed) + ms) / 8,
-                Ordering::Relaxed,
-            );
+            self.dispatch.took(took);
         }
+        let sent = running.reply.send(output);
         match sent {
             Ok(()) if !is_last => {}
             // What failed isn't built upon.
             _ if failed => {
                 let running = self.running.remove(at);
                 self.scheduler.remove(running.id);
-                self.done(1);
             }
             Ok(()) => self.end(at),
             Err(undelivered) => {
@@ -440,9 +575,11 @@ impl<B: Backend> Worker<B> {
 
     /// Ends the answer at `at`, complete or not; its sequence is kept.
     fn end(&mut self, at: usize) {
-        let Running { id, of, .. } = self.running.remove(at);
-        self.keep(of.held(), id);
-        self.done(1);
+        let running = self.running.remove(at);
+        if !running.is_done {
+            self.done(&running.busy);
+        }
+        self.keep(running.of.held(), running.id);
     }
 
     /// Keeps the sequence `id` for prompts to come.
@@ -450,8 +587,13 @@ impl<B: Backend> Worker<B> {
         if let Some(sequence) = self.scheduler.remove(id)
             && !sequence.is_empty()
         {
-            self.idle.push(Idle { of, sequence });
+            self.keep_sequence(of, sequence);
         }
+    }
+
+    fn keep_sequence(&mut self, of: Held, sequence: Sequence<B>) {
+        self.idle.push(Idle::new(of, sequence));
+        self.idle_has_changed = true;
     }
 
     /// Does a part of what isn't an answer.
@@ -459,18 +601,22 @@ impl<B: Backend> Worker<B> {
         let Some(mut aside) = self.aside.pop_front() else {
             return;
         };
+        let busy = aside.busy.clone();
         match aside.part(&self.models, self.options.chunk) {
             Ok(true) => self.aside.push_back(aside),
             Ok(false) => {
                 if let Task::Score { sequence, .. } = aside.task {
-                    let of = aside.of.held();
-                    self.idle.push(Idle { of, sequence });
+                    self.keep_sequence(aside.of.held(), sequence);
                 }
-                self.done(1);
+                self.done(&busy);
+            }
+            Err(error) if error.code() == ErrorCode::DeviceLost => {
+                self.lost.get_or_insert(error.to_string());
+                self.aside.push_front(aside);
             }
             Err(error) => {
                 let _ = aside.reply.send(Output::Failed(error));
-                self.done(1);
+                self.done(&busy);
             }
         }
     }
@@ -480,6 +626,7 @@ impl<B: Backend> Worker<B> {
         // Nobody can ask for those of adapters that are gone.
         let models = self.models.iter();
         let named: Vec<Vec<usize>> = models.map(|model| model.adapters.keep_named()).collect();
+        let n_idle = self.idle.len();
         self.idle.retain(|Idle { of, .. }| {
             let is_named = |id: usize| named[of.model].contains(&id);
             of.adapter.is_none_or(is_named)
@@ -497,26 +644,45 @@ impl<B: Backend> Worker<B> {
         let mut used = idle + busy;
         let mut n_forgotten = 0;
         while used > self.options.cache_bytes && n_forgotten < self.idle.len() {
-            let Idle { of, sequence } = &self.idle[n_forgotten];
+            let Idle { of, sequence, .. } = &self.idle[n_forgotten];
             used -= bytes(of.model, sequence.len());
             n_forgotten += 1;
         }
         self.idle.drain(..n_forgotten);
-        self.metrics.cache_bytes.set(used as i64);
-        let share = used as f64 / self.options.cache_bytes.max(1) as f64;
-        self.metrics.set_cache_share(share.min(1.0));
+        self.idle_has_changed |= self.idle.len() < n_idle;
+        let adapters = self.running.iter();
+        let adapters = adapters.filter_map(|running| running.of.adapter.as_ref());
+        let figures = EngineFigures {
+            n_running: self.running.len() + self.aside.len(),
+            cache_bytes: used,
+            n_sequences: self.idle.len(),
+            adapters: names(adapters),
+        };
+        self.metrics.set_engine(self.number, figures);
     }
 
-    fn report(&self) {
-        let n_running = self.running.len() + self.aside.len();
-        self.metrics.set_load(n_running, self.queue.len());
-        self.metrics.cache_sequences.set(self.idle.len() as i64);
-        let running = self
-            .running
-            .iter()
-            .filter_map(|running| running.of.adapter.as_ref());
-        let waiting = self.queue.iter().filter_map(|job| job.adapter.as_ref());
-        self.metrics.set_adapters(names(running), names(waiting));
+    /// What it has.
+    fn report(&mut self) -> Report {
+        for running in &mut self.running {
+            let generator = self.scheduler.generator(running.id);
+            running.busy.n_left = generator.map_or(0, |answer| answer.n_prompt_left());
+        }
+        for aside in &mut self.aside {
+            aside.busy.n_left = aside.task.n_left();
+        }
+        let running = self.running.iter().map(|running| &running.busy);
+        let aside = self.aside.iter().map(|aside| &aside.busy);
+        let kept = std::mem::take(&mut self.idle_has_changed).then(|| {
+            let kept = |idle: &Idle<B>| Kept {
+                of: idle.of,
+                ids: Arc::clone(&idle.ids),
+            };
+            self.idle.iter().map(kept).collect()
+        });
+        Report {
+            busy: running.chain(aside).cloned().collect(),
+            kept,
+        }
     }
 }
 
@@ -560,13 +726,14 @@ impl<B: Backend> Aside<B> {
                 pooling,
                 normalised,
                 session,
-            } => match texts.pop_front() {
+            } => match texts.front() {
                 None => (None, false),
                 Some(text) => {
                     let backend = models[self.of.model].adapted.model().backend();
                     let vector = backend
-                        .wait(embed(session, &text, *pooling, *normalised))
+                        .wait(embed(session, text, *pooling, *normalised))
                         .map_err(EngineError::from)??;
+                    texts.pop_front();
                     (Some(Output::Embedded(vector)), !texts.is_empty())
                 }
             },
@@ -587,46 +754,6 @@ fn held<B: Backend>(scheduler: &Scheduler<B>, id: SequenceId) -> Option<&[u32]> 
     let ids = scheduler.sequence(id)?.ids();
     let n_held = scheduler.generator(id)?.n_held();
     Some(&ids[..n_held.min(ids.len())])
-}
-
-/// Whether `job` should wait for a prompt that is being computed: it begins with more of that than it could continue
-/// now, and would only compute the same.
-fn pays_to_wait<B: Backend>(
-    job: &Job,
-    scheduler: &Scheduler<B>,
-    running: &[Running],
-    idle: &[Idle<B>],
-) -> bool {
-    let Work::Generate(request) = &job.work else {
-        return false;
-    };
-    let of = Held::new(job.model, job.adapter.as_deref());
-    let of_model = running.iter().filter(|running| running.of.held() == of);
-    let (mut now, mut soon) = (0, 0);
-    for running in of_model {
-        let Some(generator) = scheduler.generator(running.id) else {
-            continue;
-        };
-        let held = held(scheduler, running.id).unwrap_or_default();
-        now = now.max(n_common(held, &request.prompt));
-        if generator.n_prompt_left() > 0 {
-            soon = soon.max(n_common(generator.tokens(), &request.prompt));
-        }
-    }
-    if soon <= now + WORTH {
-        return false;
-    }
-    let idle = idle.iter().filter(|idle| idle.of == of);
-    let idle = idle.map(|idle| n_common(idle.sequence.ids(), &request.prompt));
-    soon > idle.max().unwrap_or(0).max(now) + WORTH
-}
-
-/// The names of adapters, each once.
-fn names<'a>(keys: impl Iterator<Item = &'a Arc<AdapterKey>>) -> String {
-    let mut names: Vec<&str> = keys.map(|key| key.name.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
-    names.join(",")
 }
 
 fn seconds(from: Instant, to: Instant) -> f64 {

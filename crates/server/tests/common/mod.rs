@@ -12,8 +12,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna::native::{BUILTIN, LoadFrom, LocalFolder, LocalModel, Weights, builtin, open_adapter};
 use sterna::{Adapted, AdapterFiles};
+use sterna_engine::lora::ActiveAdapter;
 use sterna_engine::plan::PlanOptions;
-use sterna_engine::{Cpu, SessionOptions};
+use sterna_engine::{Backend, Cpu, Model, SessionOptions};
 use sterna_kernels::Isa;
 use sterna_server::{Served, Server, Settings};
 
@@ -25,6 +26,11 @@ pub(crate) struct Running {
 
 /// The built-in model, called `name`, with room for `ctx_len` tokens.
 pub(crate) fn model(name: &str, ctx_len: usize) -> Served<Cpu> {
+    model_on(1, name, ctx_len)
+}
+
+/// The same, for `n` engines.
+pub(crate) fn model_on(n: usize, name: &str, ctx_len: usize) -> Served<Cpu> {
     let files = LocalModel::open(BUILTIN, builtin(), None, None).unwrap();
     let plan = files.plan(&PlanOptions::default()).unwrap();
     let load_from = LoadFrom {
@@ -33,8 +39,11 @@ pub(crate) fn model(name: &str, ctx_len: usize) -> Served<Cpu> {
         n_threads: 2,
         progress: &|_| {},
     };
-    let loaded = files.load_on(plan.clone(), Cpu::new(2, Isa::detect()), &load_from);
-    let adapted = Adapted::new(loaded.unwrap().model);
+    let load = |_| {
+        let loaded = files.load_on(plan.clone(), Cpu::new(2, Isa::detect()), &load_from);
+        Adapted::new(loaded.unwrap().model)
+    };
+    let adapted = (0..n).map(load).collect();
     let session = SessionOptions::new(ctx_len);
     Served::new(name, &files, plan, adapted, session, &mut Vec::new()).unwrap()
 }
@@ -90,7 +99,13 @@ pub(crate) fn start(settings: Settings) -> Running {
 }
 
 /// The same, of these models.
-pub(crate) fn start_with(models: Vec<Served<Cpu>>, settings: Settings) -> Running {
+pub(crate) fn start_with<B>(models: Vec<Served<B>>, settings: Settings) -> Running
+where
+    B: Backend + 'static,
+    Adapted<B>: Send + Sync,
+    Model<B>: Send + Sync,
+    ActiveAdapter<B>: Send,
+{
     let server = Server::start(models, settings).unwrap();
     let router = server.router();
     let (sender, receiver) = mpsc::channel();

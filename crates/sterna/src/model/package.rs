@@ -25,7 +25,7 @@ use crate::want::{Files, Machine};
 const CONFIG_FILE: &str = "config.json";
 
 /// Decides whether a signed package is accepted.
-pub trait Signatures {
+pub trait Signatures: Send + Sync {
     /// Checks whether `signature`, in minisign's form, is a trusted one of `manifest`, of the package called
     /// `name`.
     ///

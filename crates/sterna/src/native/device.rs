@@ -45,6 +45,8 @@ pub struct DeviceRequest {
     pub kind: DeviceKind,
     /// Part of the name of the GPU to take; `None` for the best.
     pub gpu: Option<String>,
+    /// The place of the GPU to take among all adapters, best first ([`adapters`]).
+    pub gpu_index: Option<usize>,
     /// Layers to put on the GPU at most; `None` for as many as fit.
     pub gpu_layers: Option<usize>,
     /// Bytes of device memory to take at most; `None` for what there is.
@@ -97,17 +99,18 @@ impl DeviceRequest {
     ///
     /// Errors: a GPU is named and the CPU asked for.
     pub fn preference(&self, memory_bytes: u64) -> Result<GpuPreference> {
-        Ok(match (self.kind, &self.gpu) {
-            (DeviceKind::Cpu, Some(_)) => {
+        let is_named = self.gpu.is_some() || self.gpu_index.is_some();
+        Ok(match (self.kind, is_named) {
+            (DeviceKind::Cpu, true) => {
                 bail!(
                     InvalidRequest,
                     "expected a GPU or any device, where a GPU is named; found the CPU"
                 )
             }
             _ if self.gpu_layers == Some(0) => GpuPreference::Never,
-            (DeviceKind::Gpu, _) | (DeviceKind::Auto, Some(_)) => GpuPreference::Required,
-            (DeviceKind::Auto, None) if memory_bytes >= PAYS_FROM => GpuPreference::IfReal,
-            (DeviceKind::Auto | DeviceKind::Cpu, None) => GpuPreference::Never,
+            (DeviceKind::Gpu, _) | (DeviceKind::Auto, true) => GpuPreference::Required,
+            (DeviceKind::Auto, false) if memory_bytes >= PAYS_FROM => GpuPreference::IfReal,
+            (DeviceKind::Auto | DeviceKind::Cpu, false) => GpuPreference::Never,
         })
     }
 
@@ -118,6 +121,7 @@ impl DeviceRequest {
         const TIMEOUT: Duration = Duration::from_secs(600);
         DeviceOptions {
             adapter: self.gpu.clone(),
+            adapter_index: self.gpu_index,
             memory_budget: self.gpu_memory,
             timeout: TIMEOUT,
             ..DeviceOptions::default()
@@ -298,7 +302,11 @@ mod tests {
             kind,
             gpu: gpu.map(str::to_owned),
             gpu_layers,
-            gpu_memory: None,
+            ..DeviceRequest::default()
+        };
+        let placed = DeviceRequest {
+            gpu_index: Some(1),
+            ..DeviceRequest::default()
         };
         use GpuPreference::{IfReal, Never, Required};
         let (small, large) = (PAYS_FROM - 1, PAYS_FROM);
@@ -309,6 +317,7 @@ mod tests {
                 Required,
                 Required,
             ),
+            (placed, Required, Required),
             (request(DeviceKind::Gpu, None, Some(3)), Required, Required),
             (request(DeviceKind::Gpu, None, Some(0)), Never, Never),
             (request(DeviceKind::Cpu, None, None), Never, Never),

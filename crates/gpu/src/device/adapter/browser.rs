@@ -33,6 +33,7 @@ pub(in crate::device) fn describe(adapter: &Adapter) -> AdapterInfo {
             true => AdapterKind::Software,
             false => AdapterKind::Unknown,
         },
+        bus: None,
     }
 }
 

@@ -41,22 +41,24 @@ fn rank(kind: AdapterKind, options: &DeviceOptions) -> u8 {
 /// The adapter that `options` ask for.
 pub(super) async fn choose(options: &DeviceOptions) -> Result<Adapter, GpuError> {
     let mut seen = Vec::new();
-    for adapter in adapters(options).await {
+    for (index, adapter) in adapters(options).await.into_iter().enumerate() {
         let info = describe(&adapter);
         let name = info.name.to_lowercase();
         let named =
             (options.adapter.as_ref()).is_none_or(|part| name.contains(&part.to_lowercase()));
         let kind = !options.software || info.kind == AdapterKind::Software;
-        if named && kind {
+        let placed = options.adapter_index.is_none_or(|place| place == index);
+        if named && kind && placed {
             return Ok(adapter);
         }
         seen.push(format!("`{}`", info.name));
     }
-    let wanted = match (&options.adapter, options.software) {
-        (Some(part), _) => format!("expected an adapter named like `{part}`"),
-        (None, true) => String::from("expected a software adapter"),
-        (None, false) if cfg!(target_arch = "wasm32") => String::from("expected a WebGPU adapter"),
-        (None, false) => String::from("expected a Vulkan, Metal or DX12 adapter"),
+    let wanted = match (&options.adapter, options.adapter_index, options.software) {
+        (Some(part), _, _) => format!("expected an adapter named like `{part}`"),
+        (None, Some(index), _) => format!("expected an adapter {index}, counted from 0"),
+        (None, None, true) => String::from("expected a software adapter"),
+        _ if cfg!(target_arch = "wasm32") => String::from("expected a WebGPU adapter"),
+        _ => String::from("expected a Vulkan, Metal or DX12 adapter"),
     };
     let found = match seen.as_slice() {
         [] => String::from("none"),

@@ -35,6 +35,7 @@ pub(in crate::device) fn describe(adapter: &Adapter) -> AdapterInfo {
             DeviceType::Cpu => AdapterKind::Software,
             DeviceType::Other => AdapterKind::Unknown,
         },
+        bus: Some(info.device_pci_bus_id.to_lowercase()).filter(|bus| !bus.is_empty()),
     }
 }
 

@@ -1,0 +1,282 @@
+//! Which engine a job goes to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::prefix::{WORTH, n_common};
+use super::{AdapterKey, Job, Work};
+
+/// What a sequence is computed by: only one that is computed by the same may go on with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) model: usize,
+    /// The number of the adapter.
+    pub(super) adapter: Option<usize>,
+}
+
+impl Held {
+    pub(super) fn new(model: usize, adapter: Option<&AdapterKey>) -> Held {
+        Held {
+            model,
+            adapter: adapter.map(|key| key.id),
+        }
+    }
+}
+
+/// The tokens of a sequence that an engine keeps for prompts to come.
+#[derive(Debug, Clone)]
+pub(super) struct Kept {
+    pub(super) of: Held,
+    pub(super) ids: Arc<[u32]>,
+}
+
+/// Work that an engine has.
+#[derive(Debug, Clone)]
+pub(super) struct Busy {
+    /// No other work has or had it.
+    pub(super) id: u64,
+    pub(super) of: Held,
+    /// What others may continue, once it is computed: the prompt of an answer.
+    pub(super) prompt: Arc<[u32]>,
+    /// Tokens to be computed before the first one of an answer, or before the end of other work.
+    pub(super) n_left: usize,
+}
+
+impl Busy {
+    /// `job`, of which nothing is computed.
+    pub(super) fn new(job: &Job) -> Busy {
+        let (prompt, n_left): (&[u32], usize) = match &job.work {
+            Work::Generate(request) => (&request.prompt, request.prompt.len()),
+            Work::Continue(continued) => {
+                let generator = &continued.generator;
+                (generator.tokens(), generator.n_held())
+            }
+            Work::Score { ids, .. } => (&[], ids.len()),
+            Work::Embed { texts, .. } => (&[], texts.iter().map(Vec::len).sum()),
+        };
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Busy {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            of: Held::new(job.model, job.adapter.as_deref()),
+            prompt: prompt.into(),
+            n_left,
+        }
+    }
+
+    /// How many tokens of the prompt are computed.
+    fn n_held(&self) -> usize {
+        self.prompt.len().saturating_sub(self.n_left)
+    }
+}
+
+/// An answer in progress delays others as if so many tokens of a prompt were to be computed: half of an answer of
+/// usual length is still to come.
+const ANSWER: usize = 128;
+
+/// An engine that has room for a job, and what it has.
+#[derive(Debug)]
+pub(super) struct Offer<'a> {
+    pub(super) kept: &'a [Kept],
+    pub(super) busy: Vec<&'a Busy>,
+}
+
+/// Where a job goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Route {
+    /// To the engine with this number.
+    To(usize),
+    /// To none yet.
+    Later,
+}
+
+/// The route of `job`, which nothing is computed of, among `offers` of engines with these numbers.
+///
+/// It goes where the fewest tokens are to be computed before its first one: those of prompts that the engine has left,
+/// and those of its own that the engine doesn't hold, an answer in progress counting as [`ANSWER`]; of equals, to the
+/// first. So it goes to the engine that holds the longest prefix of it, unless that has more to do than the others by
+/// more than the prefix saves; and to the one that has least to do, if none holds anything.
+///
+/// Where a prompt that begins with the same is being computed there, it waits for that, and would otherwise only
+/// compute the same again.
+pub(super) fn route<'a>(job: &Busy, offers: impl Iterator<Item = (usize, Offer<'a>)>) -> Route {
+    let mut best: Option<(usize, Route)> = None;
+    for (number, offer) in offers {
+        let Prefix { now, soon } = offer.prefix_of(job);
+        let pending: usize = offer.busy.iter().map(|busy| busy.n_left + ANSWER).sum();
+        let cost = pending + job.n_left.saturating_sub(now.max(soon));
+        let pays_to_wait = soon > now + WORTH;
+        let route = match pays_to_wait {
+            true => Route::Later,
+            false => Route::To(number),
+        };
+        if best.is_none_or(|(least, _)| cost < least) {
+            best = Some((cost, route));
+        }
+    }
+    best.map_or(Route::Later, |(_, route)| route)
+}
+
+/// How many tokens of a prompt an engine has.
+struct Prefix {
+    now: usize,
+    /// Once prompts are computed that it computes now.
+    soon: usize,
+}
+
+impl Offer<'_> {
+    fn prefix_of(&self, job: &Busy) -> Prefix {
+        let kept = self.kept.iter().filter(|kept| kept.of == job.of);
+        let kept = kept.map(|kept| n_common(&kept.ids, &job.prompt));
+        let mut prefix = Prefix {
+            now: kept.max().unwrap_or(0),
+            soon: 0,
+        };
+        for busy in self.busy.iter().filter(|busy| busy.of == job.of) {
+            let common = n_common(&busy.prompt, &job.prompt);
+            prefix.now = prefix.now.max(common.min(busy.n_held()));
+            if busy.n_left > 0 {
+                prefix.soon = prefix.soon.max(common);
+            }
+        }
+        prefix
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OF: Held = Held {
+        model: 0,
+        adapter: None,
+    };
+
+    fn kept(n: u32) -> Kept {
+        Kept {
+            of: OF,
+            ids: (0..n).collect(),
+        }
+    }
+
+    /// An answer to the first `n` tokens, of which `n_left` are to be computed.
+    fn busy(n: u32, n_left: usize) -> Busy {
+        Busy {
+            id: 0,
+            of: OF,
+            prompt: (0..n).collect(),
+            n_left,
+        }
+    }
+
+    /// An answer to something else.
+    fn other(n_left: usize) -> Busy {
+        Busy {
+            id: 0,
+            of: OF,
+            prompt: vec![9_999; n_left].into(),
+            n_left,
+        }
+    }
+
+    fn routed(job: &Busy, engines: &[(&[Kept], &[Busy])]) -> Route {
+        let offers = engines.iter().map(|(kept, busy)| Offer {
+            kept,
+            busy: busy.iter().collect(),
+        });
+        route(job, offers.enumerate())
+    }
+
+    #[test]
+    fn a_job_goes_where_the_least_is_to_be_computed_before_it() {
+        use Route::{Later, To};
+        let job = busy(600, 600);
+        assert_eq!(route(&job, std::iter::empty()), Later);
+        for (name, engines, expected) in [
+            ("nothing held", [(vec![], vec![]), (vec![], vec![])], To(0)),
+            (
+                "less to do",
+                [(vec![], vec![other(0)]), (vec![], vec![])],
+                To(1),
+            ),
+            (
+                "a shorter prompt to do",
+                [(vec![], vec![other(300)]), (vec![], vec![other(200)])],
+                To(1),
+            ),
+            (
+                "a prefix",
+                [(vec![], vec![]), (vec![kept(500)], vec![])],
+                To(1),
+            ),
+            (
+                "the longer prefix",
+                [(vec![kept(590)], vec![]), (vec![kept(500)], vec![])],
+                To(0),
+            ),
+            (
+                "a prefix that saves more than is to do there",
+                [
+                    (vec![], vec![]),
+                    (vec![kept(500)], vec![other(0), other(0), other(0)]),
+                ],
+                To(1),
+            ),
+            (
+                "a prefix that saves less",
+                [
+                    (vec![], vec![]),
+                    (vec![kept(500)], vec![other(200), other(100)]),
+                ],
+                To(0),
+            ),
+            (
+                "a prompt that is computed now",
+                [(vec![], vec![busy(500, 200)]), (vec![], vec![])],
+                Later,
+            ),
+            (
+                "the same, behind so much that it is computed sooner elsewhere",
+                [(vec![], vec![busy(500, 200), other(300)]), (vec![], vec![])],
+                To(1),
+            ),
+            (
+                "a prompt that has been computed",
+                [(vec![], vec![busy(500, 0)]), (vec![], vec![])],
+                To(0),
+            ),
+        ] {
+            let engines: Vec<(&[Kept], &[Busy])> = (engines.iter())
+                .map(|(kept, busy)| (&kept[..], &busy[..]))
+                .collect();
+            assert_eq!(routed(&job, &engines), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_another_model_or_adapter_computed_counts_for_nothing() {
+        let job = busy(600, 600);
+        for of in [
+            Held { model: 1, ..OF },
+            Held {
+                adapter: Some(3),
+                ..OF
+            },
+        ] {
+            let kept = Kept { of, ..kept(600) };
+            let computed = Busy {
+                of,
+                ..busy(600, 100)
+            };
+            assert_eq!(
+                routed(&job, &[(&[], &[]), (&[kept], &[])]),
+                Route::To(0),
+                "{of:?}"
+            );
+            assert_eq!(
+                routed(&job, &[(&[], &[computed]), (&[], &[])]),
+                Route::To(1),
+                "{of:?}"
+            );
+        }
+    }
+}

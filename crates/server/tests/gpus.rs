@@ -1,0 +1,112 @@
+//! Several engines on GPUs. Where there is one adapter, it is opened twice.
+#![cfg(feature = "gpu")]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use common::{Running, start_with};
+use serde_json::{Value, json};
+use sterna::Adapted;
+use sterna::native::{
+    BUILTIN, ComputeOptions, Device, DeviceKind, DeviceRequest, LoadFrom, LocalModel, Weights,
+    builtin, load_on_device,
+};
+use sterna_engine::plan::PlanOptions;
+use sterna_engine::{Activations, Model, SessionOptions};
+use sterna_kernels::Isa;
+use sterna_server::{EngineOptions, Served, Settings};
+
+/// The built-in model on the best GPU.
+fn on_gpu(files: &LocalModel) -> Arc<Model<Device>> {
+    let plan = files.plan(&PlanOptions::default()).unwrap();
+    let request = DeviceRequest {
+        kind: DeviceKind::Gpu,
+        gpu_index: Some(0),
+        ..DeviceRequest::default()
+    };
+    let compute = ComputeOptions {
+        n_threads: 1,
+        isa: Isa::detect(),
+        activations: Activations::Int8,
+        session: SessionOptions::new(512),
+    };
+    let load_from = LoadFrom {
+        weights: Weights::Mapped,
+        experts: None,
+        n_threads: 1,
+        progress: &|_| {},
+    };
+    let load = |device| files.load_on(plan.clone(), device, &load_from);
+    load_on_device(&request, compute, &plan, &|_, _| {}, &mut |_| {}, load).unwrap()
+}
+
+/// The ids of the answer with this seed.
+fn answer(server: &Running, seed: usize) -> Value {
+    let body = json!({
+        "model": BUILTIN, "prompt": format!("Story number {seed}."), "temperature": 0, "max_tokens": 60,
+        "ignore_eos": true,
+    });
+    server.ok("/v1/completions", &body)["choices"][0]["text"].take()
+}
+
+#[test]
+fn a_lost_gpu_costs_no_answer() {
+    if !sterna_testing::gpu::is_there() {
+        return;
+    }
+    let files = LocalModel::open(BUILTIN, builtin(), None, None).unwrap();
+    let plan = files.plan(&PlanOptions::default()).unwrap();
+    let models = [on_gpu(&files), on_gpu(&files)];
+    let adapted = models.iter().map(|own| Adapted::new(Arc::clone(own)));
+    let session = SessionOptions::new(512);
+    let adapted = adapted.collect();
+    let served = Served::new(BUILTIN, &files, plan, adapted, session, &mut Vec::new()).unwrap();
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let settings = Settings {
+        engine: EngineOptions {
+            parallel: 2,
+            ..Settings::default().engine
+        },
+        log: {
+            let log = Arc::clone(&log);
+            Arc::new(move |record| log.lock().unwrap().push(record.clone()))
+        },
+        ..Settings::default()
+    };
+    let server = start_with(vec![served], settings);
+    let metrics = || server.get("/metrics", &[]).text().to_owned();
+    let all: Vec<Value> = thread::scope(|scope| {
+        let answers = (0..6).map(|seed| {
+            scope.spawn({
+                let server = &server;
+                move || answer(server, seed)
+            })
+        });
+        let answers: Vec<_> = answers.collect();
+        while !metrics().contains("sterna_requests_running{engine=\"1\"} 2") {
+            thread::yield_now();
+        }
+        let gpu = models[1].backend().device().expect("it is on a GPU");
+        gpu.device().lose();
+        answers
+            .into_iter()
+            .map(|answer| answer.join().unwrap())
+            .collect()
+    });
+    let text = metrics();
+    assert!(text.contains("sterna_lost_engines_total 1"), "{text}");
+    assert!(
+        text.contains("sterna_engine_up{engine=\"1\",device=\"\"} 0"),
+        "{text}"
+    );
+    assert_eq!(server.get("/health", &[]).status, 200);
+    let lost = |record: &serde_json::Map<String, Value>| {
+        record["event"] == "engine" && record["engine"] == 1
+    };
+    assert!(log.lock().unwrap().iter().any(lost));
+    for (seed, text) in all.into_iter().enumerate() {
+        assert_eq!(text, answer(&server, seed), "{seed}");
+    }
+}
