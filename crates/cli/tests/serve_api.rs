@@ -429,3 +429,63 @@ fn one_gpu_can_have_two_engines() {
         }
     }
 }
+
+#[test]
+fn models_are_loaded_when_they_are_asked_for() {
+    let home = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/stories260K");
+    let (folder, gguf) = (root.join("hf"), root.join("stories260K-f32.gguf"));
+    assert!(gguf.exists(), "{}", gguf.display());
+    let (_, stdout, _) = outcome(sterna(home.path()).args(["--new-api-key", "ops"]));
+    let (key, line) = stdout.trim().split_once('\n').unwrap();
+    let keys = home.path().join("keys.txt");
+    fs::write(&keys, format!("{line} admin\n")).unwrap();
+    let serve = |memory: &str| {
+        let mut command = sterna(home.path());
+        command.arg("builtin").arg(&folder).arg("--no-files");
+        command.args(["--models-memory", memory]);
+        command.arg("--api-keys").arg(&keys);
+        command
+    };
+    let (ok, _, stderr) = outcome(serve("1MiB").arg("--check"));
+    let message = "models-memory: expected at least the 2.4 MiB of builtin, found 1.0 MiB";
+    assert!(!ok && stderr.contains(message), "{stderr}");
+    // Room for either of them.
+    let server = start(&mut serve("3MiB"));
+    let header = format!("x-api-key: {key}\r\n");
+    let loaded = || {
+        let (_, list) = server.ask("GET /v1/models", &header, "");
+        let list: Value = serde_json::from_str(&list).unwrap();
+        let models = list["data"].as_array().unwrap().clone().into_iter();
+        let models = models.filter(|model| model["status"]["value"] == "loaded");
+        models
+            .map(|model| model["id"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(loaded(), ["builtin"]);
+    let ask = |model: &str| {
+        let body = json!({"model": model, "prompt": "Once", "max_tokens": 4}).to_string();
+        server.ask("POST /v1/completions", &header, &body)
+    };
+    let (status, body) = ask("hf");
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(loaded(), ["hf"]);
+    let body = json!({"model": gguf, "pin": true}).to_string();
+    let (status, body) = server.ask("POST /v1/models/load", &header, &body);
+    assert!(
+        status == 200 && body.contains("\"pinned\":true"),
+        "{status} {body}"
+    );
+    assert_eq!(loaded(), ["hf", "stories260K-f32"]);
+    // The pinned one leaves no room for it.
+    let (status, body) = ask("builtin");
+    assert!(
+        status == 503 && body.contains("the model builtin has"),
+        "{status} {body}"
+    );
+    let body = json!({"model": "stories260K-f32"}).to_string();
+    let (status, body) = server.ask("POST /v1/models/unload", &header, &body);
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(ask("builtin").0, 200);
+    assert_eq!(loaded(), ["builtin"]);
+}

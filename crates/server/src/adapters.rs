@@ -25,15 +25,19 @@ pub(crate) struct Offered {
 
 /// Where a model's adapters come from.
 pub(crate) struct Source {
-    pub(crate) loader: Arc<dyn LoadAdapter>,
+    /// What loads them, while the model is loaded.
+    pub(crate) loader: Option<Arc<dyn LoadAdapter>>,
     /// Without it, none are loaded at the request of clients.
-    pub(crate) open: Option<Box<OpenAdapter>>,
+    pub(crate) open: Option<Arc<OpenAdapter>>,
+    /// Those that are loaded with the model.
+    pub(crate) fixed: Vec<Arc<AdapterKey>>,
 }
 
 /// All of them.
+#[derive(Default)]
 pub(crate) struct Shelf {
-    /// By the index of the model.
-    sources: Vec<Source>,
+    /// By the number of the model.
+    sources: RwLock<Vec<Source>>,
     offered: RwLock<Vec<Offered>>,
 }
 
@@ -42,6 +46,8 @@ pub(crate) struct Shelf {
 pub(crate) enum NotLoaded {
     /// This model takes none.
     Fixed,
+    /// The model isn't loaded.
+    Unloaded,
     /// One is called so.
     Taken,
     /// There are as many as may be.
@@ -51,13 +57,46 @@ pub(crate) enum NotLoaded {
 }
 
 impl Shelf {
-    /// Of models with these sources; `loaded` are there from the beginning, of the model with the index.
-    pub(crate) fn new(sources: Vec<Source>, loaded: Vec<(usize, Arc<AdapterKey>)>) -> Shelf {
-        let offered = loaded.into_iter().map(|(model, key)| offered(model, key));
-        Shelf {
-            sources,
-            offered: RwLock::new(offered.collect()),
+    /// Adds the next model.
+    pub(crate) fn add(&self, source: Source) {
+        let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
+        let model = sources.len();
+        let fixed = source
+            .fixed
+            .iter()
+            .map(|key| offered(model, Arc::clone(key)));
+        let mut all = self.offered.write().unwrap_or_else(PoisonError::into_inner);
+        all.extend(fixed);
+        sources.push(source);
+    }
+
+    /// The model `model` is loaded, with what loads its adapters, or isn't any more: those that were loaded by request
+    /// are gone with it then.
+    pub(crate) fn set_loader(&self, model: usize, loader: Option<Arc<dyn LoadAdapter>>) {
+        let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(source) = sources.get_mut(model) else {
+            return;
+        };
+        if loader.is_none() {
+            let is_fixed =
+                |key: &Arc<AdapterKey>| source.fixed.iter().any(|own| Arc::ptr_eq(own, key));
+            let mut all = self.offered.write().unwrap_or_else(PoisonError::into_inner);
+            all.retain(|offered| offered.model != model || is_fixed(&offered.key));
         }
+        source.loader = loader;
+    }
+
+    /// How many adapters of the model `model` were loaded by request.
+    pub(crate) fn n_loaded(&self, model: usize) -> usize {
+        let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
+        let fixed = sources.get(model).map(|source| source.fixed.as_slice());
+        let is_fixed = |key: &Arc<AdapterKey>| {
+            let mut fixed = fixed.unwrap_or_default().iter();
+            fixed.any(|own| Arc::ptr_eq(own, key))
+        };
+        let all = self.all();
+        let own = all.iter().filter(|offered| offered.model == model);
+        own.filter(|offered| !is_fixed(&offered.key)).count()
     }
 
     /// Those that are offered now.
@@ -76,8 +115,12 @@ impl Shelf {
         scale: f32,
         replaces: bool,
     ) -> Result<(), NotLoaded> {
-        let source = self.sources.get(model).ok_or(NotLoaded::Fixed)?;
-        let open = source.open.as_ref().ok_or(NotLoaded::Fixed)?;
+        let (open, loader) = {
+            let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
+            let source = sources.get(model).ok_or(NotLoaded::Fixed)?;
+            let open = source.open.clone().ok_or(NotLoaded::Fixed)?;
+            (open, source.loader.clone().ok_or(NotLoaded::Unloaded)?)
+        };
         let is_named = |offered: &Offered| offered.model == model && offered.key.name == name;
         let check = |all: &[Offered]| match all.iter().any(is_named) {
             true if replaces => Ok(()),
@@ -87,8 +130,9 @@ impl Shelf {
         };
         check(&self.all())?;
         let files = open(path).map_err(NotLoaded::Unfit)?;
-        let key = source.loader.load(name, files, scale);
-        let key = key.map_err(|error| NotLoaded::Unfit(format!("{error:#}")))?;
+        let key = AdapterKey::new(name);
+        let loaded = loader.load_as(&key, files, scale);
+        loaded.map_err(|error| NotLoaded::Unfit(format!("{error:#}")))?;
         let mut all = self.offered.write().unwrap_or_else(PoisonError::into_inner);
         // Others may have been loaded meanwhile.
         check(&all)?;

@@ -19,8 +19,9 @@
 //! let options = LoadFrom { weights: Weights::Mapped, experts: None, n_threads: 1, progress: &|_| {} };
 //! let model = Adapted::new(files.load_on(plan.clone(), cpu, &options)?.model);
 //! let session = SessionOptions::new(512);
+//! let served = Served::new("tales", &files, plan, session, &mut Vec::new())?;
 //! // One engine.
-//! let served = Served::new("tales", &files, plan, vec![model], session, &mut Vec::new())?;
+//! let served = served.with_weights(vec![model]);
 //! let server = Server::start(vec![served], Settings::default())?;
 //! // To be served by whatever listens.
 //! let router: axum::Router = server.router();
@@ -31,6 +32,7 @@
 mod adapters;
 mod answer;
 mod api;
+mod catalog;
 mod engine;
 mod id;
 mod infill;
@@ -39,7 +41,6 @@ mod model;
 mod settings;
 mod trace;
 
-use std::io;
 use std::sync::Arc;
 
 use axum::Router;
@@ -49,8 +50,10 @@ use sterna_engine::{Backend, Model};
 
 use adapters::{Shelf, Source};
 use api::{App, Shared};
-use engine::{EngineModel, Engines, LoadAdapter};
+use catalog::{Catalog, OpenModel, Opened};
+use engine::{Engines, Library};
 use metrics::Metrics;
+use model::ModelText;
 
 pub use api::{Keys, KeysError};
 pub use engine::EngineOptions;
@@ -67,52 +70,89 @@ pub struct Server {
     app: Shared,
 }
 
+/// The models of a server.
+pub struct Models<B: Backend> {
+    listed: Vec<Served<B>>,
+    open: Option<Box<OpenServed<B>>>,
+}
+
+/// Opens a model by what a client calls it.
+type OpenServed<B> = dyn Fn(&str) -> std::result::Result<Served<B>, String> + Send + Sync;
+
+impl<B: Backend> From<Vec<Served<B>>> for Models<B> {
+    fn from(listed: Vec<Served<B>>) -> Models<B> {
+        Models { listed, open: None }
+    }
+}
+
+impl<B: Backend> Models<B> {
+    /// Clients with the permission may load other models, too, which `open` opens by what they call them.
+    #[must_use]
+    pub fn with_others(
+        mut self,
+        open: impl Fn(&str) -> std::result::Result<Served<B>, String> + Send + Sync + 'static,
+    ) -> Models<B> {
+        self.open = Some(Box::new(open));
+        self
+    }
+}
+
 impl Server {
-    /// Starts the engines for `models`: as many as each of these was loaded for.
+    /// Starts the engines for `models`: one for each of the devices that `settings` name, else one for each of those
+    /// that the first model was loaded for.
     ///
-    /// Errors: models that were loaded for different numbers of engines, or for none; the system has no thread left.
-    pub fn start<B>(models: Vec<Served<B>>, settings: Settings) -> io::Result<Server>
+    /// Errors: a model that was loaded for another number of engines, or can't be loaded at all; an adapter that
+    /// doesn't fit; the system has no thread left.
+    pub fn start<B>(models: impl Into<Models<B>>, settings: Settings) -> sterna::Result<Server>
     where
         B: Backend + 'static,
         Adapted<B>: Send + Sync,
         Model<B>: Send + Sync,
         ActiveAdapter<B>: Send,
     {
-        let n_engines = models.first().map_or(1, |served| served.engines.len());
-        let differs = |served: &&Served<B>| served.engines.len() != n_engines || n_engines == 0;
-        if let Some(served) = models.iter().find(differs) {
-            let found = served.engines.len();
-            let message = format!(
-                "{}: expected a model that was loaded for {} engines, found one for {found}",
-                served.name(),
-                n_engines.max(1)
-            );
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
-        }
-        let mut texts = Vec::new();
-        let mut engines: Vec<Vec<EngineModel<B>>> = (0..n_engines).map(|_| Vec::new()).collect();
-        let (mut sources, mut loaded) = (Vec::new(), Vec::new());
-        for (index, served) in models.into_iter().enumerate() {
-            loaded.extend(served.loaded.into_iter().map(|key| (index, key)));
-            let loader: Arc<dyn LoadAdapter> = Arc::clone(&served.engines[0].adapters) as _;
-            let open = served.open;
-            sources.push(Source { loader, open });
-            texts.push(Arc::new(served.text));
-            for (engine, model) in engines.iter_mut().zip(served.engines) {
-                engine.push(model);
-            }
-        }
-        let shelf = Shelf::new(sources, loaded);
-        let token_bytes = engines[0].first().map_or(0, |model| {
-            (model.cache_bytes)(1).saturating_sub((model.cache_bytes)(0))
-        });
+        let Models { listed, open } = models.into();
         let mut devices = settings.devices.clone();
-        devices.resize(n_engines, String::new());
+        if devices.is_empty() {
+            let loaded = listed
+                .first()
+                .and_then(|first| first.source.loaded.as_ref());
+            devices.resize(loaded.map_or(1, Vec::len).max(1), String::new());
+        }
+        let token_bytes = listed.first().map_or(0, |served| {
+            let bytes = &served.source.cache_bytes;
+            bytes(1).saturating_sub(bytes(0))
+        });
         let metrics = Metrics::new(&devices, settings.engine.cache_bytes, token_bytes);
-        let metrics = Arc::new(metrics);
+        let (metrics, shelf) = (Arc::new(metrics), Arc::new(Shelf::default()));
+        let tell = {
+            let shelf = Arc::clone(&shelf);
+            Box::new(move |number, loader| shelf.set_loader(number, loader))
+        };
         let (options, log) = (settings.engine, Arc::clone(&settings.log));
-        let engines = Engines::start(engines, devices, options, &metrics, log)?;
-        let app = App::new(engines, texts, shelf, settings, metrics);
+        let (engines, library) = Engines::start::<B>(devices, options, &metrics, log, tell)?;
+        let mut texts = Vec::new();
+        for served in listed {
+            let (text, add) = parts(served, &shelf, &library);
+            add()?;
+            texts.push(Arc::new(text));
+        }
+        let open = open.map(|open| {
+            let shelf = Arc::clone(&shelf);
+            let open = move |name: &str| {
+                let served = open(name)?;
+                if served.source.load.is_none() {
+                    return Err(format!("{name}: it can't be loaded"));
+                }
+                let (text, add) = parts(served, &shelf, &library);
+                Ok(Opened {
+                    text,
+                    add: Box::new(add),
+                })
+            };
+            Box::new(open) as Box<OpenModel>
+        });
+        let catalog = Catalog::new(texts, open);
+        let app = App::new(engines, catalog, shelf, settings, metrics);
         Ok(Server { app: Arc::new(app) })
     }
 
@@ -125,4 +165,29 @@ impl Server {
     pub fn drain(&self) {
         self.app.drain();
     }
+}
+
+/// The text side of `served`, and what lets adapters and engines know it.
+fn parts<B>(
+    served: Served<B>,
+    shelf: &Arc<Shelf>,
+    library: &Arc<Library<B>>,
+) -> (ModelText, impl FnOnce() -> sterna::Result<usize> + use<B>)
+where
+    B: Backend + 'static,
+    Model<B>: Send + Sync,
+    ActiveAdapter<B>: Send,
+{
+    let Served { text, source, open } = served;
+    let (shelf, library) = (Arc::clone(shelf), Arc::clone(library));
+    let add = move || {
+        let adapters = source.adapters.iter();
+        shelf.add(Source {
+            loader: None,
+            open: open.map(Arc::from),
+            fixed: adapters.map(|adapter| Arc::clone(&adapter.key)).collect(),
+        });
+        library.add(source)
+    };
+    (text, add)
 }

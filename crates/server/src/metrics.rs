@@ -35,6 +35,9 @@ pub(crate) struct Metrics {
     pub(crate) next_token: Histogram,
     pub(crate) answer: Histogram,
     lost_engines: Counter,
+    model_loaded: Family<Labels, Gauge>,
+    model_loads: Family<Labels, Counter>,
+    model_unloads: Family<Labels, Counter>,
     of_engines: OfEngines,
     all_running: Gauge,
     waiting: Gauge,
@@ -123,6 +126,9 @@ impl Metrics {
             next_token: Histogram::new(NEXT_TOKEN),
             answer: Histogram::new(ANSWER),
             lost_engines: Counter::default(),
+            model_loaded: Family::default(),
+            model_loads: Family::default(),
+            model_unloads: Family::default(),
             of_engines: OfEngines::default(),
             all_running: Gauge::default(),
             waiting: Gauge::default(),
@@ -197,6 +203,21 @@ impl Metrics {
             "lost_engines",
             "Engines taken out because their device was lost",
             self.lost_engines.clone(),
+        );
+        own.register(
+            "model_loaded",
+            "Whether the model is loaded",
+            self.model_loaded.clone(),
+        );
+        own.register(
+            "model_loads",
+            "How often the model was loaded while the server ran, and whether it could be",
+            self.model_loads.clone(),
+        );
+        own.register(
+            "model_unloads",
+            "How often the model was unloaded, by request or for the memory",
+            self.model_unloads.clone(),
         );
         let OfEngines {
             up,
@@ -281,6 +302,26 @@ impl Metrics {
         let engine = &mut self.now().engines[number];
         engine.is_lost = true;
         engine.figures = EngineFigures::default();
+    }
+
+    /// Whether the model called `name` is loaded.
+    pub(crate) fn set_model(&self, name: &str, is_loaded: bool) {
+        let labels = vec![("model", name.to_owned())];
+        let loaded = self.model_loaded.get_or_create(&labels);
+        loaded.set(i64::from(is_loaded));
+    }
+
+    /// Counts that the model called `name` was loaded, or could not be.
+    pub(crate) fn count_load(&self, name: &str, is_loaded: bool) {
+        let result = if is_loaded { "ok" } else { "failed" };
+        let labels = vec![("model", name.to_owned()), ("result", result.to_owned())];
+        self.model_loads.get_or_create(&labels).inc();
+    }
+
+    /// Counts that the model called `name` was unloaded, and why.
+    pub(crate) fn count_unload(&self, name: &str, reason: &str) {
+        let labels = vec![("model", name.to_owned()), ("reason", reason.to_owned())];
+        self.model_unloads.get_or_create(&labels).inc();
     }
 
     /// Counts a request.

@@ -7,59 +7,70 @@ use serde_json::{Value, json};
 use sterna::constraint::Constraints;
 use sterna::embedding::Pooling;
 use sterna::{Adapted, AdapterFiles, ModelFiles, Result, Warning};
-use sterna_engine::lora::ActiveAdapter;
-use sterna_engine::{Backend, Model, ModelPlan, SessionOptions};
+use sterna_engine::{Backend, ModelPlan, SessionOptions};
 use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::adapters::OpenAdapter;
 use crate::answer::tools::ToolFormat;
-use crate::engine::{AdapterKey, Adapters, EngineModel, LoadAdapter};
+use crate::engine::{AdapterKey, AdapterSource, ModelSource};
 use crate::infill::Infill;
 
-/// A model to be served.
+/// A model to be served: what it is, and what it is loaded by.
 pub struct Served<B: Backend> {
     pub(crate) text: ModelText,
-    /// One for each engine.
-    pub(crate) engines: Vec<EngineModel<B>>,
-    /// Adapters that requests may name from the beginning.
-    pub(crate) loaded: Vec<Arc<AdapterKey>>,
-    /// Opens others.
+    pub(crate) source: ModelSource<B>,
+    /// Opens adapters that clients name.
     pub(crate) open: Option<Box<OpenAdapter>>,
 }
 
 impl<B: Backend> Served<B> {
-    /// `adapted`, which is made of `files` as `plan` says, under the name `name`: loaded as often as there are to be
-    /// engines, each on a device of its own. Its sequences have the settings `session`. What is odd about its files is
-    /// added to `warnings`.
+    /// The model of `files`, under the name `name`, as `plan` says; its sequences have the settings `session`. What is
+    /// odd about its files is added to `warnings`. Nothing is loaded yet: it needs [weights](Served::with_weights), or
+    /// [to know](Served::with_loader) how they are loaded, or both.
     ///
     /// Errors: files without a tokenizer, or with one that can't be read.
     pub fn new(
         name: impl Into<String>,
         files: &ModelFiles,
         plan: ModelPlan,
-        adapted: Vec<Adapted<B>>,
         session: SessionOptions,
         warnings: &mut Vec<Warning>,
     ) -> Result<Served<B>> {
         let text = ModelText::new(name.into(), files, &plan, session.ctx_len, warnings)?;
         let cache = session.cache;
-        let models = adapted.iter().map(|own| Arc::clone(own.model()));
-        let adapters = Arc::new(Adapters::new(models.collect()));
-        let cache_bytes: Arc<dyn Fn(usize) -> u64 + Send + Sync> =
-            Arc::new(move |len| plan.cache_bytes(len, cache));
-        let engine = |adapted| EngineModel {
-            adapters: Arc::clone(&adapters),
-            adapted,
+        let source = ModelSource {
+            name: text.name.clone(),
+            bytes: plan.memory_bytes(),
             session,
-            cache_bytes: Arc::clone(&cache_bytes),
+            cache_bytes: Arc::new(move |len| plan.cache_bytes(len, cache)),
+            loaded: None,
+            load: None,
+            adapters: Vec::new(),
         };
         Ok(Served {
             text,
-            engines: adapted.into_iter().map(engine).collect(),
-            loaded: Vec::new(),
+            source,
             open: None,
         })
+    }
+
+    /// The same, which is there from the beginning: `adapted` has it for each engine, on a device of its own.
+    #[must_use]
+    pub fn with_weights(mut self, adapted: Vec<Adapted<B>>) -> Served<B> {
+        self.source.loaded = Some(adapted);
+        self
+    }
+
+    /// The same, which may be unloaded, and is loaded by `load` when it is asked for: once for each of the engines
+    /// with these numbers.
+    #[must_use]
+    pub fn with_loader(
+        mut self,
+        load: impl Fn(&[usize]) -> Result<Vec<Adapted<B>>> + Send + Sync + 'static,
+    ) -> Served<B> {
+        self.source.load = Some(Box::new(load));
+        self
     }
 
     /// Clients with the permission may load adapters while the model is served, which `open` opens by what they
@@ -73,9 +84,33 @@ impl<B: Backend> Served<B> {
         self
     }
 
+    /// The same with the adapter that `open` opens, whose updates are scaled by `scale`, for requests that name the
+    /// model and `:name` after it. It is loaded with the model.
+    #[must_use]
+    pub fn with_adapter(
+        mut self,
+        name: &str,
+        scale: f32,
+        open: impl Fn() -> Result<AdapterFiles> + Send + Sync + 'static,
+    ) -> Served<B> {
+        let adapters = &mut self.source.adapters;
+        adapters.retain(|other| other.key.name != name);
+        adapters.push(AdapterSource {
+            key: AdapterKey::new(name),
+            open: Box::new(open),
+            scale,
+        });
+        self
+    }
+
     /// What clients call it.
     pub fn name(&self) -> &str {
         &self.text.name
+    }
+
+    /// Bytes that it takes on each engine.
+    pub fn n_bytes(&self) -> u64 {
+        self.source.bytes
     }
 
     /// The same, whose files have this digest.
@@ -83,25 +118,6 @@ impl<B: Backend> Served<B> {
     pub fn with_hash(mut self, hash: Option<String>) -> Served<B> {
         self.text.hash = hash;
         self
-    }
-}
-
-impl<B: Backend> Served<B>
-where
-    Model<B>: Send + Sync,
-    ActiveAdapter<B>: Send,
-{
-    /// Loads `adapter` for every engine, whose updates are scaled by `scale`, for requests that name the model and `:name` after it.
-    ///
-    /// Errors: its matrices don't fit the model.
-    pub fn add_adapter(&mut self, name: &str, adapter: AdapterFiles, scale: f32) -> Result<()> {
-        let Some(engine) = self.engines.first() else {
-            return Ok(());
-        };
-        let key = engine.adapters.load(name, adapter, scale)?;
-        self.loaded.retain(|other| other.name != name);
-        self.loaded.push(key);
-        Ok(())
     }
 }
 

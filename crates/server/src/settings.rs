@@ -54,6 +54,7 @@ impl Default for Settings {
                 queue: QUEUE,
                 cache_bytes: CACHE_BYTES,
                 chunk: 64,
+                models_bytes: None,
             },
             devices: Vec::new(),
             keys: Keys::none(),

@@ -49,8 +49,9 @@ fn requests_are_answered_by_the_adapter_that_they_name() {
     let served = |salts: &[u32]| {
         let mut served = model("builtin", 400).with_adapters(open);
         for salt in salts {
-            let files = open(adapter(*salt).to_str().unwrap()).unwrap();
-            served.add_adapter(&format!("a{salt}"), files, 1.0).unwrap();
+            let path = adapter(*salt).to_str().unwrap().to_owned();
+            let open = move || Ok(open(&path).unwrap());
+            served = served.with_adapter(&format!("a{salt}"), 1.0, open);
         }
         served
     };

@@ -61,6 +61,8 @@ fn every_route_is_in_the_document_and_there() {
             "/v1/messages",
             "/v1/messages/count_tokens",
             "/v1/models",
+            "/v1/models/load",
+            "/v1/models/unload",
             "/v1/models/{name}",
             "/v1/rerank",
             "/v1/responses",

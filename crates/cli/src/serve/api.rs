@@ -12,9 +12,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use sterna::native::{BUILTIN, Device, LocalModel, gpu_name};
 use sterna::scheduler::SchedulerOptions;
-use sterna::{AdapterFiles, Header};
+use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_server::{
-    CACHE_BYTES, EngineOptions, Keys, MAX_BODY, PARALLEL, QUEUE, Served, Server, Settings,
+    CACHE_BYTES, EngineOptions, Keys, MAX_BODY, Models, PARALLEL, QUEUE, Served, Server, Settings,
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
@@ -63,6 +63,11 @@ pub(super) struct ApiFlags {
     #[arg(long, value_name = "all|N|LIST", env = "STERNA_SERVE_GPUS")]
     gpus: Option<Gpus>,
 
+    /// Memory of an engine for models: of those given here, the others are loaded when a request names them, and the
+    /// one that was used least recently, and isn't in use, is unloaded for that [default: all are loaded]
+    #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_MODELS_MEMORY")]
+    models_memory: Option<NonZero<u64>>,
+
     /// LoRA adapter that requests may ask for, as MODEL:NAME: a PEFT folder, a package, its URL, or its name in the
     /// store; =SCALE sets its strength [SCALE: 1]; may be given several times. Without MODEL, of the first model
     #[arg(long, value_name = "[MODEL:]NAME=DIR[=SCALE]")]
@@ -78,7 +83,7 @@ pub(super) struct ApiFlags {
     api_key: Option<String>,
 
     /// File with a name and the BLAKE3 digest of a key on each line, and what it may use in a minute (rpm=60
-    /// requests, tpm=100000 tokens), and admin if it may load adapters; --new-api-key makes such lines
+    /// requests, tpm=100000 tokens), and admin if it may load adapters and models; --new-api-key makes such lines
     #[arg(long, value_name = "FILE", env = "STERNA_API_KEYS")]
     api_keys: Option<PathBuf>,
 
@@ -151,6 +156,7 @@ pub(super) struct ConfigFile {
     adapters: Vec<String>,
     otlp_endpoint: Option<String>,
     gpus: Option<CountOrText>,
+    models_memory: Option<String>,
     pub(super) tls_cert: Option<PathBuf>,
     pub(super) tls_key: Option<PathBuf>,
 }
@@ -207,6 +213,7 @@ impl ApiFlags {
         let parallel = self.parallel.or(file.parallel);
         let max_body = bytes(self.max_body, &file.max_body, "max-body")?;
         let cache_bytes = bytes(self.cache_memory, &file.cache_memory, "cache-memory")?;
+        let models_bytes = bytes(self.models_memory, &file.models_memory, "models-memory")?;
         let allow_anyone = self.allow_anyone || file.allow_anyone.unwrap_or(false);
         let cors = match self.cors.is_empty() {
             true => file.cors.clone(),
@@ -237,6 +244,7 @@ impl ApiFlags {
                     queue: self.queue.or(file.queue).unwrap_or(QUEUE),
                     cache_bytes: cache_bytes.unwrap_or(CACHE_BYTES),
                     chunk: SchedulerOptions::default().chunk,
+                    models_bytes,
                 },
                 devices: Vec::new(),
                 keys,
@@ -384,18 +392,78 @@ impl Chosen {
         }
     }
 
-    /// A server of `models`, which were loaded for `devices`.
-    pub(super) fn start(self, models: Vec<Loaded>, devices: Devices) -> Result<Server> {
+    /// Errors: there would never be room for the model `name` of `bytes`.
+    fn expect_room(&self, name: &str, bytes: u64) -> Result<()> {
+        match self.settings.engine.models_bytes {
+            Some(limit) if bytes > limit => bail!(
+                "models-memory: expected at least the {} of {name}, found {}",
+                output::Bytes(bytes),
+                output::Bytes(limit)
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Which of `models`, in order, are loaded from the beginning: those that there is room for.
+    ///
+    /// Errors: one that there would never be room for.
+    pub(super) fn loaded(&self, models: &[Opened]) -> Result<Vec<bool>> {
+        let Some(limit) = self.settings.engine.models_bytes else {
+            return Ok(vec![true; models.len()]);
+        };
+        let mut used = 0;
+        let fits = |model: &Opened| {
+            let bytes = model.served.n_bytes();
+            self.expect_room(model.served.name(), bytes)?;
+            let fits = used + bytes <= limit;
+            used += if fits { bytes } else { 0 };
+            Ok(fits)
+        };
+        models.iter().map(fits).collect()
+    }
+
+    /// A server of `models`, of which those are loaded that there is room for, for `devices`; others are opened as
+    /// `flags` say.
+    pub(super) fn start(
+        self,
+        models: Vec<Opened>,
+        devices: Arc<Devices>,
+        flags: &ModelFlags,
+    ) -> Result<Server> {
+        let loaded = self.loaded(&models)?;
         let mut settings = self.settings;
-        if models.iter().any(|model| model.is_on_gpu) {
-            settings.engine.chunk = SchedulerOptions::gpu().chunk;
+        settings.devices.clone_from(&devices.names);
+        let engines: Vec<usize> = (0..devices.engines.len()).collect();
+        let mut all = Vec::new();
+        for (model, is_loaded) in models.into_iter().zip(loaded) {
+            let Opened { mut served, load } = model;
+            if is_loaded {
+                let adapted = load(&engines)?;
+                let gpu = gpu_name(adapted[0].model().backend());
+                if gpu.is_some() {
+                    settings.engine.chunk = SchedulerOptions::gpu().chunk;
+                }
+                if settings.devices.is_empty() {
+                    settings
+                        .devices
+                        .push(gpu.unwrap_or_else(|| "CPU".to_owned()));
+                }
+                served = served.with_weights(adapted);
+            } else {
+                let (name, bytes) = (served.name(), output::Bytes(served.n_bytes()));
+                output::note(format_args!(
+                    "{name}, {bytes}, is loaded when it is asked for"
+                ));
+            }
+            all.push(served);
         }
-        settings.devices = devices.names;
-        if let (true, Some(model)) = (settings.devices.is_empty(), models.first()) {
-            settings.devices.push(model.device.clone());
-        }
-        let models = models.into_iter().map(|model| model.served);
-        Server::start(models.collect(), settings).context("cannot start the engines")
+        let flags = flags.clone();
+        let models = Models::from(all).with_others(move |name| {
+            let opened = open(name, |_| Vec::new(), &flags, &devices);
+            let opened = opened.map_err(|error| format!("{error:#}"))?;
+            Ok(opened.served)
+        });
+        Server::start(models, settings).context("cannot start the engines")
     }
 }
 
@@ -407,13 +475,14 @@ pub(super) struct Devices {
     pub(super) names: Vec<String>,
 }
 
-/// A model that was loaded for every engine.
-pub(super) struct Loaded {
+/// A model that can be loaded.
+pub(super) struct Opened {
     pub(super) served: Served<Device>,
-    /// Where it is computed.
-    device: String,
-    is_on_gpu: bool,
+    /// Loads it for the engines with these numbers.
+    load: Arc<Load>,
 }
+
+type Load = dyn Fn(&[usize]) -> sterna::Result<Vec<Adapted<Device>>> + Send + Sync;
 
 /// Whether only this machine can reach `host`.
 fn is_loopback(host: &str) -> bool {
@@ -431,22 +500,26 @@ fn called(name: &str, stem: &str) -> String {
 }
 
 /// Opens the model called `name`, without its weights; what clients call it.
-pub(super) fn check(name: &str, flags: &ModelFlags) -> Result<String> {
+///
+/// Errors: also, there is no room for it.
+pub(super) fn check(name: &str, flags: &ModelFlags, chosen: &Chosen) -> Result<String> {
     let files = model::open(name)?;
-    model::plan(&files, flags)?;
+    let plan = model::plan(&files, flags)?;
     files.require_tokenizer()?;
-    Ok(called(name, files.stem()))
+    let called = called(name, files.stem());
+    chosen.expect_room(&called, plan.memory_bytes())?;
+    Ok(called)
 }
 
-/// Loads the model called `name`, the first of all if `is_first`, and its adapters, for each of `devices`.
-pub(super) fn load(
+/// Opens the model called `name`, to be loaded for `devices`, with the adapters that `adapters` returns for what
+/// clients call it.
+pub(super) fn open(
     name: &str,
-    is_first: bool,
-    chosen: &Chosen,
+    adapters: impl FnOnce(&str) -> Vec<AdapterFlag>,
     flags: &ModelFlags,
-    devices: &Devices,
-) -> Result<Loaded> {
-    let files = model::open(name)?;
+    devices: &Arc<Devices>,
+) -> Result<Opened> {
+    let files = Arc::new(model::open(name)?);
     let plan = model::plan(&files, flags)?;
     // What would fail later fails before the weights are read.
     files.require_tokenizer()?;
@@ -454,35 +527,49 @@ pub(super) fn load(
     let engines: Vec<EngineFlags> = engines
         .map(|engine| engine.clone().for_model(&files))
         .collect();
-    let first = &engines[0];
-    let ctx_len = first.ctx_len(plan.config().max_ctx);
-    let session = first.session(ctx_len);
-    let adapted = model::adapted_for_each(&files, &plan, &engines, ctx_len)?;
-    let gpu = gpu_name(adapted[0].model().backend());
+    let ctx_len = engines[0].ctx_len(plan.config().max_ctx);
+    let session = engines[0].session(ctx_len);
     let mut warnings = Vec::new();
     let name = called(name, files.stem());
-    let adapters = chosen.adapters_of(&name, is_first);
-    let mut served = Served::new(name, &files, plan, adapted, session, &mut warnings)?;
+    let adapters = adapters(&name);
+    let mut served = Served::new(name, &files, plan.clone(), session, &mut warnings)?;
     warnings.iter().for_each(model::tell);
-    for AdapterFlag { name, lora, .. } in &adapters {
-        let adapter = open_adapter(&lora.folder, &files)?;
-        served.add_adapter(name, adapter, lora.scale)?;
+    for AdapterFlag { name, lora, .. } in adapters {
+        let files = Arc::clone(&files);
+        served = served.with_adapter(&name, lora.scale, move || {
+            open_adapter(&lora.folder, &files).map_err(library_error)
+        });
     }
     let hash = match files.header() {
         Header::Package(header) => header.package.manifest().blake3_full,
         _ => None,
+    };
+    let load: Arc<Load> = {
+        let files = Arc::clone(&files);
+        Arc::new(move |numbers: &[usize]| {
+            let engines = numbers.iter().map(|number| engines[*number].clone());
+            let engines: Vec<EngineFlags> = engines.collect();
+            model::adapted_for_each(&files, &plan, &engines, ctx_len).map_err(library_error)
+        })
     };
     let served = served
         .with_hash(hash.map(|hash| hash.to_string()))
         .with_adapters(move |path| {
             let adapter = open_adapter(Path::new(path), &files);
             adapter.map_err(|error| format!("{error:#}"))
+        })
+        .with_loader({
+            let load = Arc::clone(&load);
+            move |numbers| load(numbers)
         });
-    Ok(Loaded {
-        served,
-        is_on_gpu: gpu.is_some(),
-        device: gpu.unwrap_or_else(|| "CPU".to_owned()),
-    })
+    Ok(Opened { served, load })
+}
+
+/// `error` as one of the library, with the code of its cause.
+fn library_error(error: anyhow::Error) -> sterna::Error {
+    let mut causes = error.chain();
+    let code = causes.find_map(|cause| Some(cause.downcast_ref::<sterna::Error>()?.code()));
+    sterna::Error::new(code.unwrap_or(ErrorCode::Compute), format!("{error:#}"))
 }
 
 /// The adapter at `path` for the model of `files`.

@@ -31,7 +31,7 @@ use sterna_server::{Keys, Server};
 use crate::args::{EngineFlags, ModelFlags};
 use crate::{model, output, pull};
 
-use api::{ApiFlags, Chosen, ConfigFile};
+use api::{ApiFlags, Chosen, ConfigFile, Opened};
 use listener::Listener;
 #[cfg(feature = "otel")]
 use otlp::Collector;
@@ -45,6 +45,7 @@ const EXAMPLE: &str = "Example:
   sterna serve model-rdrr --host 0.0.0.0 --port 80
   sterna serve model.gguf other-model --no-files --parallel 16
   sterna serve model.gguf --no-files --gpus all
+  sterna serve a.gguf b.gguf c.gguf --no-files --models-memory 12GiB
   STERNA_API_KEY=... sterna serve model-rdrr --host 0.0.0.0
   sterna serve other/model.gguf --name other-rdrr";
 
@@ -207,21 +208,29 @@ impl Serve {
 
     /// The API of `models`. Where it wasn't asked for, what can't be run has none, and a warning says why.
     fn server(&self, models: &[&str], chosen: Chosen) -> Result<Option<Server>> {
-        let devices = chosen.engines(&self.engine)?;
-        let mut loaded = Vec::new();
-        for (index, name) in models.iter().enumerate() {
-            match api::load(name, index == 0, &chosen, &self.files, &devices) {
-                Ok(model) => loaded.push(model),
-                Err(error) if models.len() == 1 && !chosen.is_asked() => {
-                    output::warning(format_args!("files only, without an API: {error:#}"));
-                    return Ok(None);
-                }
-                Err(error) => return Err(error),
-            }
+        let devices = Arc::new(chosen.engines(&self.engine)?);
+        let is_needed = models.len() > 1 || chosen.is_asked();
+        let open = |(index, name): (usize, &&str)| {
+            let adapters = |called: &str| chosen.adapters_of(called, index == 0);
+            api::open(name, adapters, &self.files, &devices)
+        };
+        let opened: Result<Vec<Opened>> = models.iter().enumerate().map(open).collect();
+        let names = opened
+            .iter()
+            .flatten()
+            .map(|model| model.served.name().to_owned());
+        let names: Vec<String> = names.collect();
+        if opened.is_ok() {
+            chosen.check_adapters(&names)?;
         }
-        let names = loaded.iter().map(|model| model.served.name().to_owned());
-        chosen.check_adapters(&names.collect::<Vec<_>>())?;
-        chosen.start(loaded, devices).map(Some)
+        match opened.and_then(|opened| chosen.start(opened, devices, &self.files)) {
+            Ok(server) => Ok(Some(server)),
+            Err(error) if !is_needed => {
+                output::warning(format_args!("files only, without an API: {error:#}"));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Checks what can be checked without loading a model.
@@ -230,7 +239,7 @@ impl Serve {
         for name in models {
             match has_api {
                 true => {
-                    names.push(api::check(name, &self.files)?);
+                    names.push(api::check(name, &self.files, chosen)?);
                     output::line(format_args!("{}: ok", names[names.len() - 1]))?;
                 }
                 false => model::expect(name)?,

@@ -45,6 +45,9 @@ pub(super) async fn load(app: Shared, caller: Caller, body: Checked) -> Result<R
         NotLoaded::Fixed => {
             ApiError::invalid("this server loads no adapters but those that it began with")
         }
+        NotLoaded::Unloaded => at
+            .get("model")
+            .refused("the model isn't loaded: expected one that is".to_owned()),
         NotLoaded::Taken => at.get("lora_name").refused(format!(
             "there is an adapter `{name}`: expected another name, or load_inplace to be true"
         )),
@@ -53,9 +56,11 @@ pub(super) async fn load(app: Shared, caller: Caller, body: Checked) -> Result<R
         )),
         NotLoaded::Unfit(message) => at.get("lora_path").refused(message),
     })?;
+    app.engines
+        .set_adapters(model.index, app.shelf.n_loaded(model.index));
     record(&app, &caller, "load", &model, &name);
     let whole = app.model_named(&format!("{}:{name}", model.text.name));
-    let whole = whole.map(|named| models::of_openai(&named, &app.settings.commit));
+    let whole = whole.map(|named| models::of_openai(&app, &named));
     Ok(Json(whole).into_response())
 }
 
@@ -75,12 +80,15 @@ pub(super) async fn unload(
             .at(name.path())
             .with_code("model_not_found"));
     }
+    app.engines
+        .set_adapters(model.index, app.shelf.n_loaded(model.index));
     record(&app, &caller, "unload", &model, text);
     let id = format!("{}:{text}", model.text.name);
     Ok(Json(json!({"id": id, "object": "model", "deleted": true})).into_response())
 }
 
-fn expect_admin(app: &Shared, caller: &Caller) -> Result<(), ApiError> {
+/// Lets only keys in that may change what is served.
+pub(super) fn expect_admin(app: &Shared, caller: &Caller) -> Result<(), ApiError> {
     match app.settings.keys.is_admin(caller.key) {
         true => Ok(()),
         false => Err(ApiError::new(

@@ -7,6 +7,7 @@ mod embeddings;
 mod error;
 mod json;
 mod limits;
+mod loading;
 mod models;
 mod openai;
 mod openapi;
@@ -36,6 +37,7 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::adapters::{Offered, Shelf};
 use crate::answer::{Answers, Ask, Summary, prepare};
+use crate::catalog::Catalog;
 use crate::engine::{AdapterKey, Engines, Job, Outputs, Work, replies};
 use crate::metrics::Metrics;
 use crate::model::ModelText;
@@ -54,9 +56,9 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// What every handler needs.
 pub(crate) struct App {
     pub(crate) engines: Engines,
-    pub(crate) models: Vec<Arc<ModelText>>,
+    pub(crate) catalog: Catalog,
     /// Their adapters.
-    pub(crate) shelf: Shelf,
+    pub(crate) shelf: Arc<Shelf>,
     pub(crate) settings: Settings,
     pub(crate) metrics: Arc<Metrics>,
     /// What keys have left.
@@ -103,15 +105,15 @@ impl Named {
 impl App {
     pub(crate) fn new(
         engines: Engines,
-        models: Vec<Arc<ModelText>>,
-        shelf: Shelf,
+        catalog: Catalog,
+        shelf: Arc<Shelf>,
         settings: Settings,
         metrics: Arc<Metrics>,
     ) -> App {
         let n_preparing = std::thread::available_parallelism().map_or(1, |n| n.get());
         App {
             engines,
-            models,
+            catalog,
             shelf,
             limits: Limits::new(settings.keys.quotas()),
             settings,
@@ -145,7 +147,7 @@ impl App {
 
     /// The same; the first one if none is named.
     pub(crate) fn model_or_first(&self, field: &At<'_>) -> Result<Named, ApiError> {
-        match (field.is_absent(), self.models.is_empty()) {
+        match (field.is_absent(), self.catalog.texts().is_empty()) {
             (true, false) => Ok(self.named(0, None)),
             _ => self.model(field),
         }
@@ -161,7 +163,7 @@ impl App {
             let own = own.map(move |adapter| self.named(index, Some(adapter.clone())));
             [self.named(index, None)].into_iter().chain(own)
         };
-        (0..self.models.len()).flat_map(of).collect()
+        (0..self.catalog.texts().len()).flat_map(of).collect()
     }
 
     /// What they are called.
@@ -191,7 +193,7 @@ impl App {
     }
 
     fn named(&self, index: usize, adapter: Option<Offered>) -> Named {
-        let text = Arc::clone(&self.models[index]);
+        let text = Arc::clone(&self.catalog.texts()[index]);
         Named {
             index,
             name: match &adapter {

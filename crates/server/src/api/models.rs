@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::{ANTHROPIC_VERSION, ApiError, Dialect, Named, Shared};
 use crate::VERSION;
+use crate::engine::Stage;
 
 /// All of them.
 pub(super) async fn list(State(app): State<Shared>, headers: HeaderMap) -> Response {
@@ -23,11 +24,7 @@ pub(super) async fn list(State(app): State<Shared>, headers: HeaderMap) -> Respo
         }))
         .into_response();
     }
-    let commit = &app.settings.commit;
-    let all: Vec<Value> = models
-        .iter()
-        .map(|model| of_openai(model, commit))
-        .collect();
+    let all: Vec<Value> = models.iter().map(|model| of_openai(&app, model)).collect();
     // Codex looks for `models`.
     Json(json!({"object": "list", "data": all, "models": all})).into_response()
 }
@@ -45,7 +42,7 @@ pub(super) async fn one(
     };
     match app.model_named(&name) {
         Some(model) if is_anthropic => Json(of_anthropic(&model)).into_response(),
-        Some(model) => Json(of_openai(&model, &app.settings.commit)).into_response(),
+        Some(model) => Json(of_openai(&app, &model)).into_response(),
         None => {
             let message = format!("the model `{name}` does not exist");
             ApiError::new(StatusCode::NOT_FOUND, message)
@@ -55,7 +52,14 @@ pub(super) async fn one(
     }
 }
 
-pub(super) fn of_openai(named: &Named, commit: &Option<String>) -> Value {
+pub(super) fn of_openai(app: &Shared, named: &Named) -> Value {
+    let commit = &app.settings.commit;
+    let (stage, is_pinned) = app.engines.stage(named.index);
+    let stage = match stage {
+        Stage::Unloaded | Stage::Unloading => "unloaded",
+        Stage::Loading => "loading",
+        Stage::Loaded => "loaded",
+    };
     let Named {
         name,
         text,
@@ -72,6 +76,9 @@ pub(super) fn of_openai(named: &Named, commit: &Option<String>) -> Value {
         "max_model_len": text.ctx_len,
         "context_window": text.ctx_len,
         "hash": text.hash,
+        // As llama.cpp says it.
+        "status": {"value": stage},
+        "pinned": is_pinned,
         "runtime": {"name": "sterna", "version": VERSION, "commit": commit},
     });
     if adapter.is_some() {

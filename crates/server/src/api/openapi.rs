@@ -13,7 +13,11 @@ use crate::VERSION;
 pub(super) async fn document(State(app): State<Shared>) -> Json<Value> {
     let served = Served {
         models: app.names(),
-        n_vocab: (app.models.iter().map(|model| model.n_vocab).min()).unwrap_or_default(),
+        n_vocab: {
+            let models = app.catalog.texts();
+            let smallest = models.iter().map(|model| model.n_vocab).min();
+            smallest.unwrap_or_default()
+        },
     };
     let mut paths = Map::new();
     for route in routes::all() {
@@ -163,6 +167,8 @@ const MODEL: Shape = Shape::Object(&[&[
     required("id", TEXT),
     field("object", TEXT),
     field("type", TEXT),
+    field("status", Shape::Object(&[&[required("value", TEXT)]])),
+    field("pinned", Shape::Flag),
 ]]);
 
 const CHAT_CHOICE: Shape = Shape::Object(&[&[

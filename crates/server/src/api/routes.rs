@@ -6,8 +6,8 @@ use axum::routing::{MethodRouter, any, get, post};
 
 use super::shape::Shape;
 use super::{
-    Dialect, Shared, adapters, anthropic, embeddings, handle, models, no_such_path, openai,
-    openapi, operations, rerank, responses, tokens,
+    Dialect, Shared, adapters, anthropic, embeddings, handle, loading, models, no_such_path,
+    openai, openapi, operations, rerank, responses, tokens,
 };
 
 /// A route.
@@ -172,6 +172,28 @@ pub(super) fn all() -> Vec<Route> {
                 adapters::unload,
                 Json("Deleted"),
                 "Unloads an adapter, for keys with the permission"
+            )
+        },
+        Route {
+            is_admin: true,
+            ..to!(
+                "/v1/models/load",
+                OpenAi,
+                loading::LOAD,
+                loading::load,
+                Json("Model"),
+                "Loads a model, for keys with the permission"
+            )
+        },
+        Route {
+            is_admin: true,
+            ..to!(
+                "/v1/models/unload",
+                OpenAi,
+                loading::UNLOAD,
+                loading::unload,
+                Json("Model"),
+                "Unloads a model, for keys with the permission"
             )
         },
         read(

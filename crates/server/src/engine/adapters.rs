@@ -15,10 +15,21 @@ pub(crate) struct AdapterKey {
     pub(crate) name: String,
 }
 
+impl AdapterKey {
+    /// A new one, for an adapter called `name`.
+    pub(crate) fn new(name: &str) -> Arc<AdapterKey> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        Arc::new(AdapterKey {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            name: name.to_owned(),
+        })
+    }
+}
+
 /// The loaded adapters of a model, on every engine.
 pub(crate) struct Adapters<B: Backend> {
-    /// By engine.
-    models: Vec<Arc<Model<B>>>,
+    /// By engine; `None` where the model isn't, as the device is lost.
+    models: Vec<Option<Arc<Model<B>>>>,
     all: Mutex<Vec<Loaded<B>>>,
 }
 
@@ -31,7 +42,7 @@ struct Loaded<B: Backend> {
 
 impl<B: Backend> Adapters<B> {
     /// None yet, of a model that each engine has its own of.
-    pub(crate) fn new(models: Vec<Arc<Model<B>>>) -> Adapters<B> {
+    pub(crate) fn new(models: Vec<Option<Arc<Model<B>>>>) -> Adapters<B> {
         Adapters {
             models,
             all: Mutex::default(),
@@ -62,10 +73,14 @@ impl<B: Backend> Adapters<B> {
 
 /// Where adapters are loaded.
 pub(crate) trait LoadAdapter: Send + Sync {
-    /// Loads `files` for every engine, under the name `name`; its updates are scaled by `scale`.
+    /// Loads `files` for every engine, to be known as `key`; updates are scaled by `scale`.
     ///
     /// Errors: its matrices don't fit the model; no device is left.
-    fn load(&self, name: &str, files: AdapterFiles, scale: f32) -> Result<Arc<AdapterKey>>;
+    fn load_as(&self, key: &Arc<AdapterKey>, files: AdapterFiles, scale: f32) -> Result<()>;
+
+    /// How many there are.
+    #[cfg(test)]
+    fn n_loaded(&self) -> usize;
 }
 
 impl<B> LoadAdapter for Adapters<B>
@@ -74,11 +89,14 @@ where
     Model<B>: Send + Sync,
     ActiveAdapter<B>: Send,
 {
-    fn load(&self, name: &str, files: AdapterFiles, scale: f32) -> Result<Arc<AdapterKey>> {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
+    fn load_as(&self, key: &Arc<AdapterKey>, files: AdapterFiles, scale: f32) -> Result<()> {
         let refusal = files.refusal();
         let (mut adapters, mut lost) = (Vec::new(), None);
         for model in &self.models {
+            let Some(model) = model else {
+                adapters.push(None);
+                continue;
+            };
             let loaded = model.load_adapter(files.source.clone(), AdapterOptions::default());
             match loaded.with_context(|| refusal.clone()) {
                 Ok(adapter) => adapters.push(Some(ActiveAdapter { adapter, scale })),
@@ -93,14 +111,15 @@ where
         if let Some(error) = lost.filter(|_| adapters.iter().all(Option::is_none)) {
             return Err(error);
         }
-        let key = Arc::new(AdapterKey {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            name: name.to_owned(),
-        });
         self.all().push(Loaded {
-            key: Arc::downgrade(&key),
+            key: Arc::downgrade(key),
             adapters,
         });
-        Ok(key)
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn n_loaded(&self) -> usize {
+        self.all().len()
     }
 }

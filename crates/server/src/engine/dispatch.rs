@@ -6,8 +6,10 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use serde_json::{Map, Value, json};
-use sterna::{Error, ErrorCode};
+use sterna::{Error, ErrorCode, Result};
 
 use super::fair::FairQueue;
 use super::route::{Busy, Kept, Offer, Route, route};
@@ -18,8 +20,10 @@ use crate::settings::Log;
 /// The queue, and what is known of the engines.
 pub(super) struct Dispatch {
     state: Mutex<State>,
-    /// There are jobs for an engine, or nothing more comes.
+    /// There are jobs for an engine, models are gone, or nothing more comes.
     changed: Condvar,
+    /// There may be something to load or to unload.
+    errands: Condvar,
     options: EngineOptions,
     metrics: Arc<Metrics>,
     log: Log,
@@ -28,6 +32,9 @@ pub(super) struct Dispatch {
 struct State {
     queue: FairQueue<Given>,
     engines: Vec<Place>,
+    models: Vec<ModelState>,
+    /// Counts what is begun and done, to tell what was last.
+    clock: u64,
     /// Nobody can submit any more.
     is_closed: bool,
     /// How long answers took lately.
@@ -42,13 +49,78 @@ struct Place {
     is_lost: bool,
     #[cfg(test)]
     is_doomed: bool,
-    /// Jobs that it has and hasn't done.
-    n_jobs: usize,
+    /// Jobs that it has and hasn't done, by the number of their model.
+    n_jobs_of: Vec<usize>,
+    /// It may hold what is computed by models that are gone.
+    has_to_forget: bool,
     /// Those that it hasn't looked at.
     given: Vec<Given>,
     /// Those that aren't in its report yet.
     taken: Vec<Busy>,
     report: Report,
+}
+
+/// What there is of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Stage {
+    /// Nothing; it is loaded when a request names it.
+    #[default]
+    Unloaded,
+    /// It is being loaded.
+    Loading,
+    /// It answers.
+    Loaded,
+    /// It is being unloaded.
+    Unloading,
+}
+
+/// A model, as seen from the queue.
+#[derive(Default)]
+struct ModelState {
+    name: String,
+    /// Bytes on each engine.
+    bytes: u64,
+    can_load: bool,
+    stage: Stage,
+    /// Copies on engines, also of those that only end what they have begun.
+    n_copies: usize,
+    /// It isn't unloaded to make room.
+    is_pinned: bool,
+    /// Adapters that were loaded by request, which would be gone with it.
+    n_adapters: usize,
+    /// When it was last used.
+    last_used: u64,
+    /// It begins nothing more, as another one waits for its memory.
+    is_draining: bool,
+    /// It is to be unloaded.
+    is_unwanted: bool,
+    /// Who waits for it to be loaded, beside jobs.
+    load_waits: Vec<oneshot::Sender<Result<()>>>,
+    /// Who waits for it to be unloaded.
+    unload_waits: Vec<oneshot::Sender<()>>,
+}
+
+/// What is to be done about models.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Errand {
+    Load {
+        number: usize,
+        /// The numbers of the engines that live.
+        engines: Vec<usize>,
+    },
+    Unload {
+        number: usize,
+        reason: Reason,
+    },
+}
+
+/// Why a model is unloaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// It was asked for.
+    Request,
+    /// Another one needs its memory.
+    Memory,
 }
 
 /// A job, and what it makes an engine do.
@@ -72,7 +144,30 @@ pub(super) struct Report {
     pub(super) kept: Option<Vec<Kept>>,
 }
 
+impl ModelState {
+    /// Whether it takes memory, and not only until something has ended.
+    fn is_here(&self) -> bool {
+        matches!(self.stage, Stage::Loading | Stage::Loaded)
+    }
+
+    /// Whether it may be unloaded to make room.
+    fn may_go(&self) -> bool {
+        self.can_load && !self.is_pinned && self.n_adapters == 0
+    }
+}
+
 impl Place {
+    fn n_jobs(&self) -> usize {
+        self.n_jobs_of.iter().sum()
+    }
+
+    fn count(&mut self, model: usize) -> &mut usize {
+        if self.n_jobs_of.len() <= model {
+            self.n_jobs_of.resize(model + 1, 0);
+        }
+        &mut self.n_jobs_of[model]
+    }
+
     /// Takes `busy` for done: what was computed is kept.
     fn forget(&mut self, busy: &Busy) {
         let is_other = |other: &Busy| other.id != busy.id;
@@ -100,12 +195,41 @@ impl Place {
 impl State {
     /// Jobs that wait or are being done.
     fn n_pending(&self) -> usize {
-        let at_engines: usize = self.engines.iter().map(|place| place.n_jobs).sum();
+        let at_engines: usize = self.engines.iter().map(Place::n_jobs).sum();
         self.queue.len() + at_engines
     }
 
     fn n_alive(&self) -> usize {
         self.engines.iter().filter(|place| !place.is_lost).count()
+    }
+
+    /// Whether `job` may be done now.
+    fn is_ready(models: &[ModelState], job: &Job) -> bool {
+        let model = models.get(job.model);
+        model.is_some_and(|model| model.stage == Stage::Loaded && !model.is_draining)
+    }
+
+    /// Records that the model `number` is used.
+    fn used(&mut self, number: usize) {
+        self.clock += 1;
+        if let Some(model) = self.models.get_mut(number) {
+            model.last_used = self.clock;
+        }
+    }
+
+    /// Answers of the model `number` that engines are at.
+    fn n_busy(&self, number: usize) -> usize {
+        let jobs = self.engines.iter().map(|place| place.n_jobs_of.get(number));
+        jobs.map(|n| n.copied().unwrap_or(0)).sum()
+    }
+
+    /// The model that is to be loaded next, if one is.
+    fn wanted(&self) -> Option<usize> {
+        let is_absent = |number: &usize| self.models[*number].stage == Stage::Unloaded;
+        let asked = (0..self.models.len()).filter(is_absent);
+        let asked = asked.filter(|number| !self.models[*number].load_waits.is_empty());
+        let waited_for = self.queue.iter().map(|given| given.job.model);
+        asked.chain(waited_for.filter(is_absent)).next()
     }
 }
 
@@ -125,10 +249,13 @@ impl Dispatch {
             state: Mutex::new(State {
                 queue: FairQueue::default(),
                 engines: devices.into_iter().map(place).collect(),
+                models: Vec::new(),
+                clock: 0,
                 is_closed: false,
                 answer_ms: 0,
             }),
             changed: Condvar::new(),
+            errands: Condvar::new(),
             options,
             metrics,
             log,
@@ -140,7 +267,7 @@ impl Dispatch {
     }
 
     /// Takes `jobs`, all or none.
-    pub(super) fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
+    pub(super) fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), Refused> {
         let mut state = self.state();
         let n_at_once = self.options.parallel * state.n_alive();
         if n_at_once == 0 {
@@ -174,6 +301,7 @@ impl Dispatch {
     pub(super) fn close(&self) {
         self.state().is_closed = true;
         self.changed.notify_all();
+        self.errands.notify_all();
     }
 
     /// Takes the report of the engine `number`, and returns the jobs that it is to begin: none once it has nothing to
@@ -191,7 +319,8 @@ impl Dispatch {
         self.hand_out(&mut state);
         loop {
             let place = &mut state.engines[number];
-            if !is_idle || !place.given.is_empty() {
+            let has_to_forget = std::mem::take(&mut place.has_to_forget);
+            if !is_idle || !place.given.is_empty() || has_to_forget {
                 let given = std::mem::take(&mut place.given);
                 place.taken = given.iter().map(|given| given.busy.clone()).collect();
                 return Some(given);
@@ -206,10 +335,27 @@ impl Dispatch {
 
     /// Records that the engine `number` has done a job.
     pub(super) fn done(&self, number: usize, busy: &Busy) {
+        let model = busy.of.model;
         let mut state = self.state();
         let place = &mut state.engines[number];
-        place.n_jobs -= 1;
+        *place.count(model) -= 1;
         place.forget(busy);
+        state.used(model);
+        if state
+            .models
+            .get(model)
+            .is_some_and(|model| model.is_draining)
+        {
+            self.errands.notify_all();
+        }
+    }
+
+    /// Puts a job back that was given to the engine `number`, whose model is gone by now.
+    pub(super) fn give_back(&self, number: usize, given: Given) {
+        let mut state = self.state();
+        *state.engines[number].count(given.job.model) -= 1;
+        state.queue.push_front(given.job.key, given);
+        self.hand_out(&mut state);
     }
 
     /// Lets the engine `number` lose its device in its next step.
@@ -240,7 +386,7 @@ impl Dispatch {
             return;
         }
         place.is_lost = true;
-        place.n_jobs = 0;
+        place.n_jobs_of.clear();
         place.report = Report::default();
         place.taken.clear();
         let device = place.device.clone();
@@ -281,13 +427,22 @@ impl Dispatch {
 
     /// Hands out what may go.
     fn hand_out(&self, state: &mut State) {
-        let State { queue, engines, .. } = state;
+        let State {
+            queue,
+            engines,
+            models,
+            clock,
+            ..
+        } = state;
         queue.retain(|given| !given.job.reply.is_closed());
-        let has_room = |place: &Place| !place.is_lost && place.n_jobs < self.options.parallel;
+        let has_room = |place: &Place| !place.is_lost && place.n_jobs() < self.options.parallel;
         let mut is_given = false;
         while engines.iter().any(has_room) {
             let mut to = None;
             let next = queue.next(|given| {
+                if !State::is_ready(models, &given.job) {
+                    return false;
+                }
                 let places = engines.iter().enumerate();
                 let places = places.filter(|(_, place)| has_room(place));
                 let offers = places.map(|(number, place)| (number, place.offer()));
@@ -300,10 +455,16 @@ impl Dispatch {
             let (Some(given), Some(number)) = (next, to) else {
                 break;
             };
+            *clock += 1;
+            models[given.job.model].last_used = *clock;
             let place = &mut engines[number];
-            place.n_jobs += 1;
+            *place.count(given.job.model) += 1;
             place.given.push(given);
             is_given = true;
+        }
+        let waits = |given: &Given| !State::is_ready(models, &given.job);
+        if queue.iter().any(waits) {
+            self.errands.notify_all();
         }
         if is_given {
             self.changed.notify_all();
@@ -311,6 +472,271 @@ impl Dispatch {
         let waiting = queue.iter().filter_map(|given| given.job.adapter.as_ref());
         self.metrics.set_waiting(queue.len(), names(waiting));
     }
+}
+
+/// Models that come and go.
+impl Dispatch {
+    /// Adds the next model, called `name`, of `bytes` on each engine.
+    pub(super) fn add_model(&self, name: String, bytes: u64, can_load: bool) {
+        self.metrics.set_model(&name, false);
+        self.state().models.push(ModelState {
+            name,
+            bytes,
+            can_load,
+            ..ModelState::default()
+        });
+    }
+
+    /// Records that an engine has a copy of the model `number`.
+    pub(super) fn held(&self, number: usize) {
+        self.state().models[number].n_copies += 1;
+    }
+
+    /// Records that a copy is gone.
+    pub(super) fn freed(&self, number: usize) {
+        self.state().models[number].n_copies -= 1;
+        self.errands.notify_all();
+    }
+
+    /// What there is of the model `number`, and whether it is pinned.
+    pub(super) fn stage(&self, number: usize) -> (Stage, bool) {
+        let state = self.state();
+        let model = &state.models[number];
+        (model.stage, model.is_pinned || !model.can_load)
+    }
+
+    /// Wants the model `number` loaded; tells when it is. It is pinned then if `pin` says so, and not if it says that.
+    pub(super) fn want(&self, number: usize, pin: Option<bool>) -> oneshot::Receiver<Result<()>> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state();
+        let model = &mut state.models[number];
+        model.is_pinned = pin.unwrap_or(model.is_pinned);
+        model.is_unwanted = false;
+        for waits in model.unload_waits.drain(..) {
+            // Whoever is gone needn't be told.
+            let _ = waits.send(());
+        }
+        match model.stage {
+            Stage::Loaded => {
+                // Whoever is gone needn't be told.
+                let _ = sender.send(Ok(()));
+            }
+            _ => model.load_waits.push(sender),
+        }
+        self.errands.notify_all();
+        receiver
+    }
+
+    /// Wants the model `number` unloaded: what is being answered ends with it. Tells when it takes no more; `None` if
+    /// it is there to stay.
+    pub(super) fn unwant(&self, number: usize) -> Option<oneshot::Receiver<()>> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state();
+        let model = &mut state.models[number];
+        if !model.can_load {
+            return None;
+        }
+        model.is_pinned = false;
+        match model.stage {
+            Stage::Unloaded => {
+                // Whoever is gone needn't be told.
+                let _ = sender.send(());
+            }
+            _ => {
+                model.is_unwanted = true;
+                model.unload_waits.push(sender);
+            }
+        }
+        self.errands.notify_all();
+        Some(receiver)
+    }
+
+    /// Records how many adapters the model `number` has that were loaded by request.
+    pub(super) fn set_adapters(&self, number: usize, n: usize) {
+        self.state().models[number].n_adapters = n;
+        self.errands.notify_all();
+    }
+
+    /// What is to be done next; waits for it. `None` once nobody can ask for anything and nothing waits.
+    pub(super) fn next_errand(&self) -> Option<Errand> {
+        let mut state = self.state();
+        loop {
+            if state.is_closed && state.queue.is_empty() {
+                return None;
+            }
+            if let Some(errand) = self.errand(&mut state) {
+                return Some(errand);
+            }
+            let waited = self.errands.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What is to be done now, if something is.
+    fn errand(&self, state: &mut State) -> Option<Errand> {
+        let is_unwanted = |model: &ModelState| model.is_unwanted && model.stage == Stage::Loaded;
+        if let Some(number) = state.models.iter().position(is_unwanted) {
+            return Some(unload(state, number, Reason::Request));
+        }
+        let was_draining: Vec<bool> = state
+            .models
+            .iter_mut()
+            .map(|model| std::mem::take(&mut model.is_draining))
+            .collect();
+        let errand = self.make_room(state);
+        let is_draining = state.models.iter().map(|model| model.is_draining);
+        if is_draining.ne(was_draining) {
+            self.hand_out(state);
+        }
+        errand
+    }
+
+    /// What is to be done for the model that is to be loaded next; what stands in its way begins nothing more.
+    fn make_room(&self, state: &mut State) -> Option<Errand> {
+        let limit = self.options.models_bytes.unwrap_or(u64::MAX);
+        loop {
+            let number = state.wanted()?;
+            let bytes = state.models[number].bytes;
+            let sum = |is_counted: &dyn Fn(&ModelState) -> bool| {
+                let models = state.models.iter().filter(|model| is_counted(model));
+                models.fold(bytes, |sum, model| sum.saturating_add(model.bytes))
+            };
+            if sum(&|model| model.is_here() || model.n_copies > 0) <= limit {
+                let engines = state.engines.iter().enumerate();
+                let engines = engines.filter(|(_, place)| !place.is_lost);
+                let engines: Vec<usize> = engines.map(|(engine, _)| engine).collect();
+                if engines.is_empty() {
+                    let error = Error::new(ErrorCode::DeviceLost, "no engine is left");
+                    fail(state, number, &error);
+                    continue;
+                }
+                state.models[number].stage = Stage::Loading;
+                return Some(Errand::Load { number, engines });
+            }
+            if sum(&ModelState::is_here) <= limit {
+                // There is room once copies have ended what they have begun.
+                return None;
+            }
+            let least = sum(&|model| model.is_here() && !model.may_go());
+            if least > limit {
+                let message = format!(
+                    "the model {} has {bytes} bytes: expected at most {} beside those that have to stay",
+                    state.models[number].name,
+                    limit.saturating_sub(least - bytes)
+                );
+                fail(state, number, &Error::new(ErrorCode::OutOfMemory, message));
+                continue;
+            }
+            // Those that nobody needs first, and of them what was used least recently.
+            let others = (0..state.models.len()).filter(|other| {
+                let model = &state.models[*other];
+                model.stage == Stage::Loaded && model.may_go()
+            });
+            let other = others.min_by_key(|other| {
+                let mut waiting = state.queue.iter();
+                let is_busy =
+                    state.n_busy(*other) > 0 || waiting.any(|given| given.job.model == *other);
+                (is_busy, state.models[*other].last_used)
+            })?;
+            if state.n_busy(other) == 0 {
+                return Some(unload(state, other, Reason::Memory));
+            }
+            state.models[other].is_draining = true;
+            return None;
+        }
+    }
+
+    /// Tells in logs and metrics how loading the model `number` went, and how long it took.
+    pub(super) fn tell_load(&self, number: usize, loaded: &Result<()>, took: Duration) {
+        let name = self.state().models[number].name.clone();
+        self.metrics.count_load(&name, loaded.is_ok());
+        let mut record = json!({
+            "event": "model",
+            "action": "load",
+            "model": name,
+            "ms": took.as_millis() as u64,
+        });
+        if let Err(error) = loaded {
+            record["action"] = "load_failed".into();
+            record["message"] = format!("{error:#}").into();
+        }
+        self.log(record);
+    }
+
+    /// Records that the model `number` is loaded; if it isn't, whoever waits for it gets the error.
+    pub(super) fn finish_load(&self, number: usize, loaded: Result<()>) {
+        let mut state = self.state();
+        let model = &mut state.models[number];
+        self.metrics.set_model(&model.name, loaded.is_ok());
+        match loaded {
+            Ok(()) => {
+                model.stage = Stage::Loaded;
+                for waits in model.load_waits.drain(..) {
+                    // Whoever is gone needn't be told.
+                    let _ = waits.send(Ok(()));
+                }
+                state.used(number);
+                self.hand_out(&mut state);
+            }
+            Err(error) => {
+                model.stage = Stage::Unloaded;
+                model.is_unwanted = false;
+                for waits in model.unload_waits.drain(..) {
+                    let _ = waits.send(());
+                }
+                fail(&mut state, number, &error);
+            }
+        }
+    }
+
+    /// Records that no engine begins anything with the model `number` any more.
+    pub(super) fn finish_unload(&self, number: usize, reason: Reason) {
+        let mut state = self.state();
+        let model = &mut state.models[number];
+        model.stage = Stage::Unloaded;
+        model.n_adapters = 0;
+        for waits in model.unload_waits.drain(..) {
+            // Whoever is gone needn't be told.
+            let _ = waits.send(());
+        }
+        let name = model.name.clone();
+        for place in &mut state.engines {
+            place.has_to_forget = true;
+        }
+        drop(state);
+        self.changed.notify_all();
+        self.metrics.set_model(&name, false);
+        let (action, reason) = match reason {
+            Reason::Request => ("unload", "request"),
+            Reason::Memory => ("evict", "memory"),
+        };
+        self.metrics.count_unload(&name, reason);
+        self.log(json!({"event": "model", "action": action, "model": name}));
+    }
+}
+
+/// Begins to unload the model `number`.
+fn unload(state: &mut State, number: usize, reason: Reason) -> Errand {
+    let model = &mut state.models[number];
+    model.stage = Stage::Unloading;
+    model.is_unwanted = false;
+    Errand::Unload { number, reason }
+}
+
+/// Whoever waits for the model `number` gets `error`.
+fn fail(state: &mut State, number: usize, error: &Error) {
+    let again = || Error::new(error.code(), format!("{error:#}"));
+    for waits in state.models[number].load_waits.drain(..) {
+        // Whoever is gone needn't be told.
+        let _ = waits.send(Err(again()));
+    }
+    state.queue.retain(|Given { job, .. }| {
+        let is_other = job.model != number;
+        if !is_other {
+            let _ = job.reply.send(Output::Failed(again()));
+        }
+        is_other
+    });
 }
 
 /// The names of adapters, each once.
@@ -349,9 +775,13 @@ mod tests {
             queue: 100,
             cache_bytes: 0,
             chunk: 1,
+            models_bytes: None,
         };
         let metrics = Arc::new(Metrics::new(&devices, 0, 1));
-        Dispatch::new(devices, options, metrics, Arc::new(|_| {}))
+        let dispatch = Dispatch::new(devices, options, metrics, Arc::new(|_| {}));
+        dispatch.add_model("model".to_owned(), 1, false);
+        dispatch.finish_load(0, Ok(()));
+        dispatch
     }
 
     fn names(given: &[Given]) -> Vec<u32> {
@@ -424,5 +854,140 @@ mod tests {
             "{output:?}"
         );
         assert!(!dispatch.is_well());
+    }
+
+    /// The queue of an engine with room for `n` models of the four that there are, none of which is loaded.
+    fn with_room(n: u64) -> Dispatch {
+        let devices = vec![String::new()];
+        let options = EngineOptions {
+            parallel: 2,
+            queue: 100,
+            cache_bytes: 0,
+            chunk: 1,
+            models_bytes: Some(10 * n),
+        };
+        let metrics = Arc::new(Metrics::new(&devices, 0, 1));
+        let dispatch = Dispatch::new(devices, options, metrics, Arc::new(|_| {}));
+        for name in ["a", "b", "c", "d"] {
+            dispatch.add_model(name.to_owned(), 10, true);
+        }
+        dispatch
+    }
+
+    fn errand(dispatch: &Dispatch) -> Option<Errand> {
+        let mut state = dispatch.state();
+        dispatch.errand(&mut state)
+    }
+
+    const fn evict(number: usize) -> Option<Errand> {
+        let reason = Reason::Memory;
+        Some(Errand::Unload { number, reason })
+    }
+
+    /// Loads the model `number`, for which there is room.
+    fn load(dispatch: &Dispatch, number: usize) {
+        let engines = vec![0];
+        assert_eq!(errand(dispatch), Some(Errand::Load { number, engines }));
+        dispatch.held(number);
+        dispatch.finish_load(number, Ok(()));
+    }
+
+    #[test]
+    fn a_model_is_loaded_once_the_memory_is_free() {
+        let dispatch = with_room(1);
+        assert_eq!(errand(&dispatch), None);
+        let mut a = dispatch.want(0, None);
+        load(&dispatch, 0);
+        assert!(matches!(a.try_recv(), Ok(Ok(()))));
+        let mut b = dispatch.want(1, None);
+        assert_eq!(errand(&dispatch), evict(0));
+        dispatch.finish_unload(0, Reason::Memory);
+        // An answer still has it.
+        assert_eq!(errand(&dispatch), None);
+        assert!(b.try_recv().is_err());
+        dispatch.freed(0);
+        load(&dispatch, 1);
+        assert!(matches!(b.try_recv(), Ok(Ok(()))));
+    }
+
+    #[test]
+    fn what_is_in_use_begins_nothing_more_and_goes_when_it_has_ended() {
+        let dispatch = with_room(2);
+        let of = |model: usize, name: u32| {
+            let (job, outputs) = job(0, name);
+            (Job { model, ..job }, outputs)
+        };
+        let (jobs, _outputs): (Vec<_>, Vec<_>) = [of(0, 1), of(1, 2)].into_iter().unzip();
+        dispatch.submit(jobs).unwrap();
+        load(&dispatch, 0);
+        load(&dispatch, 1);
+        let has = dispatch.exchange(0, Report::default()).unwrap();
+        assert_eq!(names(&has), [1, 2]);
+        // Another model is waited for; what was used first has to go, and begins nothing more.
+        let (more, _more) = of(2, 3);
+        let (again, _again) = of(0, 4);
+        dispatch.submit(vec![more, again]).unwrap();
+        assert_eq!(errand(&dispatch), None);
+        dispatch.done(0, &has[1].busy);
+        assert!(dispatch.exchange(0, report(&has[..1])).unwrap().is_empty());
+        // The other one is idle by now.
+        assert_eq!(errand(&dispatch), evict(1));
+        dispatch.finish_unload(1, Reason::Memory);
+        dispatch.freed(1);
+        load(&dispatch, 2);
+        // The first one stands in nobody's way any more.
+        let given = dispatch.exchange(0, report(&has[..1])).unwrap();
+        assert_eq!(names(&given), [4]);
+        dispatch.done(0, &given[0].busy);
+        let given = dispatch.exchange(0, report(&has[..1])).unwrap();
+        assert_eq!(names(&given), [3]);
+    }
+
+    #[test]
+    fn what_has_to_stay_is_told_to_who_finds_no_room() {
+        let dispatch = with_room(2);
+        let _pinned = dispatch.want(0, Some(true));
+        load(&dispatch, 0);
+        let _adapted = dispatch.want(1, None);
+        load(&dispatch, 1);
+        dispatch.set_adapters(1, 1);
+        let mut c = dispatch.want(2, None);
+        let (next, mut outputs) = job(0, 7);
+        dispatch.submit(vec![Job { model: 3, ..next }]).unwrap();
+        assert_eq!(errand(&dispatch), None);
+        let error = c.try_recv().unwrap().unwrap_err();
+        let message = "the model c has 10 bytes: expected at most 0 beside those that have to stay";
+        assert_eq!(error.to_string(), message);
+        assert!(matches!(
+            outputs.blocking_recv(),
+            Some((0, Output::Failed(_)))
+        ));
+        // Without its adapter it may go.
+        dispatch.set_adapters(1, 0);
+        let _again = dispatch.want(2, None);
+        assert_eq!(errand(&dispatch), evict(1));
+    }
+
+    #[test]
+    fn a_model_that_is_wanted_no_more_goes_once_it_is_loaded() {
+        let dispatch = with_room(1);
+        assert!(dispatch.unwant(0).unwrap().try_recv().is_ok());
+        let _wanted = dispatch.want(0, Some(true));
+        assert!(matches!(
+            errand(&dispatch),
+            Some(Errand::Load { number: 0, .. })
+        ));
+        let mut gone = dispatch.unwant(0).unwrap();
+        assert_eq!(errand(&dispatch), None);
+        dispatch.finish_load(0, Ok(()));
+        assert_eq!(dispatch.stage(0), (Stage::Loaded, false));
+        let reason = Reason::Request;
+        assert_eq!(
+            errand(&dispatch),
+            Some(Errand::Unload { number: 0, reason })
+        );
+        dispatch.finish_unload(0, reason);
+        assert!(gone.try_recv().is_ok());
+        assert_eq!(dispatch.stage(0), (Stage::Unloaded, false));
     }
 }

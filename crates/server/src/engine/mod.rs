@@ -2,45 +2,39 @@
 //!
 //! Requests for work ([`Job`]) wait in one queue ([`dispatch`]); what becomes of each goes out by a bounded channel of
 //! its own, so that who reads slowly stalls nobody. [`fair`] says whose turn it is, [`route`] which engine gets it,
-//! [`prefix`] which sequence a prompt continues, [`worker`] computes.
+//! [`prefix`] which sequence a prompt continues, [`worker`] computes; [`models`] loads what requests name.
 
 mod adapters;
 mod dispatch;
 mod fair;
+mod models;
 mod prefix;
 mod route;
 mod worker;
 
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna::embedding::Pooling;
 use sterna::generate::{Generator, Logprobs, Request, Stats, StopReason};
-use sterna::{Adapted, Error};
-use sterna_engine::{Backend, SessionOptions};
+use sterna::{Adapted, Error, ErrorCode, Result};
+use sterna_engine::lora::ActiveAdapter;
+use sterna_engine::{Backend, Model};
 use tokio::sync::mpsc as replies;
 
 use crate::metrics::Metrics;
 use crate::settings::Log;
 pub(crate) use adapters::{AdapterKey, Adapters, LoadAdapter};
 use dispatch::Dispatch;
+pub(crate) use dispatch::Stage;
+use models::Tell;
+pub(crate) use models::{AdapterSource, Library, ModelSource};
 use worker::Worker;
 
 /// Events of one request that wait to be read; with more, it is given up.
 const MAX_UNREAD: usize = 4096;
-
-/// A model as an engine sees it: no strings.
-pub(crate) struct EngineModel<B: Backend> {
-    /// The model, with the adapters of its sequences.
-    pub(crate) adapted: Adapted<B>,
-    /// Settings of its sequences.
-    pub(crate) session: SessionOptions,
-    /// Bytes of a sequence's cache by its number of tokens.
-    pub(crate) cache_bytes: Arc<dyn Fn(usize) -> u64 + Send + Sync>,
-    /// Adapters that requests may name, beside those of all sequences. All engines share them.
-    pub(crate) adapters: Arc<Adapters<B>>,
-}
 
 /// How engines share their time and memory.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +47,8 @@ pub struct EngineOptions {
     pub cache_bytes: u64,
     /// Tokens of prompts in a step that running answers share.
     pub chunk: usize,
+    /// Bytes of all models on an engine: to load one, others are unloaded. `None` for as many as there are.
+    pub models_bytes: Option<u64>,
 }
 
 /// What is to be computed, and for whom.
@@ -112,7 +108,7 @@ impl Reply {
         self.sender.is_closed()
     }
 
-    fn send(&self, output: Output) -> Result<(), Undelivered> {
+    fn send(&self, output: Output) -> std::result::Result<(), Undelivered> {
         let sent = self.sender.try_send((self.choice, output));
         sent.map_err(|error| match error {
             replies::error::TrySendError::Full(_) => Undelivered::Slow,
@@ -191,29 +187,33 @@ impl Drop for Door {
 }
 
 impl Engines {
-    /// Starts a thread for each of `devices`, which has the models of the same place in `models`: each engine has all
-    /// of them.
+    /// Starts a thread for each of `devices`, and one that loads models, which are added to the library that is
+    /// returned beside the engines. `tell` is told of models that are there or aren't.
     ///
     /// Errors: the system has no thread left.
     pub(crate) fn start<B>(
-        models: Vec<Vec<EngineModel<B>>>,
         devices: Vec<String>,
         options: EngineOptions,
         metrics: &Arc<Metrics>,
         log: Log,
-    ) -> std::io::Result<Engines>
+        tell: Box<Tell>,
+    ) -> io::Result<(Engines, Arc<Library<B>>)>
     where
         B: Backend + 'static,
         Adapted<B>: Send + Sync,
-        Adapters<B>: Send + Sync,
+        Model<B>: Send + Sync,
+        ActiveAdapter<B>: Send,
     {
+        let n_engines = devices.len();
         let dispatch = Dispatch::new(devices, options, Arc::clone(metrics), log);
         let dispatch = Arc::new(dispatch);
         let door = Door {
             dispatch: Arc::clone(&dispatch),
         };
-        for (number, models) in models.into_iter().enumerate() {
+        let library = Arc::new(Library::new(n_engines, Arc::clone(&dispatch), tell));
+        for (number, table) in library.tables.iter().enumerate() {
             let (dispatch, metrics) = (Arc::clone(&dispatch), Arc::clone(metrics));
+            let models = Arc::clone(table);
             thread::Builder::new()
                 .name(format!("engine {number}"))
                 .spawn(move || {
@@ -225,13 +225,48 @@ impl Engines {
                     Worker::new(number, models, options, dispatch, metrics).run();
                 })?;
         }
-        Ok(Engines {
-            door: Arc::new(door),
-        })
+        let loading = Arc::clone(&library);
+        thread::Builder::new()
+            .name("models".to_owned())
+            .spawn(move || loading.run())?;
+        let door = Arc::new(door);
+        Ok((Engines { door }, library))
+    }
+
+    /// What there is of the model `number`, and whether it has to stay.
+    pub(crate) fn stage(&self, number: usize) -> (Stage, bool) {
+        self.door.dispatch.stage(number)
+    }
+
+    /// Loads the model `number`, if it isn't there; pins it if `pin` says so, and doesn't any more if it says that.
+    ///
+    /// Errors: it can't be loaded; there is no room for it.
+    pub(crate) async fn load(&self, number: usize, pin: Option<bool>) -> Result<()> {
+        let loaded = self.door.dispatch.want(number, pin).await;
+        loaded.unwrap_or_else(|_| Err(Error::new(ErrorCode::Compute, "the server stops")))
+    }
+
+    /// Unloads the model `number`: what is being answered ends with it, and a request that names it loads it again.
+    /// False if it is there to stay.
+    pub(crate) async fn unload(&self, number: usize) -> bool {
+        match self.door.dispatch.unwant(number) {
+            // If nobody answers, the engines are gone, and it with them.
+            Some(unloaded) => {
+                let _ = unloaded.await;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Records how many adapters the model `number` has that were loaded by request: with one it isn't unloaded to
+    /// make room.
+    pub(crate) fn set_adapters(&self, number: usize, n: usize) {
+        self.door.dispatch.set_adapters(number, n);
     }
 
     /// Takes `jobs`, all or none.
-    pub(crate) fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
+    pub(crate) fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), Refused> {
         self.door.dispatch.submit(jobs)
     }
 

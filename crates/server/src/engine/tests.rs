@@ -28,7 +28,7 @@ const N_IDS: u32 = 90;
 struct Tested {
     engines: Engines,
     n_vocab: usize,
-    adapters: Arc<Adapters<Cpu>>,
+    adapters: Arc<dyn LoadAdapter>,
     metrics: Arc<Metrics>,
     /// Records of the log.
     log: Arc<Mutex<Vec<String>>>,
@@ -82,19 +82,6 @@ fn engines_of(n: usize, folder: &str, own: Option<&str>, options: EngineOptions)
         adapted
     };
     let adapted: Vec<Adapted<Cpu>> = (0..n).map(load).collect();
-    let models = adapted.iter().map(|own| Arc::clone(own.model()));
-    let adapters = Arc::new(Adapters::new(models.collect()));
-    let cache_bytes: Arc<dyn Fn(usize) -> u64 + Send + Sync> =
-        Arc::new(move |len| plan.cache_bytes(len, session.cache));
-    let model = |adapted| {
-        vec![EngineModel {
-            adapters: Arc::clone(&adapters),
-            adapted,
-            session,
-            cache_bytes: Arc::clone(&cache_bytes),
-        }]
-    };
-    let models = adapted.into_iter().map(model).collect();
     let devices: Vec<String> = (0..n).map(|number| format!("device {number}")).collect();
     let metrics = Arc::new(Metrics::new(&devices, options.cache_bytes, 1));
     let log = Arc::new(Mutex::new(Vec::new()));
@@ -105,7 +92,24 @@ fn engines_of(n: usize, folder: &str, own: Option<&str>, options: EngineOptions)
             log.lock().unwrap().push(record);
         }
     };
-    let engines = Engines::start(models, devices, options, &metrics, Arc::new(write)).unwrap();
+    let adapters = Arc::new(Mutex::new(None));
+    let tell = {
+        let adapters = Arc::clone(&adapters);
+        Box::new(move |_, loader| *adapters.lock().unwrap() = loader)
+    };
+    let (engines, library) =
+        Engines::start(devices, options, &metrics, Arc::new(write), tell).unwrap();
+    let added = library.add(ModelSource {
+        name: folder.to_owned(),
+        bytes: 1,
+        session,
+        cache_bytes: Arc::new(move |len| plan.cache_bytes(len, session.cache)),
+        loaded: Some(adapted),
+        load: None,
+        adapters: Vec::new(),
+    });
+    assert_eq!(added.unwrap(), 0);
+    let adapters = adapters.lock().unwrap().take().unwrap();
     Tested {
         engines,
         n_vocab,
@@ -121,6 +125,7 @@ fn options(cache_bytes: u64, parallel: usize) -> EngineOptions {
         queue: 64,
         cache_bytes,
         chunk: 16,
+        models_bytes: None,
     }
 }
 
@@ -285,8 +290,11 @@ fn adapters_are_by_request_and_share_nothing() {
 fn adapters_of_engines(n: usize, model: &str, folders: [Option<&str>; 3]) {
     let together = engines(n, model, options(1 << 30, 6));
     let keys = folders.map(|folder| {
-        let loaded = folder.map(|folder| together.adapters.load(folder, adapter(folder), 1.0));
-        loaded.transpose().unwrap()
+        let folder = folder?;
+        let key = AdapterKey::new(folder);
+        let loaded = together.adapters.load_as(&key, adapter(folder), 1.0);
+        loaded.unwrap();
+        Some(key)
     });
     let prompt = prompt(40, 3);
     // Each adapter four times, all at once, and again with all that was kept.
@@ -316,7 +324,7 @@ fn adapters_of_engines(n: usize, model: &str, folders: [Option<&str>; 3]) {
     let [_, gone, _] = keys;
     drop((gone, asked));
     together.answer(&prompt);
-    while together.adapters.keep_named().len() > 1 {
+    while together.adapters.n_loaded() > 1 {
         thread::yield_now();
     }
 }

@@ -12,21 +12,20 @@ use sterna::{Error, ErrorCode, Result};
 use sterna_engine::{Backend, EngineError, Logits, Session};
 
 use super::dispatch::{Dispatch, Given, Report, names};
+use super::models::{EngineModel, Table};
 use super::prefix::{Candidate, Choice, choose, n_common};
 use super::route::{Busy, Held, Kept};
-use super::{
-    AdapterKey, Continued, EngineModel, EngineOptions, Job, Output, Reply, Undelivered, Work,
-};
+use super::{AdapterKey, Continued, EngineOptions, Job, Output, Reply, Undelivered, Work};
 use crate::metrics::{EngineFigures, Metrics};
 
 pub(super) struct Worker<B: Backend> {
     /// Its place among the engines.
     number: usize,
-    models: Vec<EngineModel<B>>,
+    models: Arc<Table<B>>,
     options: EngineOptions,
     dispatch: Arc<Dispatch>,
     scheduler: Scheduler<B>,
-    running: Vec<Running>,
+    running: Vec<Running<B>>,
     /// Work that isn't an answer, of which a part is done between steps, each in turn.
     aside: VecDeque<Aside<B>>,
     /// Sequences that nobody uses, the least recently used first.
@@ -41,24 +40,30 @@ pub(super) struct Worker<B: Backend> {
 }
 
 /// What a sequence is computed by, and whose turn was taken.
-#[derive(Debug, Clone)]
-struct Of {
-    model: usize,
+struct Of<B: Backend> {
+    /// The number of the model.
+    number: usize,
+    model: Arc<EngineModel<B>>,
     /// The adapter of its request.
     adapter: Option<Arc<AdapterKey>>,
     key: usize,
 }
 
-impl Of {
+impl<B: Backend> Of<B> {
     /// The same without a claim on the adapter.
     fn held(&self) -> Held {
-        Held::new(self.model, self.adapter.as_deref())
+        Held::new(self.number, self.adapter.as_deref())
+    }
+
+    /// Whether what `held` and `model` have computed is computed by the same.
+    fn is_of(&self, held: Held, model: &Arc<EngineModel<B>>) -> bool {
+        self.held() == held && Arc::ptr_eq(&self.model, model)
     }
 
     /// A job of it.
     fn job(self, work: Work, reply: Reply) -> Job {
         Job {
-            model: self.model,
+            model: self.number,
             adapter: self.adapter,
             key: self.key,
             work,
@@ -68,9 +73,9 @@ impl Of {
 }
 
 /// An answer in progress.
-struct Running {
+struct Running<B: Backend> {
     id: SequenceId,
-    of: Of,
+    of: Of<B>,
     reply: Reply,
     busy: Busy,
     begun: Instant,
@@ -82,15 +87,17 @@ struct Running {
 
 struct Idle<B: Backend> {
     of: Held,
+    model: Arc<EngineModel<B>>,
     sequence: Sequence<B>,
     /// Its tokens, to be reported.
     ids: Arc<[u32]>,
 }
 
 impl<B: Backend> Idle<B> {
-    fn new(of: Held, sequence: Sequence<B>) -> Idle<B> {
+    fn new(of: &Of<B>, sequence: Sequence<B>) -> Idle<B> {
         Idle {
-            of,
+            of: of.held(),
+            model: Arc::clone(&of.model),
             ids: sequence.ids().into(),
             sequence,
         }
@@ -99,7 +106,7 @@ impl<B: Backend> Idle<B> {
 
 /// Work in parts.
 struct Aside<B: Backend> {
-    of: Of,
+    of: Of<B>,
     reply: Reply,
     busy: Busy,
     task: Task<B>,
@@ -152,7 +159,7 @@ impl<B: Backend> Task<B> {
 impl<B: Backend> Worker<B> {
     pub(super) fn new(
         number: usize,
-        models: Vec<EngineModel<B>>,
+        models: Arc<Table<B>>,
         options: EngineOptions,
         dispatch: Arc<Dispatch>,
         metrics: Arc<Metrics>,
@@ -259,7 +266,12 @@ impl<B: Backend> Worker<B> {
     fn begin(&mut self, given: Vec<Given>) {
         for given in given {
             let (busy, reply) = (given.busy.clone(), given.job.reply.clone());
-            if let Err(error) = self.begin_job(given) {
+            let Some(model) = self.models.get(given.job.model) else {
+                // It has gone meanwhile.
+                self.dispatch.give_back(self.number, given);
+                continue;
+            };
+            if let Err(error) = self.begin_job(model, given) {
                 self.done(&busy);
                 // Whoever is gone needn't be told.
                 let _ = reply.send(Output::Failed(error));
@@ -277,10 +289,11 @@ impl<B: Backend> Worker<B> {
         Ok(())
     }
 
-    fn begin_job(&mut self, given: Given) -> Result<()> {
+    fn begin_job(&mut self, model: Arc<EngineModel<B>>, given: Given) -> Result<()> {
         let Given { job, busy } = given;
         let of = Of {
-            model: job.model,
+            number: job.model,
+            model,
             adapter: job.adapter.clone(),
             key: job.key,
         };
@@ -333,7 +346,7 @@ impl<B: Backend> Worker<B> {
 
     fn begin_answer(
         &mut self,
-        of: Of,
+        of: Of<B>,
         sequence: Sequence<B>,
         request: Request,
         reply: Reply,
@@ -342,7 +355,7 @@ impl<B: Backend> Worker<B> {
         let n_prompt = request.prompt.len();
         let id = self.scheduler.add(sequence);
         if let Err(error) = self.scheduler.start(id, request) {
-            self.keep(of.held(), id);
+            self.keep(&of, id);
             return Err(error);
         }
         let generator = self.scheduler.generator(id);
@@ -370,7 +383,7 @@ impl<B: Backend> Worker<B> {
     /// Goes on with an answer that another engine began.
     fn go_on(
         &mut self,
-        of: Of,
+        of: Of<B>,
         sequence: Sequence<B>,
         continued: Continued,
         reply: Reply,
@@ -383,7 +396,7 @@ impl<B: Backend> Worker<B> {
         } = continued;
         let id = self.scheduler.add(sequence);
         if let Err(error) = self.scheduler.resume(id, generator) {
-            self.keep(of.held(), id);
+            self.keep(&of, id);
             return Err(error);
         }
         self.running.push(Running {
@@ -399,13 +412,13 @@ impl<B: Backend> Worker<B> {
     }
 
     /// A sequence for `prompt`: one that holds as much of it as possible.
-    fn sequence_for(&mut self, of: &Of, prompt: &[u32]) -> Result<Sequence<B>> {
+    fn sequence_for(&mut self, of: &Of<B>, prompt: &[u32]) -> Result<Sequence<B>> {
         enum Place {
             Idle(usize),
             Running(SequenceId),
         }
         let idle = self.idle.iter().enumerate();
-        let idle = idle.filter(|(_, idle)| idle.of == of.held());
+        let idle = idle.filter(|(_, idle)| of.is_of(idle.of, &idle.model));
         let idle = idle.map(|(at, idle)| Candidate {
             id: at,
             len: idle.sequence.len(),
@@ -413,7 +426,7 @@ impl<B: Backend> Worker<B> {
             is_busy: false,
         });
         let running = self.running.iter();
-        let running = running.filter(|running| running.of.held() == of.held());
+        let running = running.filter(|running| of.is_of(running.of.held(), &running.of.model));
         let running = running.filter_map(|running| {
             let held = held(&self.scheduler, running.id)?;
             Some(Candidate {
@@ -454,7 +467,7 @@ impl<B: Backend> Worker<B> {
     }
 
     /// An empty sequence. Where there is no memory for it, idle ones make room.
-    fn empty(&mut self, of: &Of) -> Result<Sequence<B>> {
+    fn empty(&mut self, of: &Of<B>) -> Result<Sequence<B>> {
         loop {
             match self.session(of) {
                 Ok(session) => return Ok(Sequence::new(session)),
@@ -468,13 +481,13 @@ impl<B: Backend> Worker<B> {
     }
 
     /// An empty session, with the adapters applied.
-    fn session(&self, of: &Of) -> Result<Session<B>> {
+    fn session(&self, of: &Of<B>) -> Result<Session<B>> {
         let EngineModel {
             adapted,
             session,
             adapters,
             ..
-        } = &self.models[of.model];
+        } = &*of.model;
         let mut session = adapted.session(*session)?;
         if let Some(key) = &of.adapter {
             let adapter = adapters.get(key, self.number).ok_or_else(|| {
@@ -579,11 +592,11 @@ impl<B: Backend> Worker<B> {
         if !running.is_done {
             self.done(&running.busy);
         }
-        self.keep(running.of.held(), running.id);
+        self.keep(&running.of, running.id);
     }
 
     /// Keeps the sequence `id` for prompts to come.
-    fn keep(&mut self, of: Held, id: SequenceId) {
+    fn keep(&mut self, of: &Of<B>, id: SequenceId) {
         if let Some(sequence) = self.scheduler.remove(id)
             && !sequence.is_empty()
         {
@@ -591,7 +604,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    fn keep_sequence(&mut self, of: Held, sequence: Sequence<B>) {
+    fn keep_sequence(&mut self, of: &Of<B>, sequence: Sequence<B>) {
         self.idle.push(Idle::new(of, sequence));
         self.idle_has_changed = true;
     }
@@ -602,11 +615,11 @@ impl<B: Backend> Worker<B> {
             return;
         };
         let busy = aside.busy.clone();
-        match aside.part(&self.models, self.options.chunk) {
+        match aside.part(self.options.chunk) {
             Ok(true) => self.aside.push_back(aside),
             Ok(false) => {
                 if let Task::Score { sequence, .. } = aside.task {
-                    self.keep_sequence(aside.of.held(), sequence);
+                    self.keep_sequence(&aside.of, sequence);
                 }
                 self.done(&busy);
             }
@@ -623,29 +636,36 @@ impl<B: Backend> Worker<B> {
 
     /// Forgets idle sequences, the least recently used first, until the rest has room.
     fn forget(&mut self) {
-        // Nobody can ask for those of adapters that are gone.
-        let models = self.models.iter();
-        let named: Vec<Vec<usize>> = models.map(|model| model.adapters.keep_named()).collect();
         let n_idle = self.idle.len();
-        self.idle.retain(|Idle { of, .. }| {
-            let is_named = |id: usize| named[of.model].contains(&id);
-            of.adapter.is_none_or(is_named)
+        // Nobody can ask for those of models that are gone, or of adapters.
+        let named = |model: &Arc<EngineModel<B>>| (Arc::clone(model), model.adapters.keep_named());
+        let models = self.models.all();
+        let named: Vec<_> = models.iter().map(|own| own.as_ref().map(named)).collect();
+        self.idle.retain(|Idle { of, model, .. }| {
+            let named = named.get(of.model).and_then(Option::as_ref);
+            named.is_some_and(|(current, ids)| {
+                let is_named = |id: usize| ids.contains(&id);
+                Arc::ptr_eq(current, model) && of.adapter.is_none_or(is_named)
+            })
         });
-        let bytes = |model: usize, len| (self.models[model].cache_bytes)(len);
+        // Copies that are gone are not to be held for longer.
+        drop((models, named));
         let idle: u64 = (self.idle.iter())
-            .map(|idle| bytes(idle.of.model, idle.sequence.len()))
+            .map(|idle| (idle.model.cache_bytes)(idle.sequence.len()))
             .sum();
         let busy: u64 = (self.running.iter())
             .map(|running| {
                 let len = self.scheduler.sequence(running.id).map_or(0, Sequence::len);
-                bytes(running.of.model, len)
+                (running.of.model.cache_bytes)(len)
             })
             .sum();
         let mut used = idle + busy;
         let mut n_forgotten = 0;
         while used > self.options.cache_bytes && n_forgotten < self.idle.len() {
-            let Idle { of, sequence, .. } = &self.idle[n_forgotten];
-            used -= bytes(of.model, sequence.len());
+            let Idle {
+                model, sequence, ..
+            } = &self.idle[n_forgotten];
+            used -= (model.cache_bytes)(sequence.len());
             n_forgotten += 1;
         }
         self.idle.drain(..n_forgotten);
@@ -686,9 +706,9 @@ impl<B: Backend> Worker<B> {
     }
 }
 
-impl Running {
+impl<B: Backend> Running<B> {
     /// Its index in `all`.
-    fn id_index(&self, all: &[Running]) -> usize {
+    fn id_index(&self, all: &[Running<B>]) -> usize {
         let index = all.iter().position(|other| other.id == self.id);
         index.expect("it is one of them")
     }
@@ -696,7 +716,7 @@ impl Running {
 
 impl<B: Backend> Aside<B> {
     /// Does the next part of at most `chunk` tokens, or a text; false after the last.
-    fn part(&mut self, models: &[EngineModel<B>], chunk: usize) -> Result<bool> {
+    fn part(&mut self, chunk: usize) -> Result<bool> {
         let (outputs, is_left) = match &mut self.task {
             Task::Score {
                 ids,
@@ -729,7 +749,7 @@ impl<B: Backend> Aside<B> {
             } => match texts.front() {
                 None => (None, false),
                 Some(text) => {
-                    let backend = models[self.of.model].adapted.model().backend();
+                    let backend = self.of.model.adapted.model().backend();
                     let vector = backend
                         .wait(embed(session, text, *pooling, *normalised))
                         .map_err(EngineError::from)??;

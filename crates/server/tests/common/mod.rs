@@ -16,7 +16,7 @@ use sterna_engine::lora::ActiveAdapter;
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{Backend, Cpu, Model, SessionOptions};
 use sterna_kernels::Isa;
-use sterna_server::{Served, Server, Settings};
+use sterna_server::{Models, Served, Server, Settings};
 
 /// A running server.
 pub(crate) struct Running {
@@ -33,6 +33,16 @@ pub(crate) fn model(name: &str, ctx_len: usize) -> Served<Cpu> {
 pub(crate) fn model_on(n: usize, name: &str, ctx_len: usize) -> Served<Cpu> {
     let files = LocalModel::open(BUILTIN, builtin(), None, None).unwrap();
     let plan = files.plan(&PlanOptions::default()).unwrap();
+    let session = SessionOptions::new(ctx_len);
+    let adapted = loaded(n);
+    let served = Served::new(name, &files, plan, session, &mut Vec::new()).unwrap();
+    served.with_weights(adapted)
+}
+
+/// The built-in model, loaded for `n` engines.
+pub(crate) fn loaded(n: usize) -> Vec<Adapted<Cpu>> {
+    let files = LocalModel::open(BUILTIN, builtin(), None, None).unwrap();
+    let plan = files.plan(&PlanOptions::default()).unwrap();
     let load_from = LoadFrom {
         weights: Weights::Mapped,
         experts: None,
@@ -43,9 +53,19 @@ pub(crate) fn model_on(n: usize, name: &str, ctx_len: usize) -> Served<Cpu> {
         let loaded = files.load_on(plan.clone(), Cpu::new(2, Isa::detect()), &load_from);
         Adapted::new(loaded.unwrap().model)
     };
-    let adapted = (0..n).map(load).collect();
-    let session = SessionOptions::new(ctx_len);
-    Served::new(name, &files, plan, adapted, session, &mut Vec::new()).unwrap()
+    (0..n).map(load).collect()
+}
+
+/// The built-in model, called `name`, of which nothing is loaded until `load` does so.
+pub(crate) fn unloaded(
+    name: &str,
+    load: impl Fn(&[usize]) -> sterna::Result<Vec<Adapted<Cpu>>> + Send + Sync + 'static,
+) -> Served<Cpu> {
+    let files = LocalModel::open(BUILTIN, builtin(), None, None).unwrap();
+    let plan = files.plan(&PlanOptions::default()).unwrap();
+    let session = SessionOptions::new(4096);
+    let served = Served::new(name, &files, plan, session, &mut Vec::new()).unwrap();
+    served.with_loader(load)
 }
 
 /// A folder with an adapter of the built-in model, which makes its answers other ones; each `salt` has its own.
@@ -99,7 +119,7 @@ pub(crate) fn start(settings: Settings) -> Running {
 }
 
 /// The same, of these models.
-pub(crate) fn start_with<B>(models: Vec<Served<B>>, settings: Settings) -> Running
+pub(crate) fn start_with<B>(models: impl Into<Models<B>>, settings: Settings) -> Running
 where
     B: Backend + 'static,
     Adapted<B>: Send + Sync,

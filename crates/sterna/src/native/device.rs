@@ -45,7 +45,7 @@ pub struct DeviceRequest {
     pub kind: DeviceKind,
     /// Part of the name of the GPU to take; `None` for the best.
     pub gpu: Option<String>,
-    /// The place of the GPU to take among all adapters, best first ([`adapters`]).
+    /// The place of the GPU to take among all adapters, best first, counted from 0.
     pub gpu_index: Option<usize>,
     /// Layers to put on the GPU at most; `None` for as many as fit.
     pub gpu_layers: Option<usize>,

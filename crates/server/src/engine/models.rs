@@ -1,0 +1,235 @@
+//! Which models engines have, and the thread that loads them and lets them go.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
+
+use sterna::{Adapted, AdapterFiles, Context, Error, ErrorCode, Result};
+use sterna_engine::lora::ActiveAdapter;
+use sterna_engine::{Backend, Model, SessionOptions};
+
+use super::dispatch::{Dispatch, Errand};
+use super::{AdapterKey, Adapters, LoadAdapter};
+
+/// A model as an engine has it: no strings.
+pub(super) struct EngineModel<B: Backend> {
+    /// The model, with the adapters of its sequences.
+    pub(super) adapted: Adapted<B>,
+    /// Settings of its sequences.
+    pub(super) session: SessionOptions,
+    /// Bytes of a sequence's cache by its number of tokens.
+    pub(super) cache_bytes: Arc<CacheBytes>,
+    /// Adapters that requests may name, beside those of all sequences. All engines share them.
+    pub(super) adapters: Arc<Adapters<B>>,
+    /// Is told when this is gone.
+    _guard: CopyGuard,
+}
+
+/// Bytes of a sequence's cache by its number of tokens.
+pub(crate) type CacheBytes = dyn Fn(usize) -> u64 + Send + Sync;
+
+/// Loads a model for the engines with these numbers; what it returns is in their order.
+pub(crate) type LoadModel<B> = dyn Fn(&[usize]) -> Result<Vec<Adapted<B>>> + Send + Sync;
+
+/// Opens an adapter.
+pub(crate) type OpenFiles = dyn Fn() -> Result<AdapterFiles> + Send + Sync;
+
+/// A copy of a model, on an engine.
+struct CopyGuard {
+    dispatch: Arc<Dispatch>,
+    number: usize,
+}
+
+impl Drop for CopyGuard {
+    fn drop(&mut self) {
+        self.dispatch.freed(self.number);
+    }
+}
+
+/// Where a model comes from.
+pub(crate) struct ModelSource<B: Backend> {
+    pub(crate) name: String,
+    /// Bytes that it takes on each engine.
+    pub(crate) bytes: u64,
+    pub(crate) session: SessionOptions,
+    pub(crate) cache_bytes: Arc<CacheBytes>,
+    /// As it is from the beginning, for each engine, if it is.
+    pub(crate) loaded: Option<Vec<Adapted<B>>>,
+    /// Without it, the model is there from the beginning to the end.
+    pub(crate) load: Option<Box<LoadModel<B>>>,
+    /// Adapters that are loaded with it.
+    pub(crate) adapters: Vec<AdapterSource>,
+}
+
+/// An adapter that is loaded with its model.
+pub(crate) struct AdapterSource {
+    pub(crate) key: Arc<AdapterKey>,
+    pub(crate) open: Box<OpenFiles>,
+    pub(crate) scale: f32,
+}
+
+/// The models that an engine has now, by number.
+pub(super) struct Table<B: Backend> {
+    all: RwLock<Vec<Option<Arc<EngineModel<B>>>>>,
+}
+
+impl<B: Backend> Table<B> {
+    fn new() -> Table<B> {
+        Table {
+            all: RwLock::default(),
+        }
+    }
+
+    /// The model with this number.
+    pub(super) fn get(&self, number: usize) -> Option<Arc<EngineModel<B>>> {
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        all.get(number)?.clone()
+    }
+
+    /// All of them, by number.
+    pub(super) fn all(&self) -> Vec<Option<Arc<EngineModel<B>>>> {
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        all.clone()
+    }
+
+    fn set(&self, number: usize, model: Option<Arc<EngineModel<B>>>) {
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        if all.len() <= number {
+            all.resize_with(number + 1, || None);
+        }
+        let before = std::mem::replace(&mut all[number], model);
+        drop(all);
+        // It may be the last one, which tells others.
+        drop(before);
+    }
+}
+
+/// Is told that the model with a number is there, with what loads its adapters, or is there no more.
+pub(crate) type Tell = dyn Fn(usize, Option<Arc<dyn LoadAdapter>>) + Send + Sync;
+
+/// All models, loaded or not, and the tables of the engines.
+pub(crate) struct Library<B: Backend> {
+    pub(super) tables: Vec<Arc<Table<B>>>,
+    sources: Mutex<Vec<Arc<ModelSource<B>>>>,
+    dispatch: Arc<Dispatch>,
+    tell: Box<Tell>,
+}
+
+impl<B> Library<B>
+where
+    B: Backend + 'static,
+    Model<B>: Send + Sync,
+    ActiveAdapter<B>: Send,
+{
+    /// Of no model yet, for `n_engines`.
+    pub(super) fn new(n_engines: usize, dispatch: Arc<Dispatch>, tell: Box<Tell>) -> Library<B> {
+        Library {
+            tables: (0..n_engines).map(|_| Arc::new(Table::new())).collect(),
+            sources: Mutex::default(),
+            dispatch,
+            tell,
+        }
+    }
+
+    fn sources(&self) -> MutexGuard<'_, Vec<Arc<ModelSource<B>>>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a model; its number.
+    ///
+    /// Errors: an adapter that is to be there from the beginning doesn't fit; a number of engines that isn't right.
+    pub(crate) fn add(&self, mut source: ModelSource<B>) -> Result<usize> {
+        let mut sources = self.sources();
+        let number = sources.len();
+        let loaded = source.loaded.take();
+        if loaded.is_none() && source.load.is_none() {
+            let message = format!("{}: expected weights, or how to load them", source.name);
+            return Err(Error::new(ErrorCode::InvalidRequest, message));
+        }
+        let (name, bytes) = (source.name.clone(), source.bytes);
+        self.dispatch.add_model(name, bytes, source.load.is_some());
+        let source = Arc::new(source);
+        if let Some(loaded) = loaded {
+            let engines: Vec<usize> = (0..self.tables.len()).collect();
+            self.install(number, &source, &engines, loaded)?;
+            self.dispatch.finish_load(number, Ok(()));
+        }
+        sources.push(source);
+        Ok(number)
+    }
+
+    /// Gives `loaded`, the model `number`, to `engines`, with its adapters.
+    fn install(
+        &self,
+        number: usize,
+        source: &ModelSource<B>,
+        engines: &[usize],
+        loaded: Vec<Adapted<B>>,
+    ) -> Result<()> {
+        if loaded.len() != engines.len() {
+            let message = format!(
+                "{}: expected a model that is loaded for {} engines, found one for {}",
+                source.name,
+                engines.len(),
+                loaded.len()
+            );
+            return Err(Error::new(ErrorCode::InvalidRequest, message));
+        }
+        let mut models = vec![None; self.tables.len()];
+        for (engine, adapted) in engines.iter().zip(&loaded) {
+            models[*engine] = Some(Arc::clone(adapted.model()));
+        }
+        let adapters = Arc::new(Adapters::new(models));
+        for AdapterSource { key, open, scale } in &source.adapters {
+            let files = open().with_context(|| format!("adapter {}", key.name))?;
+            adapters.load_as(key, files, *scale)?;
+        }
+        for (engine, adapted) in engines.iter().zip(loaded) {
+            self.dispatch.held(number);
+            let model = EngineModel {
+                adapted,
+                session: source.session,
+                cache_bytes: Arc::clone(&source.cache_bytes),
+                adapters: Arc::clone(&adapters),
+                _guard: CopyGuard {
+                    dispatch: Arc::clone(&self.dispatch),
+                    number,
+                },
+            };
+            self.tables[*engine].set(number, Some(Arc::new(model)));
+        }
+        (self.tell)(number, Some(adapters));
+        Ok(())
+    }
+
+    /// Loads and unloads as is needed, until nothing more is asked.
+    pub(super) fn run(&self) {
+        while let Some(errand) = self.dispatch.next_errand() {
+            match errand {
+                Errand::Load { number, engines } => {
+                    let begun = Instant::now();
+                    let source = Arc::clone(&self.sources()[number]);
+                    let load = || match &source.load {
+                        Some(load) => self.install(number, &source, &engines, load(&engines)?),
+                        None => {
+                            let message = "it can't be loaded again";
+                            Err(Error::new(ErrorCode::Unsupported, message))
+                        }
+                    };
+                    // Whatever happens, whoever waits for it is told.
+                    let installed = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| {
+                        Err(Error::new(ErrorCode::Compute, "its thread has panicked"))
+                    });
+                    let installed = installed.with_context(|| format!("loading {}", source.name));
+                    self.dispatch.tell_load(number, &installed, begun.elapsed());
+                    self.dispatch.finish_load(number, installed);
+                }
+                Errand::Unload { number, reason } => {
+                    (self.tell)(number, None);
+                    self.tables.iter().for_each(|table| table.set(number, None));
+                    self.dispatch.finish_unload(number, reason);
+                }
+            }
+        }
+    }
+}
