@@ -7,58 +7,42 @@ use super::super::super::prefetch;
 use super::blocks32::arrange_crumbs;
 
 /// Rows that are summed together, one per lane.
-const ROWS: usize = 16;
+pub(super) const ROWS: usize = 16;
 
 /// Elements of a row that are multiplied at a time, their bytes, and groups of them that share a scale of activations.
 const SPAN: usize = 256;
-const BYTES: usize = 2 * BLOCK_BYTES;
+pub(super) const BYTES: usize = 2 * BLOCK_BYTES;
 const GROUPS: usize = 8;
 
 /// `d: f16, codes: [u8; 32]` for 128 elements, element `4j + i` at bits `2i` of byte `j`.
 const BLOCK_BYTES: usize = 34;
 
-/// `out[i] = Σ_j w[i, j] · x[j]` for whole rows of `row_bytes`, codes less one times the scale of their block.
+/// `out[i] = Σ_j w[i, j] · x[j]` for whole rows of whole spans, a multiple of [`ROWS`] of them: codes less one times the
+/// scale of their block.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vnni")]
 pub(super) fn gemv(rows: &[u8], row_bytes: usize, x: QuantizedRow<'_>, out: &mut [f32]) {
-    let (n_spans, rest) = (row_bytes / BYTES, row_bytes % BYTES);
-    let n_padded = n_spans + usize::from(rest > 0);
+    let n_spans = row_bytes / BYTES;
+    assert!(row_bytes.is_multiple_of(BYTES) && out.len().is_multiple_of(ROWS));
     assert!(rows.len() == row_bytes * out.len());
-    assert!(x.q.len() >= n_padded * SPAN);
-    assert!(x.scales.len() >= n_padded * GROUPS && x.sums.len() >= n_padded * 2 * GROUPS);
-    let mut q = vec![0; n_padded * SPAN];
+    assert!(x.q.len() >= n_spans * SPAN);
+    assert!(x.scales.len() >= n_spans * GROUPS && x.sums.len() >= n_spans * 2 * GROUPS);
+    let mut q = vec![0; n_spans * SPAN];
     for (span, out) in x.q.as_chunks().0.iter().zip(q.as_chunks_mut().0) {
         arrange(span, out);
     }
     let x = QuantizedRow { q: &q, ..x };
-    for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        // Missing rows are replaced by the last one.
-        let last = i * ROWS + out.len() - 1;
-        let row = |r: usize| &rows[last.min(i * ROWS + r) * row_bytes..][..row_bytes];
-        let mut spans: [*const u8; ROWS] = std::array::from_fn(|r| row(r).as_ptr());
+    let tile = ROWS * row_bytes;
+    for (rows, out) in rows.chunks_exact(tile).zip(out.as_chunks_mut::<ROWS>().0) {
         let mut acc = _mm512_setzero_ps();
         for s in 0..n_spans {
-            for span in spans {
-                let next = span.wrapping_add(ROWS * row_bytes);
-                prefetch::lines(prefetch::Level::Second, next, 1);
-            }
+            // As many bytes as are multiplied, of the tile after the next.
+            let ahead = rows.as_ptr().wrapping_add(2 * tile + s * ROWS * BYTES);
+            prefetch::lines(prefetch::Level::Second, ahead, ROWS * BYTES);
             // SAFETY: every row has `n_spans` spans, and so have the activations.
-            acc = unsafe { add_span(acc, &spans, x, s) };
-            spans = spans.map(|span| span.wrapping_add(BYTES));
+            acc = unsafe { add_span(acc, rows.as_ptr().add(s * BYTES), row_bytes, x, s) };
         }
-        if rest > 0 {
-            // A block of zeros adds nothing.
-            let mut padded = [[0; BYTES]; ROWS];
-            for (r, padded) in padded.iter_mut().enumerate() {
-                padded[..rest].copy_from_slice(&row(r)[row_bytes - rest..]);
-            }
-            let spans = std::array::from_fn(|r| padded[r].as_ptr());
-            // SAFETY: each is a span, and the activations are padded.
-            acc = unsafe { add_span(acc, &spans, x, n_spans) };
-        }
-        let mut sums = [0.0; ROWS];
         // SAFETY: they are as long as a register.
-        unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), acc) };
-        out.copy_from_slice(&sums[..out.len()]);
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), acc) };
     }
 }
 
@@ -73,15 +57,16 @@ fn arrange(q: &[i8; SPAN], out: &mut [i8; SPAN]) {
     }
 }
 
-/// Adds the groups of span `s`, one after the other, in all rows.
+/// Adds the groups of span `s`, one after the other, in rows of `row_bytes`, of which the first has the span at `first`.
 ///
 /// # Safety
-/// There are [`BYTES`] behind each of `spans`, and such a span of activations, in the order of [`arrange`].
+/// There is such a span in each of [`ROWS`] rows, and of activations, in the order of [`arrange`].
 #[inline]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vnni")]
 unsafe fn add_span(
     acc: __m512,
-    spans: &[*const u8; ROWS],
+    first: *const u8,
+    row_bytes: usize,
     x: QuantizedRow<'_>,
     s: usize,
 ) -> __m512 {
@@ -89,12 +74,16 @@ unsafe fn add_span(
     unsafe {
         let q: [__m512i; 4] =
             std::array::from_fn(|i| _mm512_loadu_si512(x.q.as_ptr().add(s * SPAN + i * 64).cast()));
+        // Codes are too large by one: sums begin with what is too much.
+        let sums = _mm256_loadu_si256(x.sums.as_ptr().add(s * GROUPS * 2).cast());
+        let excess = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_cvtepi16_epi32(sums));
         let mut dots = [_mm512_setzero_si512(); ROWS];
         let mut scales = [_mm512_setzero_si512(); 2];
-        for (r, &span) in spans.iter().enumerate() {
+        for (r, dots) in dots.iter_mut().enumerate() {
+            let span = first.add(r * row_bytes);
             let codes = |block: usize| _mm256_loadu_si256(span.add(block * BLOCK_BYTES + 2).cast());
             let bytes = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(codes(0)), codes(1));
-            dots[r] = dot(bytes, q);
+            *dots = dot(excess, bytes, q);
             for (block, scales) in scales.iter_mut().enumerate() {
                 let scale = span.add(block * BLOCK_BYTES).cast::<i32>();
                 *scales = _mm512_mask_set1_epi32(*scales, 1 << r, scale.read_unaligned());
@@ -104,28 +93,25 @@ unsafe fn add_span(
         let scales = scales.map(|scales| _mm512_cvtph_ps(_mm512_cvtepi32_epi16(scales)));
         let mut acc = acc;
         for (g, sums) in groups(dots).into_iter().enumerate() {
-            // Codes are too large by one.
-            let pair = x.sums.as_ptr().add((s * GROUPS + g) * 2);
-            let bias = _mm512_set1_epi32(i32::from(*pair) + i32::from(*pair.add(1)));
-            let sums = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, bias));
             let step = _mm512_set1_ps(*x.scales.as_ptr().add(s * GROUPS + g));
             let scale = _mm512_mul_ps(scales[g / 4], step);
-            acc = _mm512_add_ps(acc, _mm512_mul_ps(sums, scale));
+            acc = _mm512_add_ps(acc, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale));
         }
         acc
     }
 }
 
-/// Sums of the codes of eight bytes times activations, in pairs of lanes: the halves of eight groups.
+/// `begin` and sums of the codes of eight bytes times activations, in pairs of lanes: the halves of eight groups. Each is
+/// at most 16 · 3 · 127 in magnitude.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn dot(bytes: __m512i, q: [__m512i; 4]) -> __m512i {
+fn dot(begin: __m512i, bytes: __m512i, q: [__m512i; 4]) -> __m512i {
     // Codes at bits 2 are masked where they are: they are four times as large, and so are their sums.
     let (first, second) = (_mm512_set1_epi8(3), _mm512_set1_epi8(12));
     let high = _mm512_srli_epi16::<4>(bytes);
-    let zero = _mm512_setzero_si512();
-    let even = _mm512_dpbusd_epi32(zero, _mm512_and_si512(bytes, first), q[0]);
+    let even = _mm512_dpbusd_epi32(begin, _mm512_and_si512(bytes, first), q[0]);
     let even = _mm512_dpbusd_epi32(even, _mm512_and_si512(high, first), q[2]);
+    let zero = _mm512_setzero_si512();
     let odd = _mm512_dpbusd_epi32(zero, _mm512_and_si512(bytes, second), q[1]);
     let odd = _mm512_dpbusd_epi32(odd, _mm512_and_si512(high, second), q[3]);
     _mm512_add_epi32(even, _mm512_srai_epi32::<2>(odd))
@@ -133,15 +119,15 @@ fn dot(bytes: __m512i, q: [__m512i; 4]) -> __m512i {
 
 /// From the halves of the eight groups of each row: each group, of all rows.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw")]
 fn groups(dots: [__m512i; ROWS]) -> [__m512i; GROUPS] {
     let floats = _mm512_castsi512_ps;
     let even = |a, b| _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(floats(a), floats(b)));
     let odd = |a, b| _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(floats(a), floats(b)));
-    // In each quarter of a register two groups, of two rows; then one group of four rows.
+    // Halves fit i16. In each quarter of a register two groups, of two rows; then one group of four rows.
+    let ones = _mm512_set1_epi16(1);
     let pairs: [__m512i; 8] = std::array::from_fn(|i| {
-        let [a, b] = [dots[2 * i], dots[2 * i + 1]];
-        _mm512_add_epi32(even(a, b), odd(a, b))
+        _mm512_madd_epi16(_mm512_packs_epi32(dots[2 * i], dots[2 * i + 1]), ones)
     });
     let mut all = [_mm512_setzero_si512(); GROUPS];
     for is_odd in 0..2 {

@@ -39,11 +39,18 @@ fn avx_vnni(dtype: DType, rows: &[u8], row_bytes: usize, x: QuantizedRow<'_>, ou
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn avx512(dtype: DType, rows: &[u8], row_bytes: usize, x: QuantizedRow<'_>, out: &mut [f32]) {
-    match dtype {
-        DType::Q2_0_G128 | DType::PQ2_0 => crumbs::gemv(rows, row_bytes, x, out),
-        // SAFETY: compiled for AVX2, F16C and the VNNI of AVX-512.
-        _ => unsafe { multiply::<Avx512>(dtype, rows, row_bytes, x, out) },
+    let is_crumbs = matches!(dtype, DType::Q2_0_G128 | DType::PQ2_0);
+    let whole = match is_crumbs && row_bytes.is_multiple_of(crumbs::BYTES) {
+        true => out.len() / crumbs::ROWS * crumbs::ROWS,
+        false => 0,
+    };
+    let (rows, rest) = rows.split_at(whole * row_bytes);
+    let (out, out_of_rest) = out.split_at_mut(whole);
+    if whole > 0 {
+        crumbs::gemv(rows, row_bytes, x, out);
     }
+    // SAFETY: compiled for AVX2, F16C and the VNNI of AVX-512.
+    unsafe { multiply::<Avx512>(dtype, rest, row_bytes, x, out_of_rest) }
 }
 
 /// # Safety
