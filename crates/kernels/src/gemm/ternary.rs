@@ -64,6 +64,12 @@ pub(super) trait Packed {
         block / 2 * Self::PAIR_STRIDE + block % 2 * BLOCK_BYTES
     }
 
+    /// Blocks of a row of so many bytes.
+    #[inline(always)]
+    fn n_blocks(row_bytes: usize) -> usize {
+        row_bytes / Self::PAIR_STRIDE * 2 + row_bytes % Self::PAIR_STRIDE / BLOCK_BYTES
+    }
+
     /// The blocks of a row: pairs, and a single one at the end if the number is odd.
     fn blocks(row: &[u8]) -> impl Iterator<Item = &[u8; BLOCK_BYTES]> {
         row.chunks(Self::PAIR_STRIDE)
@@ -213,6 +219,10 @@ pub(super) fn multiply(
     if x.m() == 0 {
         return;
     }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(gemv) = gemv(isa, w.packing).filter(|_| x.m() == 1) {
+        return multiply_one(gemv, w, rows, x, out);
+    }
     let dots = kernel(isa, w.packing);
     let k = w.padded_k();
     let acts: [_; SMALL_BATCH] = std::array::from_fn(|t| x.row(t.min(x.m() - 1)));
@@ -235,6 +245,50 @@ pub(super) fn multiply(
                 }
             }
         }
+    }
+}
+
+/// As [`multiply`], of one row of activations, by a kernel for any number of rows of weights.
+#[cfg(target_arch = "x86_64")]
+fn multiply_one(
+    gemv: Gemv,
+    w: &TernaryMatrix<'_>,
+    rows: Range<usize>,
+    x: &QuantizedRows,
+    out: &Columns<'_>,
+) {
+    let act = x.row(0);
+    let scale = w.scale / act.scales[0];
+    let len = w.row_bytes();
+    // SAFETY: no other task has these rows, so none writes these columns.
+    let out = unsafe { out.row_mut(0, rows.clone()) };
+    let mut sums = [0; 64];
+    for (first, out) in rows.step_by(sums.len()).zip(out.chunks_mut(64)) {
+        let sums = &mut sums[..out.len()];
+        let bytes = &w.codes[first * len..][..out.len() * len];
+        // SAFETY: it was picked by an `Isa`, which this machine has been seen to offer.
+        unsafe { gemv(bytes, len, &act.q[..w.padded_k()], sums) };
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = (*sum - act.sum) as f32 * scale;
+        }
+    }
+}
+
+/// `sums[i] = Σ_j code[i, j] · q[j]` for whole rows of `row_bytes`, with codes from 0 to 2.
+///
+/// # Safety
+/// The machine has the instruction set that [`gemv`] was asked for.
+#[cfg(target_arch = "x86_64")]
+type Gemv = unsafe fn(rows: &[u8], row_bytes: usize, q: &[i8], sums: &mut [i32]);
+
+/// The kernel for one row of activations, of levels that have one.
+#[cfg(target_arch = "x86_64")]
+fn gemv(isa: Isa, packing: TernaryPacking) -> Option<Gemv> {
+    use super::ternary_x86::gemv_avx512;
+    match (isa.level(), packing) {
+        (Level::Avx512 | Level::Amx, TernaryPacking::I2s) => Some(gemv_avx512::<I2s>),
+        (Level::Avx512 | Level::Amx, TernaryPacking::Tq20) => Some(gemv_avx512::<Tq20>),
+        _ => None,
     }
 }
 
@@ -381,6 +435,33 @@ mod tests {
                         kernel(isa, packing)(&[&codes[..]; TILE], &[&row[..]; TILE], &mut sums)
                     };
                     assert_eq!(sums, [[2 * q * k as i32; TILE]; TILE], "{isa}");
+                }
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn long_rows_and_large_sums_of_one_row_of_activations() {
+        // The second is longer than what is summed before codes' places are taken out of sums, with a block left over.
+        for n_blocks in [66, (1 << 14) + 3] {
+            for packing in [TernaryPacking::I2s, TernaryPacking::Tq20] {
+                let k: usize = match packing {
+                    TernaryPacking::I2s => n_blocks * BLOCK,
+                    TernaryPacking::Tq20 => (n_blocks * BLOCK).next_multiple_of(PAIR),
+                };
+                let len = packing.row_bytes(k);
+                let codes = vec![0b1010_1010; 5 * len];
+                for (value, q) in [(-128i8, -128i32), (127, 127)] {
+                    for isa in Isa::available() {
+                        let Some(gemv) = gemv(isa, packing) else {
+                            continue;
+                        };
+                        let mut sums = [7; 5];
+                        // SAFETY: this machine has `isa`.
+                        unsafe { gemv(&codes, len, &vec![value; k], &mut sums) };
+                        assert_eq!(sums, [2 * q * k as i32; 5], "{isa}");
+                    }
                 }
             }
         }

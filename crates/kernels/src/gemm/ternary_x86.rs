@@ -16,7 +16,7 @@ use crate::quant::ternary::{BLOCK, BLOCK_BYTES};
 /// Defines a kernel (see the type of kernels in [`super::ternary`]) from its tile for four rows and
 /// one of activations, and that for two rows and several.
 macro_rules! kernel {
-    ($(#[$meta:meta])* $name:ident, $features:literal, $one:ident, $tile:ident) => {
+    ($(#[$meta:meta])* $name:ident, $features:literal, $tile:ident) => {
         $(#[$meta])*
         pub(super) unsafe fn $name<P: Packed>(
             rows: &[&[u8]; TILE],
@@ -47,7 +47,7 @@ macro_rules! kernel {
             unsafe {
                 match *q {
                     [] => {}
-                    [a] => [sums[0]] = $one::<P, 4, 1>(rows, [a.as_ptr()], n_blocks),
+                    [a] => [sums[0]] = $tile::<P, 4, 1>(rows, [a.as_ptr()], n_blocks),
                     [a, b] => halves::<P, 2>(rows, [a, b].map(<[i8]>::as_ptr), n_blocks, sums),
                     [a, b, c] => {
                         halves::<P, 3>(rows, [a, b, c].map(<[i8]>::as_ptr), n_blocks, sums);
@@ -66,7 +66,7 @@ kernel! {
     ///
     /// # Safety
     /// The machine has AVX2.
-    dots_avx2, "avx2", tile_avx2, tile_avx2
+    dots_avx2, "avx2", tile_avx2
 }
 
 kernel! {
@@ -74,7 +74,7 @@ kernel! {
     ///
     /// # Safety
     /// The machine has AVX2 and AVX-VNNI.
-    dots_avxvnni, "avx2,avxvnni", tile_avxvnni, tile_avxvnni
+    dots_avxvnni, "avx2,avxvnni", tile_avxvnni
 }
 
 kernel! {
@@ -82,13 +82,12 @@ kernel! {
     ///
     /// # Safety
     /// The machine has AVX2, AVX-512 F, BW and VNNI.
-    dots_avx512, "avx2,avx512f,avx512bw,avx512vnni", one_avx512, tile_avx512
+    dots_avx512, "avx2,avx512f,avx512bw,avx512vnni", tile_avx512
 }
 
 /// Blocks of a row. Panics if rows differ in theirs, or are not whole blocks.
 fn n_blocks<P: Packed>(rows: &[&[u8]; TILE], q: &[&[i8]]) -> usize {
-    let n_blocks =
-        rows[0].len() / P::PAIR_STRIDE * 2 + rows[0].len() % P::PAIR_STRIDE / BLOCK_BYTES;
+    let n_blocks = P::n_blocks(rows[0].len());
     assert!(rows.iter().all(|row| row.len() == rows[0].len()));
     assert!(q.iter().all(|q| q.len() == n_blocks * BLOCK));
     n_blocks
@@ -190,11 +189,36 @@ unsafe fn tile_avxvnni<P: Packed, const R: usize, const T: usize>(
     sums.map(|row| row.map(|[a, b]| sum_256(_mm256_add_epi32(a, b))))
 }
 
-/// Pairs of blocks whose products are summed as [`one_avx512`] does: a lane of a sum gets up to 4 · 192 · 128 of each.
+/// Pairs of blocks whose products are summed as [`row_avx512`] does: a lane of a sum gets up to 4 · 192 · 128 of each.
 const PAIRS: usize = 1 << 13;
 const _: () = assert!(PAIRS * 4 * 192 * 128 <= i32::MAX as usize);
 
-/// `[t][r] = Σ_j code[r][j] · q[t][j]`, for one row of activations: there is only `t` 0.
+/// `sums[i] = Σ_j code[i, j] · q[j]` for whole rows of `row_bytes`, with codes from 0 to 2.
+///
+/// # Safety
+/// The machine has AVX2, AVX-512 F, BW and VNNI.
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn gemv_avx512<P: Packed>(
+    rows: &[u8],
+    row_bytes: usize,
+    q: &[i8],
+    sums: &mut [i32],
+) {
+    assert!(rows.len() == row_bytes * sums.len());
+    let n_blocks = P::n_blocks(row_bytes);
+    assert!(q.len() == n_blocks * BLOCK);
+    sums.fill(0);
+    let tiles = rows.chunks((TILE * row_bytes).max(1));
+    for (tile, sums) in tiles.zip(sums.chunks_mut(TILE)) {
+        // Missing rows are replaced by the last one.
+        let row = |r: usize| tile[r.min(sums.len() - 1) * row_bytes..].as_ptr();
+        // SAFETY: there are so many blocks in every row, and behind `q`.
+        let got = unsafe { row_avx512::<P, TILE>(std::array::from_fn(row), q.as_ptr(), n_blocks) };
+        sums.copy_from_slice(&got[..sums.len()]);
+    }
+}
+
+/// `[r] = Σ_j code[r][j] · q[j]`.
 ///
 /// A register has two blocks of a row, whose codes are masked where they are: those of each group are too large by the
 /// same power of four, and so is the sum of their products. Each group has a sum of its own for each row, so that none
@@ -202,13 +226,13 @@ const _: () = assert!(PAIRS * 4 * 192 * 128 <= i32::MAX as usize);
 ///
 /// # Safety
 /// The machine has AVX2, AVX-512 F, BW and VNNI; there are `n_blocks` blocks behind each pointer.
+#[inline]
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
-unsafe fn one_avx512<P: Packed, const R: usize, const T: usize>(
+unsafe fn row_avx512<P: Packed, const R: usize>(
     rows: [*const u8; R],
-    q: [*const i8; T],
+    q: *const i8,
     n_blocks: usize,
-) -> [[i32; R]; T] {
-    let q = q[0];
+) -> [i32; R] {
     let masks: [__m512i; 4] =
         std::array::from_fn(|g| _mm512_set1_epi8((3u8 << (2 * steps::<P>(g))) as i8));
     let mut totals = [_mm256_setzero_si256(); R];
@@ -273,7 +297,7 @@ unsafe fn one_avx512<P: Packed, const R: usize, const T: usize>(
             totals[r] = _mm256_add_epi32(totals[r], _mm256_add_epi32(halves[0], halves[1]));
         }
     }
-    [totals.map(|total| sum_256(total)); T]
+    totals.map(|total| sum_256(total))
 }
 
 /// `[t][r] = Σ_j code[r][j] · q[t][j]`; `R` is even.
