@@ -189,6 +189,9 @@ unsafe fn tile_avxvnni<P: Packed, const R: usize, const T: usize>(
     sums.map(|row| row.map(|[a, b]| sum_256(_mm256_add_epi32(a, b))))
 }
 
+/// Tiles that weights are prefetched ahead of the one that is multiplied.
+const AHEAD: usize = 4;
+
 /// Pairs of blocks whose products are summed as [`row_avx512`] does: a lane of a sum gets up to 4 · 192 · 128 of each.
 const PAIRS: usize = 1 << 13;
 const _: () = assert!(PAIRS * 4 * 192 * 128 <= i32::MAX as usize);
@@ -248,10 +251,13 @@ unsafe fn row_avx512<P: Packed, const R: usize>(
             }
         };
         for block in (start..end - end % 2).step_by(2) {
-            for r in 0..R {
-                let next = rows[r].wrapping_add(TILE * P::offset(n_blocks) + P::offset(block));
-                prefetch::lines(prefetch::Level::First, next, 1);
-            }
+            // As many bytes as are multiplied, of the fourth tile after this: nearer ones arrive too late from memory.
+            let ahead = AHEAD * R * P::offset(n_blocks) + R * P::offset(block);
+            prefetch::lines(
+                prefetch::Level::Second,
+                rows[0].wrapping_add(ahead),
+                R * 2 * BLOCK_BYTES,
+            );
             // SAFETY: `block + 1 < n_blocks`, and the 64 bytes of both blocks are together; a row has 128 activations
             // for each.
             unsafe {
