@@ -30,7 +30,7 @@ import threading
 import time
 
 STALL = 120  # seconds in which something has to come
-CACHE = 64 << 20  # bytes, so that it is soon full
+CACHE = 16 << 20  # bytes, less than memory may grow: a slow machine may fill it late
 GROWTH = 32 << 20  # bytes that memory may grow in the judged part of a run, or
 GROWTH_SHARE = 0.15  # this share of what it was
 PLACES = ["Rome", "Oslo", "Lima"]
@@ -352,9 +352,10 @@ def idle(server):
     left = []
     for _ in range(300):
         lines = server.ask("GET", "/metrics").splitlines()
-        left = [
-            line for line in lines if line.startswith(("sterna_requests_running ", "sterna_requests_waiting ")) and not line.endswith(" 0")
-        ]
+        now = [line for line in lines if line.startswith(("sterna_requests_running{", "sterna_requests_waiting "))]
+        left = [line for line in now if not line.endswith(" 0")]
+        if len(now) < 2:
+            return [f"metrics: expected what runs and what waits, found {now}"]
         if not left:
             return []
         time.sleep(0.1)

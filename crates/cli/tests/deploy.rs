@@ -122,9 +122,17 @@ fn ports_and_times_fit_together() {
     };
     // What is answered has 30 seconds to end.
     assert!(number("deploy/systemd/sterna.service", "TimeoutStopSec=") > 30);
-    let pod = "deploy/kubernetes/sterna.yaml";
-    let waits = number(pod, "command: [\"sleep\", \"");
-    assert!(number(pod, "terminationGracePeriodSeconds: ") > 30 + waits);
+    for pod in [
+        "deploy/kubernetes/sterna.yaml",
+        "deploy/kserve/serving-runtime.yaml",
+    ] {
+        let waits = number(pod, "command: [\"sleep\", \"");
+        let grace = number(pod, "terminationGracePeriodSeconds: ");
+        assert!(grace > 30 + waits, "{pod}: {grace}");
+    }
+    let runtime = "deploy/kserve/serving-runtime.yaml";
+    let scraped = number(runtime, "prometheus.kserve.io/port: \"");
+    assert_eq!(scraped, number(runtime, "containerPort: "));
 }
 
 struct Server {

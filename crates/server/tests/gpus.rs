@@ -45,7 +45,7 @@ fn on_gpu(files: &LocalModel) -> Arc<Model<Device>> {
 /// Asks for an answer of 60 tokens to the question with this number.
 fn answer(server: &Running, number: usize) -> Value {
     let body = json!({
-        "model": BUILTIN, "prompt": format!("Story number {number}."), "seed": number, "max_tokens": 60,
+        "model": BUILTIN, "prompt": format!("Story number {number}."), "seed": number, "max_tokens": 200,
         "ignore_eos": true,
     });
     server.ok("/v1/completions", &body)
@@ -87,6 +87,8 @@ fn a_lost_gpu_costs_no_answer() {
         });
         let answers: Vec<_> = answers.collect();
         while !metrics().contains("sterna_requests_running{engine=\"1\"} 2") {
+            let are_done = answers.iter().all(|answer| answer.is_finished());
+            assert!(!are_done, "all ended before two were seen to run");
             thread::yield_now();
         }
         let gpu = models[1].backend().device().expect("it is on a GPU");

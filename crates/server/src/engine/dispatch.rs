@@ -223,6 +223,14 @@ impl State {
         jobs.map(|n| n.copied().unwrap_or(0)).sum()
     }
 
+    /// Drops what nobody waits for any more.
+    fn forget_abandoned(&mut self) {
+        self.queue.retain(|given| !given.job.reply.is_closed());
+        for model in &mut self.models {
+            model.load_waits.retain(|waits| !waits.is_closed());
+        }
+    }
+
     /// The model that is to be loaded next, if one is.
     fn wanted(&self) -> Option<usize> {
         let is_absent = |number: &usize| self.models[*number].stage == Stage::Unloaded;
@@ -232,6 +240,9 @@ impl State {
         asked.chain(waited_for.filter(is_absent)).next()
     }
 }
+
+/// Devices that may be lost with a job before it fails.
+const MAX_LOSSES: usize = 3;
 
 impl Dispatch {
     /// An empty queue for engines on `devices`.
@@ -277,6 +288,7 @@ impl Dispatch {
         if jobs.len() > limit {
             return Err(Refused::TooMany { limit });
         }
+        state.forget_abandoned();
         let n_pending = state.n_pending();
         if n_pending + jobs.len() > limit {
             let rounds = (n_pending / n_at_once) as u64;
@@ -299,7 +311,10 @@ impl Dispatch {
 
     /// Nothing more is submitted.
     pub(super) fn close(&self) {
-        self.state().is_closed = true;
+        let mut state = self.state();
+        state.is_closed = true;
+        state.forget_abandoned();
+        drop(state);
         self.changed.notify_all();
         self.errands.notify_all();
     }
@@ -340,13 +355,11 @@ impl Dispatch {
         let place = &mut state.engines[number];
         *place.count(model) -= 1;
         place.forget(busy);
-        state.used(model);
-        if state
-            .models
-            .get(model)
-            .is_some_and(|model| model.is_draining)
-        {
-            self.errands.notify_all();
+        let is_draining = |model: &ModelState| model.is_draining;
+        match state.models.get(model).is_some_and(is_draining) {
+            // It stays the one that was used least recently, or another would be chosen in its place.
+            true => self.errands.notify_all(),
+            false => state.used(model),
         }
     }
 
@@ -378,8 +391,9 @@ impl Dispatch {
     }
 
     /// Takes the engine `number` out, whose device is lost: `jobs`, which it hasn't done, and those that it hasn't
-    /// begun, go to the others, before all that waits.
+    /// begun, go to the others, before all that waits. A job that several devices were lost with fails: it may be why.
     pub(super) fn lose(&self, number: usize, jobs: Vec<Job>, message: &str) {
+        let lost = || Output::Failed(Error::new(ErrorCode::DeviceLost, message.to_owned()));
         let mut state = self.state();
         let place = &mut state.engines[number];
         if place.is_lost {
@@ -391,21 +405,24 @@ impl Dispatch {
         place.taken.clear();
         let device = place.device.clone();
         let given = std::mem::take(&mut place.given);
-        let back: Vec<Given> = jobs.into_iter().map(Given::from).chain(given).collect();
+        let mut back = Vec::with_capacity(jobs.len() + given.len());
+        for mut job in jobs {
+            job.reply.n_losses += 1;
+            if job.reply.n_losses < MAX_LOSSES {
+                back.push(Given::from(job));
+                continue;
+            }
+            // Whoever is gone needn't be told.
+            let _ = job.reply.send(lost());
+        }
+        back.extend(given);
         let n_back = back.len();
         for given in back.into_iter().rev() {
             state.queue.push_front(given.job.key, given);
         }
         let n_alive = state.n_alive();
-        if n_alive == 0 {
-            for Given { job, .. } in state.queue.drain() {
-                let error = Error::new(ErrorCode::DeviceLost, message.to_owned());
-                // Whoever is gone needn't be told.
-                let _ = job.reply.send(Output::Failed(error));
-            }
-        }
-        self.hand_out(&mut state);
         drop(state);
+        // Before anybody sees what comes of it.
         self.metrics.lose_engine(number);
         self.log(json!({
             "event": "engine",
@@ -416,6 +433,14 @@ impl Dispatch {
             "n_requeued": n_back,
             "n_left": n_alive,
         }));
+        let mut state = self.state();
+        if state.n_alive() == 0 {
+            for Given { job, .. } in state.queue.drain() {
+                let _ = job.reply.send(lost());
+            }
+        }
+        self.hand_out(&mut state);
+        self.errands.notify_all();
     }
 
     fn log(&self, record: Value) {
@@ -432,6 +457,7 @@ impl Dispatch {
             engines,
             models,
             clock,
+            is_closed,
             ..
         } = state;
         queue.retain(|given| !given.job.reply.is_closed());
@@ -463,10 +489,11 @@ impl Dispatch {
             is_given = true;
         }
         let waits = |given: &Given| !State::is_ready(models, &given.job);
-        if queue.iter().any(waits) {
+        let is_over = *is_closed && queue.is_empty();
+        if is_over || queue.iter().any(waits) {
             self.errands.notify_all();
         }
-        if is_given {
+        if is_over || is_given {
             self.changed.notify_all();
         }
         let waiting = queue.iter().filter_map(|given| given.job.adapter.as_ref());
@@ -561,6 +588,7 @@ impl Dispatch {
     pub(super) fn next_errand(&self) -> Option<Errand> {
         let mut state = self.state();
         loop {
+            state.forget_abandoned();
             if state.is_closed && state.queue.is_empty() {
                 return None;
             }
@@ -694,6 +722,7 @@ impl Dispatch {
         let mut state = self.state();
         let model = &mut state.models[number];
         model.stage = Stage::Unloaded;
+        model.is_unwanted = false;
         model.n_adapters = 0;
         for waits in model.unload_waits.drain(..) {
             // Whoever is gone needn't be told.
@@ -856,6 +885,43 @@ mod tests {
         assert!(!dispatch.is_well());
     }
 
+    #[test]
+    fn a_job_that_devices_are_lost_with_is_given_up() {
+        let dispatch = dispatch(MAX_LOSSES + 1, 1);
+        let (first, mut outputs) = job(0, 1);
+        dispatch.submit(vec![first]).unwrap();
+        for number in 0..MAX_LOSSES {
+            assert!(outputs.try_recv().is_err());
+            let given = dispatch.exchange(number, Report::default()).unwrap();
+            assert_eq!(names(&given), [1]);
+            dispatch.lose(
+                number,
+                given.into_iter().map(|given| given.job).collect(),
+                "gone",
+            );
+        }
+        assert!(matches!(outputs.try_recv(), Ok((0, Output::Failed(_)))));
+        assert!(dispatch.is_well());
+    }
+
+    #[test]
+    fn what_nobody_waits_for_takes_no_place() {
+        let dispatch = with_room(1);
+        let full = || {
+            (0..102)
+                .map(|name| job(0, name))
+                .unzip::<_, _, Vec<_>, Vec<_>>()
+        };
+        let (jobs, outputs) = full();
+        dispatch.submit(jobs).unwrap();
+        let (next, _next) = job(0, 7);
+        let refused = dispatch.submit(vec![next]);
+        assert!(matches!(refused, Err(Refused::Full { .. })), "{refused:?}");
+        drop(outputs);
+        let (jobs, _outputs) = full();
+        dispatch.submit(jobs).unwrap();
+    }
+
     /// The queue of an engine with room for `n` models of the four that there are, none of which is loaded.
     fn with_room(n: u64) -> Dispatch {
         let devices = vec![String::new()];
@@ -941,6 +1007,30 @@ mod tests {
         dispatch.done(0, &given[0].busy);
         let given = dispatch.exchange(0, report(&has[..1])).unwrap();
         assert_eq!(names(&given), [3]);
+    }
+
+    #[test]
+    fn a_model_that_has_to_go_stays_the_one_although_its_answers_end() {
+        let dispatch = with_room(2);
+        let of = |model: usize, name: u32| {
+            let (job, outputs) = job(0, name);
+            (Job { model, ..job }, outputs)
+        };
+        let (jobs, _outputs): (Vec<_>, Vec<_>) = [of(0, 1), of(1, 2)].into_iter().unzip();
+        dispatch.submit(jobs).unwrap();
+        load(&dispatch, 0);
+        load(&dispatch, 1);
+        let has = dispatch.exchange(0, Report::default()).unwrap();
+        assert_eq!(names(&has), [1, 2]);
+        let more = [of(2, 3), of(0, 4), of(1, 5)];
+        let (jobs, _more): (Vec<_>, Vec<_>) = more.into_iter().unzip();
+        dispatch.submit(jobs).unwrap();
+        assert_eq!(errand(&dispatch), None);
+        dispatch.done(0, &has[1].busy);
+        let given = dispatch.exchange(0, report(&has[..1])).unwrap();
+        assert_eq!(names(&given), [5]);
+        dispatch.done(0, &has[0].busy);
+        assert_eq!(errand(&dispatch), evict(0));
     }
 
     #[test]

@@ -91,6 +91,8 @@ pub(crate) struct Continued {
 pub(crate) struct Reply {
     /// Which of the request's answers it is.
     pub(crate) choice: usize,
+    /// Devices that were lost while it was computed.
+    n_losses: usize,
     sender: replies::Sender<(usize, Output)>,
 }
 
@@ -125,6 +127,7 @@ pub(crate) fn replies(n: usize) -> (Vec<Reply>, Outputs) {
     let (sender, outputs) = replies::channel(MAX_UNREAD * n.max(1));
     let reply = |choice| Reply {
         choice,
+        n_losses: 0,
         sender: sender.clone(),
     };
     ((0..n).map(reply).collect(), outputs)

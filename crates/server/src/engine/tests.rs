@@ -358,7 +358,11 @@ fn who_does_not_read_is_given_up() {
         adapter: None,
         key: 0,
         work: Work::Generate(Box::new(tested.request(&prompt(9, 1), 1))),
-        reply: Reply { choice: 0, sender },
+        reply: Reply {
+            choice: 0,
+            n_losses: 0,
+            sender,
+        },
     };
     tested.engines.submit(vec![job]).unwrap();
     // Others are answered, before and after.
