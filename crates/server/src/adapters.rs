@@ -133,6 +133,12 @@ impl Shelf {
         let key = AdapterKey::new(name);
         let loaded = loader.load_as(&key, files, scale);
         loaded.map_err(|error| NotLoaded::Unfit(format!("{error:#}")))?;
+        // The model may have been unloaded meanwhile, and loaded again.
+        let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
+        let now = sources.get(model).and_then(|source| source.loader.as_ref());
+        if !now.is_some_and(|now| Arc::ptr_eq(now, &loader)) {
+            return Err(NotLoaded::Unloaded);
+        }
         let mut all = self.offered.write().unwrap_or_else(PoisonError::into_inner);
         // Others may have been loaded meanwhile.
         check(&all)?;
