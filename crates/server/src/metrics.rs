@@ -309,6 +309,15 @@ impl Metrics {
         let labels = vec![("model", name.to_owned())];
         let loaded = self.model_loaded.get_or_create(&labels);
         loaded.set(i64::from(is_loaded));
+        // Counts begin at zero, not when something is counted.
+        for result in ["ok", "failed"] {
+            let labels = vec![("model", name.to_owned()), ("result", result.to_owned())];
+            drop(self.model_loads.get_or_create(&labels));
+        }
+        for reason in ["memory", "request"] {
+            let labels = vec![("model", name.to_owned()), ("reason", reason.to_owned())];
+            drop(self.model_unloads.get_or_create(&labels));
+        }
     }
 
     /// Counts that the model called `name` was loaded, or could not be.
