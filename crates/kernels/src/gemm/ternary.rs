@@ -64,12 +64,6 @@ pub(super) trait Packed {
         block / 2 * Self::PAIR_STRIDE + block % 2 * BLOCK_BYTES
     }
 
-    /// Blocks of a row of so many bytes.
-    #[inline(always)]
-    fn n_blocks(row_bytes: usize) -> usize {
-        row_bytes / Self::PAIR_STRIDE * 2 + row_bytes % Self::PAIR_STRIDE / BLOCK_BYTES
-    }
-
     /// The blocks of a row: pairs, and a single one at the end if the number is odd.
     fn blocks(row: &[u8]) -> impl Iterator<Item = &[u8; BLOCK_BYTES]> {
         row.chunks(Self::PAIR_STRIDE)

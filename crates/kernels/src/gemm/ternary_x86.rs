@@ -87,10 +87,16 @@ kernel! {
 
 /// Blocks of a row. Panics if rows differ in theirs, or are not whole blocks.
 fn n_blocks<P: Packed>(rows: &[&[u8]; TILE], q: &[&[i8]]) -> usize {
-    let n_blocks = P::n_blocks(rows[0].len());
+    let n_blocks = blocks_of::<P>(rows[0].len());
     assert!(rows.iter().all(|row| row.len() == rows[0].len()));
     assert!(q.iter().all(|q| q.len() == n_blocks * BLOCK));
     n_blocks
+}
+
+/// Blocks of a row of so many bytes.
+#[inline(always)]
+fn blocks_of<P: Packed>(row_bytes: usize) -> usize {
+    row_bytes / P::PAIR_STRIDE * 2 + row_bytes % P::PAIR_STRIDE / BLOCK_BYTES
 }
 
 /// How far the bits of group `g` are shifted, in steps of two.
@@ -208,7 +214,7 @@ pub(super) unsafe fn gemv_avx512<P: Packed>(
     sums: &mut [i32],
 ) {
     assert!(rows.len() == row_bytes * sums.len());
-    let n_blocks = P::n_blocks(row_bytes);
+    let n_blocks = blocks_of::<P>(row_bytes);
     assert!(q.len() == n_blocks * BLOCK);
     sums.fill(0);
     let tiles = rows.chunks((TILE * row_bytes).max(1));
