@@ -45,7 +45,7 @@ fn on_gpu(files: &LocalModel) -> Arc<Model<Device>> {
 /// Asks for an answer of 60 tokens to the question with this number.
 fn answer(server: &Running, number: usize) -> Value {
     let body = json!({
-        "model": BUILTIN, "prompt": format!("Story number {number}."), "seed": number, "max_tokens": 200,
+        "model": BUILTIN, "prompt": format!("Story number {number}."), "seed": number, "max_tokens": 60,
         "ignore_eos": true,
     });
     server.ok("/v1/completions", &body)
