@@ -353,7 +353,11 @@ fn metrics_are_read_without_a_key_if_they_may_be() {
     });
     let metrics = server.get("/metrics", &[]);
     assert_eq!(metrics.status, 200);
-    assert!(metrics.text().contains(r#"sterna_requests_running{engine="0"} 0"#));
+    assert!(
+        metrics
+            .text()
+            .contains(r#"sterna_requests_running{engine="0"} 0"#)
+    );
     assert_eq!(server.get("/v1/models", &[]).status, 401);
     let document = server.get("/openapi.json", &[("x-api-key", "a long enough key")]);
     let paths = &document.json()["paths"];
