@@ -256,8 +256,9 @@ fn multiply_one(
     let len = w.row_bytes();
     // SAFETY: no other task has these rows, so none writes these columns.
     let out = unsafe { out.row_mut(0, rows.clone()) };
-    let mut sums = [0; 64];
-    for (first, out) in rows.step_by(sums.len()).zip(out.chunks_mut(64)) {
+    const AT_ONCE: usize = 64;
+    let mut sums = [0; AT_ONCE];
+    for (first, out) in rows.step_by(AT_ONCE).zip(out.chunks_mut(AT_ONCE)) {
         let sums = &mut sums[..out.len()];
         let bytes = &w.codes[first * len..][..out.len() * len];
         // SAFETY: it was picked by an `Isa`, which this machine has been seen to offer.

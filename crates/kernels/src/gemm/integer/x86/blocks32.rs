@@ -11,8 +11,8 @@ use super::{Products, sum_each, sum_halves};
 const ROWS: usize = 8;
 
 /// Elements that a kernel multiplies at a time, and groups of them that share a scale of activations.
-const SPAN: usize = 256;
-const GROUPS: usize = 8;
+pub(super) const SPAN: usize = 256;
+pub(super) const GROUPS: usize = 8;
 
 /// How a type stores the elements of a span.
 pub(super) trait Span {

@@ -4,18 +4,14 @@ use std::arch::x86_64::*;
 
 use super::super::super::activations::QuantizedRow;
 use super::super::super::prefetch;
-use super::blocks32::arrange_crumbs;
+use super::blocks32::{GROUPS, Q2_0G128, SPAN, Span, arrange_crumbs};
 
 /// Rows that are summed together, one per lane.
 pub(super) const ROWS: usize = 16;
 
-/// Elements of a row that are multiplied at a time, their bytes, and groups of them that share a scale of activations.
-const SPAN: usize = 256;
-pub(super) const BYTES: usize = 2 * BLOCK_BYTES;
-const GROUPS: usize = 8;
-
-/// `d: f16, codes: [u8; 32]` for 128 elements, element `4j + i` at bits `2i` of byte `j`.
-const BLOCK_BYTES: usize = 34;
+/// Bytes of a span, two blocks, and of each of them: a scale, then element `4j + i` at bits `2i` of byte `j`.
+pub(super) const BYTES: usize = Q2_0G128::BYTES;
+const BLOCK_BYTES: usize = Q2_0G128::BLOCK_BYTES;
 
 /// `out[i] = Σ_j w[i, j] · x[j]` for whole rows of whole spans, a multiple of [`ROWS`] of them: codes less one times the
 /// scale of their block.
