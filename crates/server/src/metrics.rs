@@ -310,26 +310,23 @@ impl Metrics {
         let loaded = self.model_loaded.get_or_create(&labels);
         loaded.set(i64::from(is_loaded));
         // Counts begin at zero, not when something is counted.
-        for result in ["ok", "failed"] {
-            let labels = vec![("model", name.to_owned()), ("result", result.to_owned())];
-            drop(self.model_loads.get_or_create(&labels));
+        for result in [true, false] {
+            drop(self.model_loads.get_or_create(&of_load(name, result)));
         }
         for reason in ["memory", "request"] {
-            let labels = vec![("model", name.to_owned()), ("reason", reason.to_owned())];
-            drop(self.model_unloads.get_or_create(&labels));
+            drop(self.model_unloads.get_or_create(&of_unload(name, reason)));
         }
     }
 
     /// Counts that the model called `name` was loaded, or could not be.
     pub(crate) fn count_load(&self, name: &str, is_loaded: bool) {
-        let result = if is_loaded { "ok" } else { "failed" };
-        let labels = vec![("model", name.to_owned()), ("result", result.to_owned())];
+        let labels = of_load(name, is_loaded);
         self.model_loads.get_or_create(&labels).inc();
     }
 
     /// Counts that the model called `name` was unloaded, and why.
     pub(crate) fn count_unload(&self, name: &str, reason: &str) {
-        let labels = vec![("model", name.to_owned()), ("reason", reason.to_owned())];
+        let labels = of_unload(name, reason);
         self.model_unloads.get_or_create(&labels).inc();
     }
 
@@ -413,4 +410,15 @@ impl Metrics {
         let _ = encode(&mut text, &self.registry);
         text
     }
+}
+
+/// The labels of how loading the model called `name` went.
+fn of_load(name: &str, is_loaded: bool) -> Labels {
+    let result = if is_loaded { "ok" } else { "failed" };
+    vec![("model", name.to_owned()), ("result", result.to_owned())]
+}
+
+/// The labels of why the model called `name` was unloaded.
+fn of_unload(name: &str, reason: &str) -> Labels {
+    vec![("model", name.to_owned()), ("reason", reason.to_owned())]
 }

@@ -11,6 +11,13 @@ use crate::trace::Tracer;
 /// Takes records of the log: what happened, to which request. No record has a word of a prompt or an answer.
 pub type Log = Arc<dyn Fn(&Map<String, Value>) + Send + Sync>;
 
+/// Logs `record`, an object.
+pub(crate) fn tell(log: &Log, record: Value) {
+    if let Value::Object(record) = record {
+        log(&record);
+    }
+}
+
 /// The settings of a server.
 #[derive(Clone)]
 pub struct Settings {

@@ -41,7 +41,7 @@ use crate::catalog::Catalog;
 use crate::engine::{AdapterKey, Engines, Job, Outputs, Work, replies};
 use crate::metrics::Metrics;
 use crate::model::ModelText;
-use crate::settings::Settings;
+use crate::settings::{Settings, tell};
 use crate::trace::Tracing;
 use json::{At, Checked};
 use limits::{Limited, Limits, Spent};
@@ -292,9 +292,7 @@ impl App {
 
     /// Logs `record`, an object.
     pub(crate) fn log(&self, record: Value) {
-        if let Value::Object(record) = record {
-            (self.settings.log)(&record);
-        }
+        tell(&self.settings.log, record);
     }
 
     /// Counts `n` tokens of the kind `kind` that `caller` used.

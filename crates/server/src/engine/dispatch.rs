@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use sterna::{Error, ErrorCode, Result};
 
 use super::fair::FairQueue;
 use super::route::{Busy, Kept, Offer, Route, route};
 use super::{AdapterKey, EngineOptions, Job, Output, Refused};
 use crate::metrics::Metrics;
-use crate::settings::Log;
+use crate::settings::{Log, tell};
 
 /// The queue, and what is known of the engines.
 pub(super) struct Dispatch {
@@ -241,7 +241,7 @@ impl State {
     }
 }
 
-/// Devices that may be lost with a job before it fails.
+/// A job that so many devices are lost with fails.
 const MAX_LOSSES: usize = 3;
 
 impl Dispatch {
@@ -424,15 +424,18 @@ impl Dispatch {
         drop(state);
         // Before anybody sees what comes of it.
         self.metrics.lose_engine(number);
-        self.log(json!({
-            "event": "engine",
-            "action": "lost",
-            "engine": number,
-            "device": device,
-            "message": message,
-            "n_requeued": n_back,
-            "n_left": n_alive,
-        }));
+        tell(
+            &self.log,
+            json!({
+                "event": "engine",
+                "action": "lost",
+                "engine": number,
+                "device": device,
+                "message": message,
+                "n_requeued": n_back,
+                "n_left": n_alive,
+            }),
+        );
         let mut state = self.state();
         if state.n_alive() == 0 {
             for Given { job, .. } in state.queue.drain() {
@@ -443,15 +446,9 @@ impl Dispatch {
         self.errands.notify_all();
     }
 
-    fn log(&self, record: Value) {
-        if let Value::Object(record) = record {
-            let record: Map<String, Value> = record;
-            (self.log)(&record);
-        }
-    }
-
     /// Hands out what may go.
     fn hand_out(&self, state: &mut State) {
+        state.forget_abandoned();
         let State {
             queue,
             engines,
@@ -460,7 +457,6 @@ impl Dispatch {
             is_closed,
             ..
         } = state;
-        queue.retain(|given| !given.job.reply.is_closed());
         let has_room = |place: &Place| !place.is_lost && place.n_jobs() < self.options.parallel;
         let mut is_given = false;
         while engines.iter().any(has_room) {
@@ -688,7 +684,7 @@ impl Dispatch {
             record["action"] = "load_failed".into();
             record["message"] = format!("{error:#}").into();
         }
-        self.log(record);
+        tell(&self.log, record);
     }
 
     /// Records that the model `number` is loaded; if it isn't, whoever waits for it gets the error.
@@ -740,7 +736,10 @@ impl Dispatch {
             Reason::Memory => ("evict", "memory"),
         };
         self.metrics.count_unload(&name, reason);
-        self.log(json!({"event": "model", "action": action, "model": name}));
+        tell(
+            &self.log,
+            json!({"event": "model", "action": action, "model": name}),
+        );
     }
 }
 
@@ -795,6 +794,11 @@ mod tests {
             reply: all.remove(0),
         };
         (job, outputs)
+    }
+
+    fn of(model: usize, name: u32) -> (Job, Outputs) {
+        let (job, outputs) = job(0, name);
+        (Job { model, ..job }, outputs)
     }
 
     fn dispatch(n: usize, parallel: usize) -> Dispatch {
@@ -979,10 +983,6 @@ mod tests {
     #[test]
     fn what_is_in_use_begins_nothing_more_and_goes_when_it_has_ended() {
         let dispatch = with_room(2);
-        let of = |model: usize, name: u32| {
-            let (job, outputs) = job(0, name);
-            (Job { model, ..job }, outputs)
-        };
         let (jobs, _outputs): (Vec<_>, Vec<_>) = [of(0, 1), of(1, 2)].into_iter().unzip();
         dispatch.submit(jobs).unwrap();
         load(&dispatch, 0);
@@ -1012,10 +1012,6 @@ mod tests {
     #[test]
     fn a_model_that_has_to_go_stays_the_one_although_its_answers_end() {
         let dispatch = with_room(2);
-        let of = |model: usize, name: u32| {
-            let (job, outputs) = job(0, name);
-            (Job { model, ..job }, outputs)
-        };
         let (jobs, _outputs): (Vec<_>, Vec<_>) = [of(0, 1), of(1, 2)].into_iter().unzip();
         dispatch.submit(jobs).unwrap();
         load(&dispatch, 0);

@@ -186,6 +186,17 @@ impl Tested {
     }
 }
 
+/// A job of the first model, without an adapter.
+fn job(work: Work, reply: Reply) -> Job {
+    Job {
+        model: 0,
+        adapter: None,
+        key: 0,
+        work,
+        reply,
+    }
+}
+
 /// Reads answers into `all` until the last has ended, or those so far are as `is_enough` says.
 fn read(outputs: &mut Outputs, all: &mut [Answered], is_enough: impl Fn(&[Answered]) -> bool) {
     while !is_enough(all) {
@@ -353,18 +364,13 @@ fn who_does_not_read_is_given_up() {
     let (folder, _) = MODELS[0];
     let tested = engine(folder, options(1 << 30, 1));
     let (sender, mut outputs) = tokio::sync::mpsc::channel(3);
-    let job = Job {
-        model: 0,
-        adapter: None,
-        key: 0,
-        work: Work::Generate(Box::new(tested.request(&prompt(9, 1), 1))),
-        reply: Reply {
-            choice: 0,
-            n_losses: 0,
-            sender,
-        },
+    let work = Work::Generate(Box::new(tested.request(&prompt(9, 1), 1)));
+    let reply = Reply {
+        choice: 0,
+        n_losses: 0,
+        sender,
     };
-    tested.engines.submit(vec![job]).unwrap();
+    tested.engines.submit(vec![job(work, reply)]).unwrap();
     // Others are answered, before and after.
     assert_eq!(tested.answer(&prompt(9, 2)).ids.len(), 12);
     let mut n_read = 0;
@@ -385,15 +391,12 @@ fn no_more_wait_than_may() {
             ..options(0, 1)
         },
     );
-    let job = |reply: Reply, max_tokens| Job {
-        model: 0,
-        adapter: None,
-        key: 0,
-        work: Work::Generate(Box::new(Request {
+    let job = |reply: Reply, max_tokens| {
+        let request = Request {
             max_tokens,
             ..tested.request(&prompt(9, 1), 1)
-        })),
-        reply,
+        };
+        job(Work::Generate(Box::new(request)), reply)
     };
     let (all, mut outputs) = replies(3);
     let jobs: Vec<Job> = all.into_iter().map(|reply| job(reply, 300)).collect();
@@ -542,14 +545,9 @@ fn without_an_engine_left_what_waits_fails() {
     assert_eq!(n_failed, 6);
     assert!(!tested.engines.is_well());
     let (one, _outputs) = replies(1);
-    let job = |reply| Job {
-        model: 0,
-        adapter: None,
-        key: 0,
-        work: Work::Generate(Box::new(tested.request(&prompts[0], 1))),
-        reply,
-    };
-    let refused = tested.engines.submit(one.into_iter().map(job).collect());
+    let work = || Work::Generate(Box::new(tested.request(&prompts[0], 1)));
+    let jobs = one.into_iter().map(|reply| job(work(), reply));
+    let refused = tested.engines.submit(jobs.collect());
     assert_eq!(refused, Err(Refused::Stopped));
 }
 
@@ -570,13 +568,8 @@ fn scores_and_vectors_of_a_lost_engine_are_computed_by_another() {
                 normalised: true,
             },
         ];
-        let jobs = all.into_iter().zip(works).map(|(reply, work)| Job {
-            model: 0,
-            adapter: None,
-            key: 0,
-            work,
-            reply,
-        });
+        let jobs = all.into_iter().zip(works);
+        let jobs = jobs.map(|(reply, work)| job(work, reply));
         tested.engines.submit(jobs.collect()).unwrap();
         let (mut scores, mut vectors) = (Vec::new(), Vec::new());
         while let Some((_, output)) = outputs.blocking_recv() {
@@ -611,15 +604,12 @@ fn as_many_may_wait_as_before_and_each_engine_takes_its_own() {
     );
     let prompts: Vec<Vec<u32>> = (0..4).map(|i| prompt(9, i)).collect();
     let (all, _outputs) = replies(4);
-    let job = |(reply, prompt): (Reply, &Vec<u32>)| Job {
-        model: 0,
-        adapter: None,
-        key: 0,
-        work: Work::Generate(Box::new(Request {
+    let job = |(reply, prompt): (Reply, &Vec<u32>)| {
+        let request = Request {
             max_tokens: 300,
             ..tested.request(prompt, 1)
-        })),
-        reply,
+        };
+        job(Work::Generate(Box::new(request)), reply)
     };
     let refused = tested
         .engines
