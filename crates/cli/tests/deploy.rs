@@ -1,15 +1,16 @@
 //! What `deploy/` has is true of the program: its command lines are taken, its metrics exist, its health check works.
 #![cfg(unix)]
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
+
+use common::Serving;
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -135,22 +136,8 @@ fn ports_and_times_fit_together() {
     assert_eq!(scraped, number(runtime, "containerPort: "));
 }
 
-struct Server {
-    child: Child,
-    address: String,
-    /// May send one request a minute.
-    key: String,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn start(home: &Path) -> Server {
+/// A server, and a header with a key that may send one request a minute.
+fn start(home: &Path) -> (Serving, String) {
     let made = Command::new(env!("CARGO_BIN_EXE_sterna"))
         .args(["serve", "--new-api-key", "ann"])
         .output()
@@ -159,43 +146,14 @@ fn start(home: &Path) -> Server {
     let (key, line) = made.trim().split_once('\n').unwrap();
     let keys = home.join("keys");
     fs::write(&keys, format!("{line} rpm=1\n")).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
-        .args(["serve", "builtin", "--no-files", "--port", "0"])
-        .args(["--public-metrics", "--api-keys"])
-        .arg(&keys)
-        .env("STERNA_HOME", home)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut stdout = BufReader::new(child.stdout.take().unwrap());
-    stdout.read_line(&mut line).unwrap();
-    let address = line.trim().trim_start_matches("http://");
-    let address = address.trim_end_matches('/').to_owned();
-    Server {
-        child,
-        address,
-        key: key.to_owned(),
-    }
-}
-
-impl Server {
-    /// The response to a request, whole.
-    fn ask(&self, head: &str, body: &str) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        let patience = Duration::from_secs(120);
-        stream.set_read_timeout(Some(patience)).unwrap();
-        let (key, length) = (&self.key, body.len());
-        let request = format!(
-            "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n\
-             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
-        );
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        response
-    }
+    let server = Serving::start(
+        Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["serve", "builtin", "--no-files", "--port", "0"])
+            .args(["--public-metrics", "--api-keys"])
+            .arg(&keys)
+            .env("STERNA_HOME", home),
+    );
+    (server, format!("Authorization: Bearer {key}\r\n"))
 }
 
 /// Words of `text` that name a metric.
@@ -209,15 +167,15 @@ fn named(text: &str) -> BTreeSet<String> {
 #[test]
 fn metrics_that_are_named_exist() {
     let home = tempfile::tempdir().unwrap();
-    let server = start(home.path());
+    let (server, key) = start(home.path());
     // Those with labels are there once there is something to count.
     for status in ["200", "429"] {
         let body = r#"{"model": "builtin", "prompt": "Once", "max_tokens": 2}"#;
-        let answer = server.ask("POST /v1/completions", body);
+        let answer = server.ask("POST /v1/completions", &key, body);
         let expected = format!("HTTP/1.1 {status}");
         assert!(answer.starts_with(&expected), "{expected}: {answer}");
     }
-    let metrics = server.ask("GET /metrics", "");
+    let metrics = server.ask("GET /metrics", &key, "");
     assert!(metrics.starts_with("HTTP/1.1 200"), "{metrics}");
     let mut there = BTreeSet::new();
     for line in metrics.lines() {
@@ -261,7 +219,7 @@ fn metrics_that_are_named_exist() {
 #[test]
 fn the_health_check_of_the_image_tells_a_server_from_none() {
     let home = tempfile::tempdir().unwrap();
-    let server = start(home.path());
+    let (server, _) = start(home.path());
     let dockerfile = text("deploy/docker/Dockerfile");
     // The list is on a line of its own.
     let lists = lists(&dockerfile, "    CMD ");

@@ -1,14 +1,18 @@
 //! `sterna serve --otlp-endpoint`: a collector gets a trace of each request, as it went.
 #![cfg(all(unix, feature = "otel"))]
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::net::TcpListener;
+use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+
+use common::Serving;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -46,62 +50,14 @@ fn collector() -> (String, Receiver<Sent>) {
     (address, sent)
 }
 
-struct Server {
-    child: Child,
-    address: String,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn start(endpoint: &str) -> Server {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
-        .args(["serve", "builtin", "--no-files", "--port", "0"])
-        .args(["--otlp-endpoint", endpoint])
-        .env("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=terns, x-more=1")
-        .env("OTEL_SERVICE_NAME", "tales")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut stdout = BufReader::new(child.stdout.take().unwrap());
-    stdout.read_line(&mut line).unwrap();
-    let address = line.trim().trim_start_matches("http://");
-    let address = address.trim_end_matches('/').to_owned();
-    Server { child, address }
-}
-
-impl Server {
-    fn ask(&self, head: &str, headers: &str, body: &Value) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let body = match body {
-            Value::Null => String::new(),
-            body => body.to_string(),
-        };
-        let length = body.len();
-        let request = format!(
-            "{head} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n\
-             Content-Length: {length}\r\n{headers}\r\n{body}"
-        );
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        response
-    }
-
-    /// Told to stop, it ends well.
-    fn stop(mut self) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").arg(pid).status().unwrap().success());
-        assert!(self.child.wait().unwrap().success());
-    }
+fn start(endpoint: &str) -> Serving {
+    Serving::start(
+        Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["serve", "builtin", "--no-files", "--port", "0"])
+            .args(["--otlp-endpoint", endpoint])
+            .env("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=terns, x-more=1")
+            .env("OTEL_SERVICE_NAME", "tales"),
+    )
 }
 
 /// The attribute of `span`, whatever its type.
@@ -133,12 +89,12 @@ fn requests_are_traced_from_the_queue_to_the_last_token() {
         body
     };
     let path = "POST /v1/chat/completions";
-    let answer = server.ask(path, "", &chat(json!({"n": 2})));
+    let answer = server.ask(path, "", &chat(json!({"n": 2})).to_string());
     let (_, answer) = answer.split_once("\r\n\r\n").unwrap();
     let usage = serde_json::from_str::<Value>(answer).unwrap()["usage"].clone();
     let (trace, parent) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
     let context = |flags: &str| format!("traceparent: 00-{trace}-{parent}-{flags}\r\n");
-    let streamed = chat(json!({"stream": true}));
+    let streamed = chat(json!({"stream": true})).to_string();
     assert!(
         server
             .ask(path, &context("01"), &streamed)
@@ -146,9 +102,9 @@ fn requests_are_traced_from_the_queue_to_the_last_token() {
     );
     // Not to be kept, not of interest, and wrong.
     server.ask(path, &context("00"), &streamed);
-    server.ask("GET /health", "", &Value::Null);
-    server.ask("GET /metrics", "", &Value::Null);
-    let refused = server.ask(path, "", &chat(json!({"temperature": -1})));
+    server.ask("GET /health", "", "");
+    server.ask("GET /metrics", "", "");
+    let refused = server.ask(path, "", &chat(json!({"temperature": -1})).to_string());
     assert!(refused.starts_with("HTTP/1.1 400"));
     server.stop();
 
@@ -253,7 +209,7 @@ fn a_collector_that_is_not_there_disturbs_nobody() {
     let server = start(&address);
     let body = json!({"model": "builtin", "prompt": "Once", "max_tokens": 2});
     for _ in 0..3 {
-        let answer = server.ask("POST /v1/completions", "", &body);
+        let answer = server.ask("POST /v1/completions", "", &body.to_string());
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
     server.stop();

@@ -1,5 +1,7 @@
 //! `sterna serve`, over real sockets.
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterna_delivery::hash::{Algorithm, digest_of};
+
+use common::listening;
 
 struct Server {
     child: Child,
@@ -51,21 +55,6 @@ fn shard_etag() -> String {
         "\"sha256-{}\"",
         digest_of(Algorithm::Sha256, &shard_bytes())
     )
-}
-
-/// Starts a server; its process and its address.
-fn listening(command: &mut Command) -> (Child, String) {
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let address = line
-        .trim()
-        .strip_prefix("http://")
-        .and_then(|a| a.strip_suffix('/'));
-    let address = address.expect("the first line is the address").to_owned();
-    (child, address)
 }
 
 fn start() -> Server {

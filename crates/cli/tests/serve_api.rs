@@ -1,27 +1,16 @@
 //! `sterna serve` with the API of a model: the whole program, from its settings to the signal that ends it.
 #![cfg(unix)]
 
+mod common;
+
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-struct Server {
-    child: Child,
-    address: String,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use common::{Serving, send};
 
 fn sterna(home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
@@ -30,58 +19,25 @@ fn sterna(home: &Path) -> Command {
 }
 
 fn start(command: &mut Command) -> Server {
-    let mut child = command
-        .args(["--port", "0"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut stdout = BufReader::new(child.stdout.take().unwrap());
-    stdout.read_line(&mut line).unwrap();
-    let address = line.trim().trim_start_matches("http://");
-    Server {
-        address: address.trim_end_matches('/').to_owned(),
-        child,
-    }
+    Server(Serving::start(command.args(["--port", "0"])))
 }
 
-impl Server {
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(&self.address).unwrap();
-        let patience = Duration::from_secs(120);
-        stream.set_read_timeout(Some(patience)).unwrap();
-        stream
-    }
+/// A server, whose answers are read.
+struct Server(Serving);
 
+impl Server {
     /// Status and body.
     fn ask(&self, head: &str, headers: &str, body: &str) -> (u16, String) {
-        let mut stream = self.connect();
-        send(&mut stream, head, headers, body);
-        response(stream)
+        let text = self.0.ask(head, headers, body);
+        let status = text.split(' ').nth(1).expect("a status").parse().unwrap();
+        let (_, body) = text.split_once("\r\n\r\n").expect("a body");
+        (status, body.to_owned())
     }
 
     fn chat(&self, headers: &str) -> (u16, String) {
         let body = chat(&json!({"max_tokens": 4}));
         self.ask("POST /v1/chat/completions", headers, &body)
     }
-}
-
-fn send(stream: &mut TcpStream, head: &str, headers: &str, body: &str) {
-    let length = body.len();
-    let text = format!(
-        "{head} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n\
-         Content-Length: {length}\r\n{headers}\r\n{body}"
-    );
-    stream.write_all(text.as_bytes()).unwrap();
-}
-
-fn response(mut stream: TcpStream) -> (u16, String) {
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let status = text.split(' ').nth(1).expect("a status").parse().unwrap();
-    let (_, body) = text.split_once("\r\n\r\n").expect("a body");
-    (status, body.to_owned())
 }
 
 fn chat(more: &Value) -> String {
@@ -121,18 +77,16 @@ fn a_model_is_answered_for_beside_its_files() {
 fn told_to_stop_it_ends_answers_first() {
     let home = tempfile::tempdir().unwrap();
     let mut server = start(sterna(home.path()).args(["builtin", "--no-files"]));
-    let mut stream = server.connect();
+    let mut stream = server.0.connect();
     let body = chat(&json!({"stream": true, "seed": 1}));
     send(&mut stream, "POST /v1/chat/completions", "", &body);
     // Once the answer has begun.
     stream.read_exact(&mut [0; 400]).unwrap();
-    let id = server.child.id().to_string();
-    let killed = Command::new("kill").args(["-TERM", &id]).status().unwrap();
-    assert!(killed.success());
+    server.0.terminate();
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("data: [DONE]"), "{rest}");
-    assert!(server.child.wait().unwrap().success());
+    assert!(server.0.child.wait().unwrap().success());
 }
 
 #[test]
@@ -153,8 +107,8 @@ fn other_machines_need_a_key() {
         "{stderr}"
     );
     let mut server = start(sterna(home.path()).args(all).arg("--api-keys").arg(&keys));
-    let (_, port) = server.address.rsplit_once(':').unwrap();
-    server.address = format!("127.0.0.1:{port}");
+    let (_, port) = server.0.address.rsplit_once(':').unwrap();
+    server.0.address = format!("127.0.0.1:{port}");
     assert_eq!(server.chat("").0, 401);
     assert_eq!(
         server.chat(&format!("Authorization: Bearer {key}\r\n")).0,
@@ -189,6 +143,8 @@ fn adapters_have_to_fit() {
 #[cfg(feature = "tls")]
 #[test]
 fn connections_are_encrypted() {
+    use std::io::Write;
+    use std::net::TcpStream;
     use std::sync::Arc;
     use tokio_rustls::rustls::crypto::ring;
     use tokio_rustls::rustls::pki_types::CertificateDer;
@@ -205,8 +161,8 @@ fn connections_are_encrypted() {
             .arg(&cert)
             .env("STERNA_SERVE_TLS_KEY", &key),
     );
-    let address = server.address.trim_start_matches("https://").to_owned();
-    assert_ne!(address, server.address);
+    let address = server.0.address.trim_start_matches("https://").to_owned();
+    assert_ne!(address, server.0.address);
     let ask = |trusts: bool| {
         let mut roots = RootCertStore::empty();
         if trusts {

@@ -3,9 +3,11 @@
 // Each test file uses its own part of this module.
 #![allow(dead_code)]
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use sterna_format::safetensors::SafeTensors;
@@ -176,4 +178,83 @@ pub(crate) fn logit_bytes(model: &str, dir: &Path) -> Vec<u8> {
         "1",
     ]);
     std::fs::read(out).unwrap()
+}
+
+/// Starts a server by `command`; its process, and its host and port, behind `https://` if it encrypts.
+pub(crate) fn listening(command: &mut Command) -> (Child, String) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let address = line.trim().strip_suffix('/').and_then(|address| {
+        let is_encrypted = address.starts_with("https://").then_some(address);
+        address.strip_prefix("http://").or(is_encrypted)
+    });
+    let address = address.expect("the first line is the address").to_owned();
+    (child, address)
+}
+
+/// A server that runs until this is dropped.
+pub(crate) struct Serving {
+    pub(crate) child: Child,
+    /// As [`listening`] has it.
+    pub(crate) address: String,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Serving {
+    /// Starts `command`, whose errors nobody reads.
+    pub(crate) fn start(command: &mut Command) -> Serving {
+        let (child, address) = listening(command.stderr(Stdio::null()));
+        Serving { child, address }
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        let patience = Duration::from_secs(120);
+        stream.set_read_timeout(Some(patience)).unwrap();
+        stream
+    }
+
+    /// The response to a request, whole. `headers` end with their lines.
+    pub(crate) fn ask(&self, head: &str, headers: &str, body: &str) -> String {
+        let mut stream = self.connect();
+        send(&mut stream, head, headers, body);
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
+    }
+
+    /// Tells it to stop.
+    #[cfg(unix)]
+    pub(crate) fn terminate(&self) {
+        let id = self.child.id().to_string();
+        let killed = Command::new("kill").args(["-TERM", &id]).status().unwrap();
+        assert!(killed.success());
+    }
+
+    /// Told to stop, it ends well.
+    #[cfg(unix)]
+    pub(crate) fn stop(mut self) {
+        self.terminate();
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// Sends a request for one response.
+pub(crate) fn send(stream: &mut TcpStream, head: &str, headers: &str, body: &str) {
+    let length = body.len();
+    let text = format!(
+        "{head} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n{headers}\r\n{body}"
+    );
+    stream.write_all(text.as_bytes()).unwrap();
 }
