@@ -214,32 +214,28 @@ multiversion! {
         v: &[f32],
         out: &mut [f32],
     ) {
-        let (q, k) = qk;
-        scan::padded(state, k.len(), v, out, |state, v, out| columns(state, gates, (q, k), v, out));
+        scan::padded(state, qk.1.len(), v, out, &Step { gates, qk });
     }
 }
 
-#[inline(always)]
-fn columns(
-    state: &mut [[f32; COLUMNS]],
-    (decay, beta): (f32, f32),
-    (q, k): (&[f32], &[f32]),
-    v: &[f32; COLUMNS],
-    out: &mut [f32; COLUMNS],
-) {
-    // Sums over rows as in `scan::update`.
-    let mut sums = [[0.0; COLUMNS]; 2];
-    for ((row, k), i) in state.iter().zip(k).zip(0..) {
-        let sum: &mut [f32; COLUMNS] = &mut sums[i % 2];
-        for (sum, s) in sum.iter_mut().zip(row) {
-            *sum += k * s;
+struct Step<'a> {
+    /// Decay and β.
+    gates: (f32, f32),
+    /// The query and the key.
+    qk: (&'a [f32], &'a [f32]),
+}
+
+impl scan::Step for Step<'_> {
+    #[inline(always)]
+    fn step(&self, state: &mut [[f32; COLUMNS]], v: &[f32; COLUMNS], out: &mut [f32; COLUMNS]) {
+        let ((decay, beta), (q, k)) = (self.gates, self.qk);
+        let known = scan::look_up(state, k);
+        let mut change = [0.0; COLUMNS];
+        for ((change, v), known) in change.iter_mut().zip(v).zip(known) {
+            *change = beta * (v - decay * known);
         }
+        scan::update(state, decay, (k, &change), q, out);
     }
-    let mut change = [0.0; COLUMNS];
-    for (j, change) in change.iter_mut().enumerate() {
-        *change = beta * (v[j] - decay * (sums[0][j] + sums[1][j]));
-    }
-    scan::update(state, decay, (k, &change), q, out);
 }
 
 #[cfg(test)]

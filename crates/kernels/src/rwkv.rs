@@ -398,31 +398,40 @@ multiversion! {
         v: &[f32],
         out: &mut [f32],
     ) {
-        let n = first.len();
-        scan::padded(state, n, v, out, |state, v, out| columns6(state, rows, first, v, out));
+        scan::padded(state, first.len(), v, out, &Step6 { rows, first });
     }
 }
 
-#[inline(always)]
-fn columns6(
-    state: &mut [[f32; COLUMNS]],
-    (r, k, decay): (&[f32], &[f32], &[f32]),
-    first: &[f32],
-    v: &[f32; COLUMNS],
-    out: &mut [f32; COLUMNS],
-) {
-    let mut sums = [[0.0; COLUMNS]; 2];
-    let rows = state.iter_mut().zip(r).zip(k).zip(decay).zip(first);
-    for (i, ((((row, r), k), decay), first)) in rows.enumerate() {
+struct Step6<'a> {
+    /// Receptances, keys and decays.
+    rows: (&'a [f32], &'a [f32], &'a [f32]),
+    first: &'a [f32],
+}
+
+impl scan::Step for Step6<'_> {
+    #[inline(always)]
+    fn step(&self, state: &mut [[f32; COLUMNS]], v: &[f32; COLUMNS], out: &mut [f32; COLUMNS]) {
+        let (r, k, decay) = self.rows;
+        *out = scan::sum_rows(state, [r, k, decay, self.first], &Row6(v));
+    }
+}
+
+/// Adds what a row answers, and then changes it, given its values.
+struct Row6<'a>(&'a [f32; COLUMNS]);
+
+impl scan::Row<4> for Row6<'_> {
+    #[inline(always)]
+    fn add(
+        &self,
+        row: &mut [f32; COLUMNS],
+        [r, k, decay, first]: [f32; 4],
+        sum: &mut [f32; COLUMNS],
+    ) {
         let own = first * k;
-        let sum: &mut [f32; COLUMNS] = &mut sums[i % 2];
-        for ((s, v), sum) in row.iter_mut().zip(v).zip(sum) {
+        for ((s, v), sum) in row.iter_mut().zip(self.0).zip(sum) {
             *sum += r * (*s + own * v);
             *s = decay * *s + k * v;
         }
-    }
-    for (j, out) in out.iter_mut().enumerate() {
-        *out = sums[0][j] + sums[1][j];
     }
 }
 
@@ -557,44 +566,46 @@ multiversion! {
         v: &[f32],
         out: &mut [f32],
     ) {
-        let n = rows.0.len();
-        scan::padded(state, n, v, out, |state, v, out| columns7(state, rows, forgotten, v, out));
+        scan::padded(state, rows.0.len(), v, out, &Step7 { rows, forgotten });
     }
 }
 
-#[inline(always)]
-fn columns7(
-    state: &mut [[f32; COLUMNS]],
-    (r, k, decay): (&[f32], &[f32], &[f32]),
-    (forgotten, rate): (&[f32], &[f32]),
-    v: &[f32; COLUMNS],
-    out: &mut [f32; COLUMNS],
-) {
-    // Sums over rows as in `scan::update`.
-    let mut held = [[0.0; COLUMNS]; 2];
-    for (i, (row, direction)) in state.iter().zip(forgotten).enumerate() {
-        let held: &mut [f32; COLUMNS] = &mut held[i % 2];
-        for (held, s) in held.iter_mut().zip(row) {
-            *held += direction * s;
-        }
+struct Step7<'a> {
+    /// Receptances, keys and decays.
+    rows: (&'a [f32], &'a [f32], &'a [f32]),
+    /// The direction, and how much of it.
+    forgotten: (&'a [f32], &'a [f32]),
+}
+
+impl scan::Step for Step7<'_> {
+    #[inline(always)]
+    fn step(&self, state: &mut [[f32; COLUMNS]], v: &[f32; COLUMNS], out: &mut [f32; COLUMNS]) {
+        let ((r, k, decay), (forgotten, rate)) = (self.rows, self.forgotten);
+        let known = &scan::look_up(state, forgotten);
+        let vectors = [r, k, decay, forgotten, rate];
+        *out = scan::sum_rows(state, vectors, &Row7 { v, known });
     }
-    let [mut known, odd] = held;
-    for (known, odd) in known.iter_mut().zip(odd) {
-        *known += odd;
-    }
-    let mut sums = [[0.0; COLUMNS]; 2];
-    let rows = state.iter_mut().zip(r).zip(k).zip(decay);
-    let rows = rows.zip(forgotten.iter().zip(rate));
-    for (i, ((((row, r), k), decay), (direction, rate))) in rows.enumerate() {
+}
+
+/// Changes a row, and then adds what it answers.
+struct Row7<'a> {
+    v: &'a [f32; COLUMNS],
+    known: &'a [f32; COLUMNS],
+}
+
+impl scan::Row<5> for Row7<'_> {
+    #[inline(always)]
+    fn add(
+        &self,
+        row: &mut [f32; COLUMNS],
+        [r, k, decay, direction, rate]: [f32; 5],
+        sum: &mut [f32; COLUMNS],
+    ) {
         let less = direction * rate;
-        let sum: &mut [f32; COLUMNS] = &mut sums[i % 2];
-        for (((s, v), known), sum) in row.iter_mut().zip(v).zip(&known).zip(sum) {
+        for (((s, v), known), sum) in row.iter_mut().zip(self.v).zip(self.known).zip(sum) {
             *s = decay * *s - less * known + k * v;
             *sum += r * *s;
         }
-    }
-    for (j, out) in out.iter_mut().enumerate() {
-        *out = sums[0][j] + sums[1][j];
     }
 }
 

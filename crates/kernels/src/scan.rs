@@ -61,21 +61,29 @@ impl Heads {
     }
 }
 
-/// Calls `whole` with columns as [`COLUMNS`] of them; where there are fewer, padded, and what is added there is dropped.
+/// One position of some columns, `[rows, COLUMNS]`.
+///
+/// Not a closure: that would be compiled for the least of processors wherever the compiler doesn't inline it, and
+/// implementations say `#[inline(always)]`.
+pub(crate) trait Step {
+    fn step(&self, state: &mut [[f32; COLUMNS]], values: &[f32; COLUMNS], out: &mut [f32; COLUMNS]);
+}
+
+/// Takes a step of columns as [`COLUMNS`] of them; where there are fewer, padded, and what is added there is dropped.
 #[inline(always)]
 pub(crate) fn padded(
     state: &mut [f32],
     rows: usize,
     values: &[f32],
     out: &mut [f32],
-    whole: impl FnOnce(&mut [[f32; COLUMNS]], &[f32; COLUMNS], &mut [f32; COLUMNS]),
+    whole: &impl Step,
 ) {
     match (
         state.as_chunks_mut(),
         values.try_into(),
         (&mut *out).try_into(),
     ) {
-        ((state, []), Ok(values), Ok(out)) => whole(state, values, out),
+        ((state, []), Ok(values), Ok(out)) => whole.step(state, values, out),
         _ => {
             let n = values.len();
             let mut copy = vec![[0.0; COLUMNS]; rows];
@@ -84,7 +92,7 @@ pub(crate) fn padded(
             }
             let (mut own, mut answers) = ([0.0; COLUMNS], [0.0; COLUMNS]);
             own[..n].copy_from_slice(values);
-            whole(&mut copy, &own, &mut answers);
+            whole.step(&mut copy, &own, &mut answers);
             for (copy, row) in copy.iter().zip(state.chunks_exact_mut(n)) {
                 row.copy_from_slice(&copy[..n]);
             }
@@ -93,7 +101,7 @@ pub(crate) fn padded(
     }
 }
 
-/// `S ← decay · S + k ⊗ change`, `out = Sᵀ q`. Sums over rows are those of the even ones and of the odd ones, added.
+/// `S ← decay · S + k ⊗ change`, `out = Sᵀ q`. Sums over rows are those of [`sum_rows`].
 #[inline(always)]
 pub(crate) fn update(
     state: &mut [[f32; COLUMNS]],
@@ -102,15 +110,66 @@ pub(crate) fn update(
     q: &[f32],
     out: &mut [f32; COLUMNS],
 ) {
-    let mut sums = [[0.0; COLUMNS]; 2];
-    for (((row, k), q), i) in state.iter_mut().zip(k).zip(q).zip(0..) {
-        let sum: &mut [f32; COLUMNS] = &mut sums[i % 2];
-        for ((s, change), sum) in row.iter_mut().zip(change).zip(sum) {
-            *s = decay * *s + k * change;
-            *sum += q * *s;
+    struct Update<'a>(f32, &'a [f32; COLUMNS]);
+    impl Row<2> for Update<'_> {
+        #[inline(always)]
+        fn add(&self, row: &mut [f32; COLUMNS], [k, q]: [f32; 2], sum: &mut [f32; COLUMNS]) {
+            let Update(decay, change) = self;
+            for ((s, change), sum) in row.iter_mut().zip(*change).zip(sum) {
+                *s = decay * *s + k * change;
+                *sum += q * *s;
+            }
         }
     }
-    for (j, out) in out.iter_mut().enumerate() {
-        *out = sums[0][j] + sums[1][j];
+    *out = sum_rows(state, [k, q], &Update(decay, change));
+}
+
+/// `Sᵀ k`.
+#[inline(always)]
+pub(crate) fn look_up(state: &mut [[f32; COLUMNS]], k: &[f32]) -> [f32; COLUMNS] {
+    struct LookUp;
+    impl Row<1> for LookUp {
+        #[inline(always)]
+        fn add(&self, row: &mut [f32; COLUMNS], [k]: [f32; 1], sum: &mut [f32; COLUMNS]) {
+            for (sum, s) in sum.iter_mut().zip(row) {
+                *sum += k * *s;
+            }
+        }
     }
+    sum_rows(state, [k], &LookUp)
+}
+
+/// What a row of a state, which it may change, adds to a sum, given its elements of `N` vectors.
+///
+/// Not a closure for the same reason as [`Step`].
+pub(crate) trait Row<const N: usize> {
+    fn add(&self, row: &mut [f32; COLUMNS], of_row: [f32; N], sum: &mut [f32; COLUMNS]);
+}
+
+/// The sum over the even rows, and that over the odd ones, added. `vectors` have an element for each row.
+#[inline(always)]
+pub(crate) fn sum_rows<const N: usize>(
+    state: &mut [[f32; COLUMNS]],
+    vectors: [&[f32]; N],
+    each: &impl Row<N>,
+) -> [f32; COLUMNS] {
+    let vectors = vectors.map(|vector| &vector[..state.len()]);
+    let (mut even, mut odd) = ([0.0; COLUMNS], [0.0; COLUMNS]);
+    let (pairs, last) = state.as_chunks_mut();
+    // Named for each, and not indexed, so that they stay in registers.
+    for ([first, second], i) in pairs.iter_mut().zip((0..).step_by(2)) {
+        each.add(first, vectors.map(|vector| vector[i]), &mut even);
+        each.add(second, vectors.map(|vector| vector[i + 1]), &mut odd);
+    }
+    if let [last] = last {
+        each.add(
+            last,
+            vectors.map(|vector| vector[vector.len() - 1]),
+            &mut even,
+        );
+    }
+    for (even, odd) in even.iter_mut().zip(odd) {
+        *even += odd;
+    }
+    even
 }

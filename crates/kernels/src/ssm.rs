@@ -16,7 +16,7 @@ use crate::Exec;
 use crate::isa::multiversion;
 use crate::math;
 use crate::pool::SharedSlice;
-use crate::scan::{self, Heads};
+use crate::scan::{self, COLUMNS, Heads};
 use crate::shape::{ShapeError, expect_len};
 
 /// Rows of activations per task.
@@ -159,14 +159,26 @@ multiversion! {
         x: &[f32],
         out: &mut [f32],
     ) {
-        let ((decay, dt, d), (b, c)) = (gates, directions);
-        scan::padded(state, b.len(), x, out, |state, x, out| {
-            let change = x.map(|x| dt * x);
-            scan::update(state, decay, (b, &change), c, out);
-            for (out, x) in out.iter_mut().zip(x) {
-                *out += d * x;
-            }
-        });
+        scan::padded(state, directions.0.len(), x, out, &Step { gates, directions });
+    }
+}
+
+struct Step<'a> {
+    /// Decay, time step and `d`.
+    gates: (f32, f32, f32),
+    /// `B` and `C`.
+    directions: (&'a [f32], &'a [f32]),
+}
+
+impl scan::Step for Step<'_> {
+    #[inline(always)]
+    fn step(&self, state: &mut [[f32; COLUMNS]], x: &[f32; COLUMNS], out: &mut [f32; COLUMNS]) {
+        let ((decay, dt, d), (b, c)) = (self.gates, self.directions);
+        let change = x.map(|x| dt * x);
+        scan::update(state, decay, (b, &change), c, out);
+        for (out, x) in out.iter_mut().zip(x) {
+            *out += d * x;
+        }
     }
 }
 
