@@ -278,6 +278,13 @@ fn shapes_of_real_models() {
         check(device, dtype, (256, 8192, 1), Epilogue::Add);
         check(device, dtype, (512, 2048, 65), Epilogue::Store);
     }
+    // Wide tiles of matrix units, the last of them in part; and parts of the columns.
+    if device.has_matrix_units() {
+        for dtype in TYPES {
+            check(device, dtype, (1400, 256, 1100), Epilogue::Store);
+            check(device, dtype, (300, 4096, 40), Epilogue::Add);
+        }
+    }
     // Several iterations of all lanes, the last of them for some.
     for dtype in [DType::Q4_0, DType::Q1_0, DType::Q2_0, DType::PQ2_0] {
         for m in [1, 3] {

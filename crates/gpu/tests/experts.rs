@@ -427,6 +427,12 @@ fn check(device: &Device, case: &Case) -> usize {
     let buffer = spread(device, &x, k, x_offset, x_stride);
     let x_rows = spread_rows(&buffer, m, k, x_offset, x_stride);
     let rounded = QuantizedRows::new(device, m, k).unwrap();
+    // Many routes are grouped by their expert, and go by matrix units, which round as in `blocks.rs`: of single rows the
+    // errors, by chance, are up to twice those of many together.
+    let by_units = device.has_matrix_units()
+        && matches!(kind.form(), Form::Int8(_))
+        && m > 8
+        && n_routes >= 2 * n_experts;
     for (stack, set) in stacks.iter().zip([&gate, &up]) {
         let product = |w: &Stack, epilogue: Epilogue| {
             let width = epilogue.width(w.n());
@@ -479,6 +485,7 @@ fn check(device: &Device, case: &Case) -> usize {
                     1.0
                 };
             let bound = match kind {
+                _ if by_units => 1e-6,
                 WeightKind::Blocks(DType::F16) => 2e-8,
                 WeightKind::Blocks(DType::BF16) => 1e-10,
                 _ => 1e-11,
@@ -519,6 +526,7 @@ fn check(device: &Device, case: &Case) -> usize {
         // A code may differ after a norm.
         let bound = match (kind.form(), norm) {
             (Form::Int8(_), Some(_)) => 1e-6,
+            _ if by_units => 1e-6,
             _ => 1e-11,
         };
         let error = nmse(&got, &want);
@@ -541,6 +549,8 @@ fn every_type_is_multiplied_as_on_the_cpu() {
                 (34, 3, 5, 1, 3, true, true),
                 (64, 2, 4, 3, 2, false, false),
                 (70, 5, 8, 17, 4, true, false),
+                (130, 3, 3, 70, 2, true, true),
+                (66, 2, 6, 90, 1, false, false),
             ] {
                 let case = Case {
                     kind,
@@ -573,13 +583,13 @@ fn experts_beyond_the_limit_of_a_binding_are_in_several_pieces() {
         (WeightKind::Blocks(DType::Q8_0), 16, 7),
         (WeightKind::Blocks(DType::F16), 8, 7),
     ] {
-        for gated in [false, true] {
+        for (gated, n_rows) in [(false, 5), (true, 5), (true, 20)] {
             let case = Case {
                 kind,
                 n,
                 k: 256,
                 n_experts: 7,
-                n_rows: 5,
+                n_rows,
                 n_used: 3,
                 shared: true,
                 gated,

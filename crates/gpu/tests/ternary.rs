@@ -326,6 +326,11 @@ fn shapes_of_real_models() {
     check(device, 2 * 6912, 2560, 1, Epilogue::Gate(Activation::Relu2));
     check(device, 2560, 6912, 1, Epilogue::Add);
     check(device, 640, 6912, 33, Epilogue::Store);
+    // Wide tiles of matrix units, the last of them in part; and parts of the columns.
+    if device.has_matrix_units() {
+        check(device, 1400, 130, 1100, Epilogue::Store);
+        check(device, 300, 4100, 40, Epilogue::Add);
+    }
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Activations quantized to int8, as integer weights need them.
 
+use super::linear::COOP_SUMS_BYTES;
 use super::norm::workgroup;
 use super::{Rows, fold};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::shader::{DEQUANTIZE, QUANTIZE, params};
+use crate::tuning::RowClass;
 use crate::{Device, GpuError, Recorder};
 
 /// How many activations share a scale.
@@ -31,6 +33,8 @@ pub struct QuantizedRows {
     pub(super) q: Buffer,
     /// Scales and sums.
     pub(super) steps: Buffer,
+    /// What products with them by matrix units need for a moment: sums of parts of the columns, or groups of routes.
+    pub(super) scratch: Buffer,
     most_rows: usize,
     most_width: usize,
 }
@@ -42,7 +46,12 @@ impl QuantizedRows {
     pub fn new(device: &Device, most_rows: usize, most_width: usize) -> Result<Self, GpuError> {
         let padded = most_width.next_multiple_of(PADDING) as u64;
         let bytes = padded.saturating_mul(most_rows as u64);
+        let scratch = match device.has_matrix_units() && RowClass::of(most_rows) == RowClass::Many {
+            true => device.buffer("scratch of products", COOP_SUMS_BYTES as u64)?,
+            false => device.nothing()?,
+        };
         Ok(QuantizedRows {
+            scratch,
             q: device.buffer("rounded activations", bytes)?,
             steps: device.buffer(
                 "scales of activations",

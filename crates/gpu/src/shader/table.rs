@@ -6,7 +6,7 @@ use super::{Lib, Need, Params, Shader};
 use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, SplitKvParams};
 use crate::kernels::elementwise::{ElementwiseParams, SigmoidGateParams};
 use crate::kernels::experts::{CombineExpertsParams, ExpertBiasParams, RouteParams};
-use crate::kernels::linear::{EmbedParams, LinearParams};
+use crate::kernels::linear::{EmbedParams, GroupRoutesParams, LinearParams};
 use crate::kernels::norm::{LayerNormParams, RmsNormParams};
 use crate::kernels::output::{
     PenalizeParams, PerturbParams, SampleParams, TopKParams, WeighParams,
@@ -47,6 +47,18 @@ const SOFTPLUS: Lib = Lib::File(wgsl!("../shaders/lib/softplus.wgsl"));
 const EPILOGUE: Lib = Lib::File(wgsl!("../shaders/lib/epilogue.wgsl"));
 const COOP: Lib = Lib::File(wgsl!("../shaders/lib/coop.wgsl"));
 const COOP_TERNARY: Lib = Lib::File(wgsl!("../shaders/lib/coop_ternary.wgsl"));
+const COOP_ONE_MATRIX: Lib = Lib::File(wgsl!("../shaders/lib/coop_one_matrix.wgsl"));
+const COOP_EVERY_ROW: Lib = Lib::File(wgsl!(
+    "../shaders/lib/coop_one_matrix.wgsl",
+    "../shaders/lib/coop_every_row.wgsl",
+));
+const COOP_ROUTED_ROWS: Lib = Lib::File(wgsl!(
+    "../shaders/lib/grid.wgsl",
+    "../shaders/lib/expert_matrix.wgsl",
+    "../shaders/lib/coop_routed_rows.wgsl",
+));
+const COOP_SUMS_TERNARY: Lib = Lib::File(wgsl!("../shaders/lib/coop_sums_ternary.wgsl"));
+const COOP_SUMS_BLOCKS: Lib = Lib::File(wgsl!("../shaders/lib/coop_sums_blocks.wgsl"));
 const COOP_BLOCKS: Lib = Lib::File(wgsl!("../shaders/lib/coop_blocks.wgsl"));
 const GRID: Lib = Lib::File(wgsl!("../shaders/lib/grid.wgsl"));
 const IO_SEPARATE: Lib = Lib::File(wgsl!("../shaders/lib/io_separate.wgsl"));
@@ -296,33 +308,52 @@ shaders! {
     PERTURB = "perturb", [RANDOM, SAMPLERS], [Write, Read], PerturbParams, [];
     WEIGH = "weigh", [SAMPLERS], [Read, Read, Write], WeighParams, [];
     SAMPLE = "sample", [RANDOM, SAMPLERS], [Read, Read, Write, Write], SampleParams, [];
-    TERNARY_GEMM_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
+    TERNARY_GEMM_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_TERNARY, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q8_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+    GEMM_Q8_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+    GEMM_Q4_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+    GEMM_Q4_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q6_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+    GEMM_Q6_K_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q1_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+    GEMM_Q1_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q2_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+    GEMM_Q2_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    TERNARY_GEMM_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q8_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q4_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q6_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q1_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    GEMM_Q2_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
-        [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    TERNARY_GEMM_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_TERNARY, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q8_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q4_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q6_K_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q1_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GEMM_Q2_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    EXPERTS_TERNARY_COOP = "gemm_coop_few", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_TERNARY, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    EXPERTS_Q8_0_COOP = "gemm_coop_few", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    EXPERTS_Q4_0_COOP = "gemm_coop_few", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    EXPERTS_Q4_K_COOP = "gemm_coop_few", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    EXPERTS_Q6_K_COOP = "gemm_coop_few", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    EXPERTS_Q1_0_COOP = "gemm_coop_few", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q1_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    EXPERTS_Q2_0_COOP = "gemm_coop_few", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16, Need::CooperativeMatrix];
+    GROUP_ROUTES = "group_routes", [], [Read, Write], GroupRoutesParams, [];
+    TERNARY_GEMM_COOP_SUM = "gemm_coop_sum", [GRID, LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_TERNARY, EXACT, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16];
+    GEMM_BLOCKS_COOP_SUM = "gemm_coop_sum", [GRID, LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_BLOCKS, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16];
     DEQUANTIZE = "dequantize", [EXACT], [Read, Read, Write], DequantizeParams, [];
 }

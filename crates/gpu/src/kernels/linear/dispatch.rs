@@ -3,7 +3,7 @@
 use sterna_format::DType;
 
 use super::planes::FLOAT_PADDING;
-use super::{Epilogue, Form, Linear, WeightKind};
+use super::{Epilogue, Form, Linear, Piece, WeightKind};
 use crate::kernels::quantize::{PADDING, QuantizedRows, Scaling};
 use crate::kernels::{Rows, fold};
 use crate::memory::Buffer;
@@ -18,12 +18,19 @@ const GEMV_TOKENS: usize = 8;
 /// Tile sizes of the GEMM kernels in rows of weights and of activations per workgroup: integer and float
 /// kernels, and cooperative-matrix kernels.
 const GEMM_TILE: [usize; 2] = [64, 64];
-const COOP_TILE: [usize; 2] = [128, 64];
+const COOP_TILE: [usize; 2] = [128, 128];
 
-/// Cooperative matrices take up to this many rows of activations in smaller tiles, of as many rows of weights as of
-/// activations.
-const COOP_FEW: usize = 64;
-const COOP_FEW_TILE: [usize; 2] = [32, 32];
+/// Cooperative matrices in fewer workgroups than this, of [`COOP_TILE`], use smaller tiles: these rows of weights, and
+/// as many of activations or half as many. These and the next were found on an H100.
+const ENOUGH_COOP_TILES: usize = 96;
+pub(super) const COOP_FEW_TILE: usize = 64;
+
+/// Where even those are fewer workgroups than this, the columns are divided into parts, of so many times 64 at least.
+const ENOUGH_COOP_PARTS: usize = 256;
+const LEAST_COOP_CHUNKS: usize = 4;
+
+/// Bytes of the sums of all parts at most.
+pub(crate) const COOP_SUMS_BYTES: usize = ENOUGH_COOP_PARTS * COOP_FEW_TILE * COOP_FEW_TILE * 4;
 
 /// Elements of activations that share a scale and a sum.
 const RUN: usize = 32;
@@ -32,8 +39,8 @@ const RUN: usize = 32;
 const MAX_COOP_K: usize = 22_000;
 
 /// Shared memory of the cooperative-matrix kernels, of whichever takes more.
-const COOP_BYTES: u32 = (2304 + 1152) * 8 + 5120 * 4;
-const _: () = assert!(COOP_BYTES >= (2304 + 2304) * 8 + 1280 * 4);
+const COOP_BYTES: u32 = (2304 + 2304) * 8 + 2560 * 4;
+const _: () = assert!(COOP_BYTES >= (1152 + 1152) * 8 + 1280 * 4);
 
 params! {
     LinearParams {
@@ -51,6 +58,7 @@ params! {
         out_offset: u32,
         out_stride: u32,
         eps: f32,
+        parts: u32,
     }
 }
 
@@ -77,8 +85,47 @@ struct Kernels {
     rounding: &'static Shader,
     /// For many rows.
     gemm: &'static Shader,
-    /// Tile sizes of that, in rows of weights and of activations.
-    tile: [usize; 2],
+    /// For many rows, by cooperative matrices, where they can be used.
+    coop: Option<Coop>,
+}
+
+/// The kernels that use cooperative matrices.
+#[derive(Clone, Copy)]
+struct Coop {
+    wide: &'static Shader,
+    few: &'static Shader,
+    /// Adds up what `few` gives for parts of the columns.
+    sum: &'static Shader,
+}
+
+/// How cooperative matrices are launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CoopLaunch {
+    /// In tiles of [`COOP_TILE`].
+    Wide,
+    /// In tiles of [`COOP_FEW_TILE`] rows of weights by `tokens` of activations, the columns in `parts`.
+    Few { tokens: usize, parts: usize },
+}
+
+impl CoopLaunch {
+    /// For `n` rows of weights of `k` columns and `m` rows of activations.
+    fn of(n: usize, k: usize, m: usize) -> CoopLaunch {
+        let tiles = |rows, tokens| n.div_ceil(rows) * m.div_ceil(tokens);
+        let [rows, tokens] = COOP_TILE;
+        if m > COOP_FEW_TILE && tiles(rows, tokens) >= ENOUGH_COOP_TILES {
+            return CoopLaunch::Wide;
+        }
+        let tokens = match m {
+            ..=32 => COOP_FEW_TILE / 2,
+            _ => COOP_FEW_TILE,
+        };
+        let most = k.div_ceil(64) / LEAST_COOP_CHUNKS;
+        let parts = ENOUGH_COOP_PARTS / tiles(COOP_FEW_TILE, tokens).max(1);
+        CoopLaunch::Few {
+            tokens,
+            parts: parts.min(most).max(1),
+        }
+    }
 }
 
 pub(super) fn unsupported(dtype: DType) -> GpuError {
@@ -121,58 +168,85 @@ impl Kernels {
         config: LaunchConfig,
         w: &Linear,
         source: &Source<'_>,
-        n_rows: usize,
     ) -> Result<Kernels, GpuError> {
         let floats = |vectors: [&'static Shader; 2], elements: [&'static Shader; 2]| {
             let [gemv, gemm] = match in_vectors(source, w.k) {
                 true => vectors,
                 false => elements,
             };
-            (gemv, gemv, gemm, [gemm, gemm])
+            (gemv, gemv, gemm, None)
         };
-        let (gemv, rounding, gemm, by_units) = match w.kind {
+        let (gemv, rounding, gemm, coop) = match w.kind {
             WeightKind::Ternary => (
                 &shader::TERNARY_GEMV,
                 &shader::TERNARY_GEMV_ROUNDING,
                 &shader::TERNARY_GEMM,
-                [&shader::TERNARY_GEMM_COOP, &shader::TERNARY_GEMM_COOP_FEW],
+                Some([
+                    &shader::TERNARY_GEMM_COOP,
+                    &shader::TERNARY_GEMM_COOP_FEW,
+                    &shader::TERNARY_GEMM_COOP_SUM,
+                ]),
             ),
             WeightKind::Blocks(dtype) => match dtype {
                 DType::Q8_0 => (
                     &shader::GEMV_Q8_0,
                     &shader::GEMV_Q8_0_ROUNDING,
                     &shader::GEMM_Q8_0,
-                    [&shader::GEMM_Q8_0_COOP, &shader::GEMM_Q8_0_COOP_FEW],
+                    Some([
+                        &shader::GEMM_Q8_0_COOP,
+                        &shader::GEMM_Q8_0_COOP_FEW,
+                        &shader::GEMM_BLOCKS_COOP_SUM,
+                    ]),
                 ),
                 DType::Q4_0 => (
                     &shader::GEMV_Q4_0,
                     &shader::GEMV_Q4_0_ROUNDING,
                     &shader::GEMM_Q4_0,
-                    [&shader::GEMM_Q4_0_COOP, &shader::GEMM_Q4_0_COOP_FEW],
+                    Some([
+                        &shader::GEMM_Q4_0_COOP,
+                        &shader::GEMM_Q4_0_COOP_FEW,
+                        &shader::GEMM_BLOCKS_COOP_SUM,
+                    ]),
                 ),
                 DType::Q4_K => (
                     &shader::GEMV_Q4_K,
                     &shader::GEMV_Q4_K_ROUNDING,
                     &shader::GEMM_Q4_K,
-                    [&shader::GEMM_Q4_K_COOP, &shader::GEMM_Q4_K_COOP_FEW],
+                    Some([
+                        &shader::GEMM_Q4_K_COOP,
+                        &shader::GEMM_Q4_K_COOP_FEW,
+                        &shader::GEMM_BLOCKS_COOP_SUM,
+                    ]),
                 ),
                 DType::Q6_K => (
                     &shader::GEMV_Q6_K,
                     &shader::GEMV_Q6_K_ROUNDING,
                     &shader::GEMM_Q6_K,
-                    [&shader::GEMM_Q6_K_COOP, &shader::GEMM_Q6_K_COOP_FEW],
+                    Some([
+                        &shader::GEMM_Q6_K_COOP,
+                        &shader::GEMM_Q6_K_COOP_FEW,
+                        &shader::GEMM_BLOCKS_COOP_SUM,
+                    ]),
                 ),
                 DType::Q1_0 => (
                     &shader::GEMV_Q1_0,
                     &shader::GEMV_Q1_0_ROUNDING,
                     &shader::GEMM_Q1_0,
-                    [&shader::GEMM_Q1_0_COOP, &shader::GEMM_Q1_0_COOP_FEW],
+                    Some([
+                        &shader::GEMM_Q1_0_COOP,
+                        &shader::GEMM_Q1_0_COOP_FEW,
+                        &shader::GEMM_BLOCKS_COOP_SUM,
+                    ]),
                 ),
                 DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => (
                     &shader::GEMV_Q2_0,
                     &shader::GEMV_Q2_0_ROUNDING,
                     &shader::GEMM_Q2_0,
-                    [&shader::GEMM_Q2_0_COOP, &shader::GEMM_Q2_0_COOP_FEW],
+                    Some([
+                        &shader::GEMM_Q2_0_COOP,
+                        &shader::GEMM_Q2_0_COOP_FEW,
+                        &shader::GEMM_BLOCKS_COOP_SUM,
+                    ]),
                 ),
                 DType::F32 => floats(
                     [&shader::GEMV_F32, &shader::GEMM_F32],
@@ -189,18 +263,14 @@ impl Kernels {
                 _ => return Err(unsupported(dtype)),
             },
         };
-        let units = by_matrix_units(recorder.device(), config, w);
-        let [many, few] = by_units;
-        let (gemm, tile) = match source {
-            Source::Stored(_) if units && n_rows <= COOP_FEW => (few, COOP_FEW_TILE),
-            Source::Stored(_) if units => (many, COOP_TILE),
-            _ => (gemm, GEMM_TILE),
-        };
+        let units =
+            matches!(source, Source::Stored(_)) && by_matrix_units(recorder.device(), config, w);
+        let coop = coop.filter(|_| units);
         Ok(Kernels {
             gemv,
             rounding,
             gemm,
-            tile,
+            coop: coop.map(|[wide, few, sum]| Coop { wide, few, sum }),
         })
     }
 }
@@ -220,7 +290,7 @@ pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
 }
 
 /// Whether cooperative matrices multiply `w` by many quantized rows.
-fn by_matrix_units(device: &Device, config: LaunchConfig, w: &Linear) -> bool {
+pub(super) fn by_matrix_units(device: &Device, config: LaunchConfig, w: &Linear) -> bool {
     let exact = w.kind != WeightKind::Ternary || w.k <= MAX_COOP_K;
     exact && config.matrix_units.unwrap_or(true) && device.has_matrix_units()
 }
@@ -421,6 +491,7 @@ pub(super) fn linear_params(w: &Linear) -> LinearParams {
         out_offset: 0,
         out_stride: 0,
         eps: 0.0,
+        parts: 1,
     }
 }
 
@@ -433,7 +504,7 @@ pub(super) fn multiply(
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     let config = recorder.tuning().config(&w.product(out.n_rows));
-    let kernels = Kernels::of(recorder, config, w, &source, out.n_rows)?;
+    let kernels = Kernels::of(recorder, config, w, &source)?;
     let nothing = recorder.device().nothing()?;
     let own = matches!(source, Source::Own { .. });
     let shape = GemvShape::of(recorder.device().limits(), config, w, own);
@@ -474,7 +545,12 @@ pub(super) fn multiply(
         bindings.extend_from_slice(&inputs);
         bindings.push(out.buffer.into());
         if RowClass::of(out.n_rows) == RowClass::Many {
-            let [rows, tokens] = kernels.tile;
+            if let (Some(coop), Source::Stored(x)) = (&kernels.coop, &source) {
+                let bindings = (&bindings[..], Binding::from(&x.scratch));
+                multiply_by_units(recorder, coop, (w, piece), epilogue, bindings, &mut params)?;
+                continue;
+            }
+            let [rows, tokens] = GEMM_TILE;
             let grid = [
                 piece.n.div_ceil(rows) as u32,
                 out.n_rows.div_ceil(tokens) as u32,
@@ -501,10 +577,68 @@ pub(super) fn multiply(
     Ok(())
 }
 
+/// Records the products of a piece by cooperative matrices. `bindings` are those that other kernels have, and `scratch`.
+fn multiply_by_units(
+    recorder: &mut Recorder,
+    coop: &Coop,
+    (w, piece): (&Linear, &Piece),
+    epilogue: Epilogue,
+    (bindings, scratch): (&[Binding<'_>], Binding<'_>),
+    params: &mut LinearParams,
+) -> Result<(), GpuError> {
+    let m = params.m as usize;
+    let at_end = epilogue.constants();
+    let mut constants = at_end.to_vec();
+    constants.extend(constants_of(w.kind));
+    let (tokens, parts) = match CoopLaunch::of(piece.n, w.k, m) {
+        CoopLaunch::Wide => {
+            let [rows, tokens] = COOP_TILE;
+            let grid = [piece.n.div_ceil(rows) as u32, m.div_ceil(tokens) as u32];
+            return recorder.dispatch(coop.wide, &constants, bindings, params, grid);
+        }
+        CoopLaunch::Few { tokens, parts } => (tokens, parts),
+    };
+    params.parts = parts as u32;
+    constants.push(("TOKENS", tokens as f64));
+    let bindings = [bindings, &[scratch]].concat();
+    let tiles = [piece.n.div_ceil(COOP_FEW_TILE), m.div_ceil(tokens) * parts];
+    let grid = tiles.map(|n| n as u32);
+    recorder.dispatch(coop.few, &constants, &bindings, params, grid)?;
+    if parts == 1 {
+        return Ok(());
+    }
+    let grid = fold((piece.n.div_ceil(2) * m).div_ceil(64));
+    recorder.dispatch(coop.sum, &at_end, &bindings, params, grid)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::shader::Target;
+
+    #[test]
+    fn parts_fit_the_memory_for_their_sums() {
+        for n in [1, 64, 65, 2048, 3072, 16_384, 128_256] {
+            for k in [1, 64, 256, 2048, 8192] {
+                for m in [9, 32, 33, 64, 65, 200, 512, 5000] {
+                    let launch = CoopLaunch::of(n, k, m);
+                    let CoopLaunch::Few { tokens, parts } = launch else {
+                        continue;
+                    };
+                    assert!(
+                        parts == 1 || parts * m * n * 4 <= COOP_SUMS_BYTES,
+                        "{n} {k} {m}"
+                    );
+                    assert!(parts == 1 || parts * LEAST_COOP_CHUNKS * 64 <= k + 63);
+                    assert!(tokens == 32 || tokens == 64);
+                }
+            }
+        }
+        let few = |tokens, parts| CoopLaunch::Few { tokens, parts };
+        assert_eq!(CoopLaunch::of(2048, 8192, 32), few(32, 8));
+        assert_eq!(CoopLaunch::of(2048, 2048, 512), few(64, 1));
+        assert_eq!(CoopLaunch::of(16_384, 2048, 512), CoopLaunch::Wide);
+    }
 
     #[test]
     fn units_are_those_of_the_kernels() {

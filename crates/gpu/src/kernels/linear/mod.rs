@@ -19,9 +19,10 @@ use crate::{Device, GpuError, Recorder};
 
 pub use crate::WeightKind;
 use dispatch::Source;
-pub(crate) use dispatch::{LinearParams, has_matrix_units, settled};
+pub(crate) use dispatch::{COOP_SUMS_BYTES, LinearParams, has_matrix_units, settled};
 pub(crate) use embed::EmbedParams;
 pub use embed::embed;
+pub(crate) use stack::GroupRoutesParams;
 pub use stack::{Choice, Stack, can_choose, choose_and_multiply, multiply_routed};
 
 /// A weight matrix `[n, k]` on a device. Two are equal if they are the same memory.

@@ -3,18 +3,18 @@
 use sterna_format::DType;
 
 use super::dispatch::{
-    GemvShape, LinearParams, Source, can_round_rows, constants_of, in_vectors, linear_params,
-    pays_to_round, rounding, unsupported,
+    COOP_FEW_TILE, GemvShape, LinearParams, Source, by_matrix_units, can_round_rows, constants_of,
+    in_vectors, linear_params, pays_to_round, rounding, unsupported,
 };
 use super::planes::Planes;
 use super::{Epilogue, Form, Input, Linear, WeightKind, check_norm, most_bytes};
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
-use crate::kernels::experts::{Routes, Routing};
+use crate::kernels::experts::{MAX_EXPERTS, Routes, Routing};
 use crate::kernels::quantize::{QuantizedRows, quantize};
 use crate::memory::Buffer;
 use crate::record::Binding;
-use crate::shader::{self, Shader};
+use crate::shader::{self, Shader, params};
 use crate::{Device, GpuError, Recorder};
 
 /// Matrices `[n, k]` of one kind, one for each expert. Two stacks are equal if they are the same memory.
@@ -232,9 +232,9 @@ fn kernels(
 /// `out[r] ← x[r] · wᵀ` for every route `r`, with the matrix `w` of its expert, or what `epilogue` says, which
 /// isn't a sum.
 ///
-/// `x` has a row for each route, or `per_row` routes share one: those of a row of a batch. Every route reads
-/// the matrix for itself, like a single row of [`multiply`](super::multiply). The output of a route to an
-/// expert that isn't in the stack is unchanged.
+/// `x` has a row for each route, or `per_row` routes share one: those of a row of a batch. Few routes read the matrix each
+/// for itself, like a single row of [`multiply`](super::multiply); many are grouped by their expert, where there are matrix
+/// units. The output of a route to an expert that isn't in the stack is unchanged.
 ///
 /// Rows of [`Input::Round`] are quantized by every workgroup that reads them, where that pays, and are few.
 ///
@@ -368,6 +368,11 @@ fn record(
             reason: "their outputs have weights".into(),
         });
     }
+    if let Source::Stored(x) = source
+        && let Some(grouping) = Grouping::of(recorder, w, routes, x)
+    {
+        return grouping.record(recorder, w, x, routes, per_row, epilogue, out);
+    }
     let own = matches!(source, Source::Own { .. });
     let [stored, rounds, chooses] = kernels(w.kind, &source, w.k)?;
     let shader = match (own, choice) {
@@ -455,4 +460,125 @@ fn record(
         }
     }
     Ok(())
+}
+
+params! {
+    GroupRoutesParams {
+        n_routes: u32,
+        n_experts: u32,
+        n_tiles: u32,
+    }
+}
+
+/// How products are computed by cooperative matrices: each matrix by all rows that its expert is sent.
+struct Grouping {
+    shader: &'static Shader,
+    /// Routes of a tile.
+    tokens: usize,
+    /// Tiles at most: the routes to an expert fill all but one of its own.
+    n_tiles: usize,
+}
+
+impl Grouping {
+    /// `None` where they can't be used, or experts are sent too few rows for it to pay.
+    fn of(
+        recorder: &Recorder,
+        w: &Stack,
+        routes: Routes<'_>,
+        x: &QuantizedRows,
+    ) -> Option<Grouping> {
+        let one = w.one();
+        let device = recorder.device();
+        let config = recorder.tuning().config(&one.product(routes.n_rows));
+        let n_routes = routes.len();
+        if n_routes < 2 * w.n_experts || !by_matrix_units(device, config, &one) {
+            return None;
+        }
+        let shader = match w.kind {
+            WeightKind::Ternary => &shader::EXPERTS_TERNARY_COOP,
+            WeightKind::Blocks(dtype) => match dtype {
+                DType::Q8_0 => &shader::EXPERTS_Q8_0_COOP,
+                DType::Q4_0 => &shader::EXPERTS_Q4_0_COOP,
+                DType::Q4_K => &shader::EXPERTS_Q4_K_COOP,
+                DType::Q6_K => &shader::EXPERTS_Q6_K_COOP,
+                DType::Q1_0 => &shader::EXPERTS_Q1_0_COOP,
+                DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => &shader::EXPERTS_Q2_0_COOP,
+                _ => return None,
+            },
+        };
+        let tokens = match n_routes / w.n_experts.max(1) {
+            ..=40 => COOP_FEW_TILE / 2,
+            _ => COOP_FEW_TILE,
+        };
+        let n_tiles = n_routes / tokens + w.n_experts.min(n_routes);
+        let bytes = 4 * (3 * n_tiles + n_routes) as u64;
+        let fits = w.n_experts <= MAX_EXPERTS
+            && n_tiles <= device.limits().grid as usize
+            && bytes <= x.scratch.bytes();
+        fits.then_some(Grouping {
+            shader,
+            tokens,
+            n_tiles,
+        })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn record(
+        &self,
+        recorder: &mut Recorder,
+        w: &Stack,
+        x: &QuantizedRows,
+        routes: Routes<'_>,
+        per_row: usize,
+        epilogue: Epilogue,
+        out: Rows<'_>,
+    ) -> Result<(), GpuError> {
+        let tokens = ("TOKENS", self.tokens as f64);
+        let groups = Binding::from(&x.scratch);
+        let params = GroupRoutesParams {
+            n_routes: routes.len() as u32,
+            n_experts: w.n_experts as u32,
+            n_tiles: self.n_tiles as u32,
+        };
+        let bindings = [routes.experts.into(), groups];
+        recorder.dispatch(&shader::GROUP_ROUTES, &[tokens], &bindings, &params, [1, 1])?;
+        let mut params = LinearParams {
+            n: w.n as u32,
+            m: out.n_rows as u32,
+            out_offset: out.offset as u32,
+            out_stride: out.stride as u32,
+            parts: self.n_tiles as u32,
+            ..linear_params(&w.one())
+        };
+        let mut constants = epilogue.constants().to_vec();
+        constants.extend(constants_of(w.kind));
+        constants.extend([
+            tokens,
+            ("ROUTES_PER_ROW", per_row.max(1) as f64),
+            ("EXPERT_STRIDE", w.stride as f64),
+        ]);
+        for piece in &w.pieces {
+            let of_piece = [
+                ("EXPERTS", piece.n_experts as f64),
+                ("FIRST_EXPERT", piece.first as f64),
+            ];
+            // Stacks are in one piece each.
+            let Some(rows) = piece.rows.pieces.first() else {
+                continue;
+            };
+            params.begin = (rows.begin + w.begin) as u32;
+            let bindings = [
+                (&rows.codes).into(),
+                (&rows.scales).into(),
+                (&x.q).into(),
+                (&x.steps).into(),
+                out.buffer.into(),
+                groups,
+            ];
+            let grid = [w.n.div_ceil(COOP_FEW_TILE) as u32, self.n_tiles as u32];
+            let constants = [&constants[..], &of_piece].concat();
+            recorder.dispatch(self.shader, &constants, &bindings, &params, grid)?;
+        }
+        Ok(())
+    }
 }

@@ -6,7 +6,6 @@
 // scales [rows] f32; steps [m] of scale and sum.
 
 @group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read> scales: array<f32>;
 
 // Sixteen bytes of a row: 64 columns, half a block.
 struct Weights {
@@ -24,18 +23,15 @@ fn chunks() -> u32 {
     return params.row_blocks * 2u;
 }
 
-// Any beyond the row's end.
-fn fetch_w(row: u32, chunk: u32) -> Weights {
-    let own = min(chunk, params.row_blocks * 2u - 1u);
-    return Weights(codes[stored_row(row) * params.row_blocks * 2u + own]);
+// All of a chunk, whichever half: they share words.
+fn fetch_w(row: u32, chunk: u32, half: u32) -> Weights {
+    let stored = matrix_begin() + stored_row(row);
+    return Weights(codes[stored * params.row_blocks * 2u + chunk]);
 }
 
-// Half `half` of a chunk; zeros beyond the row's end.
+// Half `half` of a chunk.
 fn fetch_x(token: u32, chunk: u32, half: u32) -> Activations {
-    if chunk >= params.row_blocks * 2u {
-        return Activations();
-    }
-    let at = min(token, params.m - 1u) * params.q_len + chunk / 2u * 8u + half * 4u + chunk % 2u;
+    let at = token * params.q_len + chunk / 2u * 8u + half * 4u + chunk % 2u;
     return Activations(q[at], q[at + 2u]);
 }
 
@@ -46,30 +42,18 @@ fn quarter_of(word: u32, quarter: u32) -> vec4<f16> {
     return vec4<f16>(pair_of(even), pair_of(odd));
 }
 
-// Sixteen vectors from `to` on.
-fn stage_w(to: u32, f: Weights) {
-    for (var quarter = 0u; quarter < 4u; quarter++) {
-        for (var i = 0u; i < 4u; i++) {
-            tile_w[to + 4u * quarter + i] = quarter_of(f.w[i], quarter);
-        }
+// Eight vectors from `to` on: two quarters.
+fn stage_w(to: u32, f: Weights, half: u32) {
+    for (var i = 0u; i < 4u; i++) {
+        tile_w[to + i] = quarter_of(f.w[i], 2u * half);
+        tile_w[to + 4u + i] = quarter_of(f.w[i], 2u * half + 1u);
     }
 }
 
-// Eight.
+// Likewise.
 fn stage_x(to: u32, f: Activations) {
     for (var i = 0u; i < 4u; i++) {
         tile_x[to + i] = halves_of(f.x0[i]);
         tile_x[to + 4u + i] = halves_of(f.x1[i]);
     }
-}
-
-// The products of rows `row` and `row + 1` with a token, of the sums with 1 + c / 4 instead of c - 1.
-fn result_of(row: u32, token: u32, sums: vec2<f32>) -> vec2<f32> {
-    let step = steps[token];
-    let act = bitcast<f32>(step.x);
-    let exact = vec2<f32>(vec2<i32>(4.0 * sums) - vec2<i32>(5 * bitcast<i32>(step.y)));
-    return exact * vec2<f32>(
-        divide(scales[stored_row(row)], act),
-        divide(scales[stored_row(row + 1u)], act),
-    );
 }

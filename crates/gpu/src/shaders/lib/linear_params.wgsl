@@ -20,6 +20,8 @@ struct Params {
     out_stride: u32,
     // What is added to the mean square, where the kernel normalises.
     eps: f32,
+    // How many parts of the columns are summed apart.
+    parts: u32,
 }
 
 // The row of the buffers that result i of this piece comes from; beyond the last, any existing row. The

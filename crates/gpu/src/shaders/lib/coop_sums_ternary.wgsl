@@ -1,0 +1,14 @@
+// What sums of trits times int8 come to.
+
+@group(0) @binding(1) var<storage, read> scales: array<f32>;
+
+// The products of rows `row` and `row + 1` with a token, of the sums with 1 + c / 4 instead of c - 1.
+fn result_of(row: u32, token: u32, sums: vec2<f32>) -> vec2<f32> {
+    let step = steps[token];
+    let act = bitcast<f32>(step.x);
+    let exact = vec2<f32>(vec2<i32>(4.0 * sums) - vec2<i32>(5 * bitcast<i32>(step.y)));
+    return exact * vec2<f32>(
+        divide(scales[matrix_begin() + stored_row(row)], act),
+        divide(scales[matrix_begin() + stored_row(row + 1u)], act),
+    );
+}
