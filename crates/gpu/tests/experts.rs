@@ -431,7 +431,7 @@ fn check(device: &Device, case: &Case) -> usize {
     // errors, by chance, are up to twice those of many together.
     let by_units = device.has_matrix_units()
         && matches!(kind.form(), Form::Int8(_))
-        && m > 8
+        && n_rows > 8
         && n_routes >= 2 * n_experts;
     for (stack, set) in stacks.iter().zip([&gate, &up]) {
         let product = |w: &Stack, epilogue: Epilogue| {

@@ -15,6 +15,7 @@ use crate::kernels::quantize::{QuantizedRows, quantize};
 use crate::memory::Buffer;
 use crate::record::Binding;
 use crate::shader::{self, Shader, params};
+use crate::tuning::RowClass;
 use crate::{Device, GpuError, Recorder};
 
 /// Matrices `[n, k]` of one kind, one for each expert. Two stacks are equal if they are the same memory.
@@ -491,7 +492,8 @@ impl Grouping {
         let device = recorder.device();
         let config = recorder.tuning().config(&one.product(routes.n_rows));
         let n_routes = routes.len();
-        if n_routes < 2 * w.n_experts || !by_matrix_units(device, config, &one) {
+        let many = RowClass::of(routes.n_rows) == RowClass::Many && n_routes >= 2 * w.n_experts;
+        if !many || !by_matrix_units(device, config, &one) {
             return None;
         }
         let shader = match w.kind {
