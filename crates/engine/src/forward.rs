@@ -170,7 +170,7 @@ impl<B: Backend> Model<B> {
         batch: &mut Batch<'_, B>,
     ) -> Result<(), BackendError> {
         let pass = ForwardPass {
-            backend: &self.backend,
+            backend: self.backend(),
             config: &self.config,
         };
         pass.embed(w.embedding(), s, batch)?;

@@ -12,7 +12,8 @@ use crate::weight_set::{WeightSet, WeightVersions};
 /// replaced while the model runs: see [`Swap`](crate::swap::Swap).
 pub struct Model<B: Backend> {
     pub(crate) config: ModelConfig,
-    pub(crate) backend: B,
+    /// Its forks have the same.
+    pub(crate) backend: Arc<B>,
     /// The weights that the next step is computed with.
     current: Mutex<Arc<WeightSet<B>>>,
 }
@@ -21,9 +22,20 @@ impl<B: Backend> Model<B> {
     pub(crate) fn new(config: ModelConfig, backend: B, weights: WeightSet<B>) -> Model<B> {
         Model {
             config,
-            backend,
+            backend: Arc::new(backend),
             current: Mutex::new(Arc::new(weights)),
         }
+    }
+
+    /// Another model, which shares the backend and the weights of this one: what is
+    /// [replaced](crate::swap::Swap) in one of them stays as it was in the other. Adapters that were loaded for one are
+    /// adapters of the other.
+    pub fn fork(&self) -> Arc<Model<B>> {
+        Arc::new(Model {
+            config: self.config.clone(),
+            backend: Arc::clone(&self.backend),
+            current: Mutex::new(self.current()),
+        })
     }
 
     /// Shapes and constants of the model.

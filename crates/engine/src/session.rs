@@ -204,7 +204,7 @@ impl EngineError {
 impl<B: Backend> Session<B> {
     /// An empty sequence.
     pub fn new(model: Arc<Model<B>>, options: SessionOptions) -> Result<Session<B>, EngineError> {
-        let start = Start::new(&model.backend, &model.config, options)?;
+        let start = Start::new(model.backend(), &model.config, options)?;
         Ok(Session::of(model, start))
     }
 
@@ -536,7 +536,7 @@ impl<B: Backend> Session<B> {
                 last: id,
                 n_steps,
             };
-            let backend = &self.model.backend;
+            let backend = self.model.backend();
             let Some(steps) = backend.decode(self.scratch.logits(), sequence, &sampling)? else {
                 let logits = backend.submit(self.scratch.logits())?.await?;
                 self.cache.advance(1);
@@ -606,7 +606,7 @@ impl<B: Backend> Session<B> {
             ropes: self.ropes.clone(),
             cache: self.cache.fork(len),
             adapters: self.adapters.clone(),
-            scratch: Scratch::new(&self.model.backend),
+            scratch: Scratch::new(self.model.backend()),
             ahead: None,
             host_steps: 0,
         }
@@ -715,7 +715,7 @@ async fn run_batch<B: Backend>(
     let wanted = steps.iter().any(|step| step.n_wanted() > 0);
     let values = match steps.first_mut() {
         Some(Step { session, .. }) if wanted => {
-            let backend = &session.model.backend;
+            let backend = session.model.backend();
             backend.submit(session.scratch.logits())?.await?
         }
         _ => Vec::new(),

@@ -139,7 +139,7 @@ impl<B: Backend> Swap<B> {
         )?;
         Ok(Swap {
             model: Arc::clone(model),
-            feed: WeightFeed::of_groups(plan, &model.backend, &groups),
+            feed: WeightFeed::of_groups(plan, model.backend(), &groups),
             groups,
         })
     }
@@ -154,7 +154,7 @@ impl<B: Backend> Swap<B> {
     ///
     /// Errors: [`LoadError`] names the tensor at fault.
     pub fn feed(&mut self, bytes: Bytes) -> Result<(), LoadError> {
-        self.feed.feed(&self.model.backend, bytes)
+        self.feed.feed(self.model.backend(), bytes)
     }
 
     /// Suspicious but possibly correct properties of the weights so far.
@@ -173,7 +173,7 @@ impl<B: Backend> Swap<B> {
         let groups: Vec<_> = (self.groups.iter())
             .map(|group| self.feed.group(*group))
             .collect();
-        let backend = &self.model.backend;
+        let backend = self.model.backend();
         let published = self.model.publish(|next| {
             (groups.into_iter()).try_fold(next, |next, group| next.with(group, backend))
         });

@@ -233,6 +233,38 @@ fn an_expert_is_replaced_alone() {
     }
 }
 
+/// A model and its fork, which has other weights, take turns on a device: each has what it has alone.
+#[test]
+fn a_fork_and_its_model_take_turns() {
+    let Some(gpu) = gpu() else { return };
+    let at = testdata().join("reference-logits/qwen3");
+    let (plan, files) = plan_hf(&at);
+    let model = load_on(plan.clone(), &files, gpu).unwrap();
+    let fork = model.fork();
+    let mut swap = Swap::new(&fork, plan, &[Group::Layer(1)]).unwrap();
+    while let Some(want) = swap.wanted() {
+        let range = want.offset as usize..(want.offset + want.len) as usize;
+        let mut bytes = files[want.file][range].to_vec();
+        let n = bytes.len() / 4 * 2;
+        bytes.rotate_right(n);
+        swap.feed(bytes.into()).unwrap();
+    }
+    swap.finish().unwrap();
+    let ids: Vec<u32> = (3..30).collect();
+    let options = SessionOptions::new(64);
+    let [want, want_of_fork] = [&model, &fork].map(|model| logits(model, &ids, options));
+    assert!(error(&want, &want_of_fork) > 1e-6);
+    let mut sessions =
+        [&model, &fork].map(|model| Session::new(Arc::clone(model), options).unwrap());
+    let mut got = [Vec::new(), Vec::new()];
+    for part in ids.chunks(5).flat_map(|part| [&part[..1], &part[1..]]) {
+        for (session, got) in sessions.iter_mut().zip(&mut got) {
+            got.extend(session.forward(part, Logits::All).unwrap());
+        }
+    }
+    assert!(error(&got[0], &want) < 1e-9 && error(&got[1], &want_of_fork) < 1e-9);
+}
+
 fn slice(file: &Bytes, want: &TensorRequest) -> Bytes {
     file.slice(want.offset as usize..(want.offset + want.len) as usize)
 }

@@ -303,6 +303,28 @@ fn made_heads_follow() {
     }
 }
 
+/// What is replaced in a fork stays as it was in the model that it is of, whose adapters it takes.
+#[test]
+fn forks_share_what_is_not_replaced() {
+    let first = Revision::hf("reference-logits/llama");
+    let group = Group::Layer(0);
+    let revision = first.clone().revised(group);
+    let model = first.load();
+    let (before, after) = (logits(&model), logits(&revision.load()));
+    assert!(before != after);
+    let fork = model.fork();
+    assert!(logits(&fork) == before);
+    assert_eq!(revision.swap(&fork, &[group]).unwrap(), 1);
+    assert!(logits(&fork) == after && logits(&model) == before);
+    // The next one goes on from there, and outlives both.
+    let next = fork.fork();
+    drop((model, fork));
+    assert_eq!(next.versions().generation, 1);
+    assert!(logits(&next) == after);
+    assert_eq!(first.swap(&next, &[group]).unwrap(), 2);
+    assert!(logits(&next) == before);
+}
+
 /// Of two revisions with other types, a mixture is what a load of mixed files is.
 #[test]
 fn types_may_differ() {

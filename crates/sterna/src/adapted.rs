@@ -56,6 +56,15 @@ impl<B: Backend> Adapted<B> {
         Ok(())
     }
 
+    /// The same adapters, on a [fork](Model::fork) of the model.
+    #[must_use]
+    pub fn fork(&self) -> Adapted<B> {
+        Adapted {
+            model: self.model.fork(),
+            adapters: self.adapters.clone(),
+        }
+    }
+
     /// The model.
     pub fn model(&self) -> &Arc<Model<B>> {
         &self.model

@@ -266,7 +266,8 @@ pub enum AdapterError {
 /// active in; see [`Model::load_adapter`].
 pub struct Adapter<B: Backend> {
     name: String,
-    model: Weak<Model<B>>,
+    /// That of its model.
+    backend: Weak<B>,
     /// `[n_layers]`.
     layers: Vec<BlockUpdates<B::Linear>>,
 }
@@ -312,9 +313,9 @@ impl<B: Backend> Adapter<B> {
         &self.name
     }
 
-    /// Whether it was loaded for `model`.
-    pub(crate) fn is_for(&self, model: &Arc<Model<B>>) -> bool {
-        std::ptr::eq(self.model.as_ptr(), Arc::as_ptr(model))
+    /// Whether it was loaded for `model`, or for one that has the same backend: a fork.
+    pub(crate) fn is_for(&self, model: &Model<B>) -> bool {
+        std::ptr::eq(self.backend.as_ptr(), Arc::as_ptr(&model.backend))
     }
 }
 
@@ -355,7 +356,7 @@ impl<B: Backend> Model<B> {
         }
         Ok(Arc::new(Adapter {
             name: source.name,
-            model: Arc::downgrade(self),
+            backend: Arc::downgrade(&self.backend),
             layers,
         }))
     }

@@ -78,7 +78,7 @@ impl<B: Backend> Session<B> {
         let model = self.model.clone();
         for i in 0..model.config.n_layers {
             let held = contents(&model.config, i, len);
-            let backend = &model.backend;
+            let backend = model.backend();
             backend.restore_layer(&mut self.cache, i, held, from)?;
         }
         self.cache.advance(len);
