@@ -389,8 +389,9 @@ fn spin(n: u32, is_so: impl Fn() -> bool) -> bool {
 ///
 /// Items are equal in cost, so threads finish within an item of one another. One that finishes much later
 /// than another was preempted: something else runs on its core. Each such stall takes one worker out,
-/// which leaves its core to the other threads, for a time that grows when its return causes the next
-/// stall, so that the cost of stalls stays at a few percent.
+/// which leaves its core to the other threads, for as long as it lasted: what was short, such as a client that reads a
+/// token, is over by then. That time grows when its return causes the next stall, so that the cost of stalls stays at
+/// a few percent.
 #[derive(Debug)]
 struct Pace {
     /// Their total number.
@@ -404,8 +405,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// The first pause: about as long as a stall, a time slice of the scheduler.
-    const SHORTEST: Duration = Duration::from_millis(4);
+    /// The longest first pause: a time slice of the scheduler.
+    const FIRST: Duration = Duration::from_millis(4);
     const LONGEST: Duration = Duration::from_millis(128);
 
     /// Not a stall, however short the job: a core that wakes up, or an interrupt.
@@ -415,7 +416,7 @@ impl Pace {
         Pace {
             most,
             n_workers: most,
-            pause: Pace::SHORTEST,
+            pause: Pace::FIRST,
             changed: None,
         }
     }
@@ -435,10 +436,11 @@ impl Pace {
             return;
         }
         let soon = self.since_change(now) < Some(4 * self.pause) && self.changed.is_some();
+        let first = Pace::FIRST.min(apart);
         self.pause = if soon {
-            Pace::LONGEST.min(4 * self.pause)
+            Pace::LONGEST.min(4 * self.pause).max(first)
         } else {
-            Pace::SHORTEST
+            first
         };
         self.n_workers -= 1;
         self.changed = Some(now);
@@ -592,7 +594,7 @@ mod tests {
         let mut now = Instant::now();
         pace.finished(now, own, 2 * own);
         assert_eq!(pace.n_workers(now), 2, "a wait, but no stall");
-        for (n_workers, pause) in [(1, 4), (0, 16), (0, 16)] {
+        for (n_workers, pause) in [(1, 3), (0, 12), (0, 12)] {
             pace.finished(now, own, stall);
             let pause = Duration::from_millis(pause);
             assert_eq!((pace.n_workers(now), pace.pause), (n_workers, pause));
@@ -609,10 +611,21 @@ mod tests {
         assert_eq!(pace.pause, Pace::LONGEST);
         now += 5 * Pace::LONGEST;
         pace.finished(now, own, stall);
-        assert_eq!(
-            pace.pause,
-            Pace::SHORTEST,
-            "a stall that has not been for long"
-        );
+        assert_eq!(pace.pause, stall, "a stall that has not been for long");
+    }
+
+    /// A client on the same machine reads each token: that is over when it is noticed.
+    #[test]
+    fn short_stalls_take_workers_out_for_as_short_a_time() {
+        let (own, stall) = (Duration::from_micros(50), Duration::from_micros(500));
+        let mut pace = Pace::new(1);
+        let mut now = Instant::now();
+        for _ in 0..20 {
+            pace.finished(now, own, stall);
+            assert_eq!((pace.n_workers(now), pace.pause), (0, stall));
+            now += stall + own;
+            assert_eq!(pace.n_workers(now), 1);
+            now += Duration::from_millis(12);
+        }
     }
 }
