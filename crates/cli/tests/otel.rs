@@ -55,7 +55,10 @@ fn start(endpoint: &str) -> Serving {
         Command::new(env!("CARGO_BIN_EXE_sterna"))
             .args(["serve", "builtin", "--no-files", "--port", "0"])
             .args(["--otlp-endpoint", endpoint])
-            .env("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=terns, x-more=1")
+            .env(
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "x-tenant=terns%2Cgulls, x-more=1",
+            )
             .env("OTEL_SERVICE_NAME", "tales"),
     )
 }
@@ -114,7 +117,7 @@ fn requests_are_traced_from_the_queue_to_the_last_token() {
         assert!(head.starts_with("post /v1/traces http/1.1\r\n"), "{head}");
         assert!(head.contains("content-type: application/json"), "{head}");
         assert!(
-            head.contains("x-tenant: terns") && head.contains("x-more: 1"),
+            head.contains("x-tenant: terns,gulls") && head.contains("x-more: 1"),
             "{head}"
         );
         assert!(!body.to_string().contains("secret"), "{body}");

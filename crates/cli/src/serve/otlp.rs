@@ -28,6 +28,9 @@ const LAST: Duration = Duration::from_secs(5);
 /// What can't be sent is told so often at most.
 const TELL: Duration = Duration::from_secs(60);
 
+/// The variable with the headers of requests.
+const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
+
 /// The path of a collector where traces go.
 const PATH: &str = "/v1/traces";
 
@@ -48,15 +51,10 @@ impl Collector {
                 "otlp-endpoint: expected an address such as http://127.0.0.1:4318, found {endpoint:?}"
             );
         }
-        let headers = env::var("OTEL_EXPORTER_OTLP_HEADERS").unwrap_or_default();
-        let headers = headers.split(',').filter(|pair| !pair.trim().is_empty());
-        let headers = headers.map(|pair| match pair.split_once('=') {
-            Some((name, value)) => Ok((name.trim().to_owned(), value.trim().to_owned())),
-            None => bail!("OTEL_EXPORTER_OTLP_HEADERS: expected name=value, found {pair:?}"),
-        });
+        let given = env::var(HEADERS).unwrap_or_default();
         Ok(Collector {
             url: format!("{}{PATH}", endpoint.trim_end_matches('/')),
-            headers: headers.collect::<Result<_>>()?,
+            headers: headers(&given).context(HEADERS)?,
             service: env::var("OTEL_SERVICE_NAME").unwrap_or_else(|_| "sterna".to_owned()),
         })
     }
@@ -177,6 +175,45 @@ impl Exporter {
     }
 }
 
+/// The headers that `text` (`name=value,…`) says, whose values are percent-encoded.
+fn headers(text: &str) -> Result<Vec<(String, String)>> {
+    let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
+    let pairs = pairs.map(|pair| {
+        let Some((name, value)) = pair.split_once('=') else {
+            // What is there may be a secret.
+            bail!("expected name=value, found something without =");
+        };
+        let name = name.trim().to_owned();
+        let value = decoded(value.trim()).with_context(|| name.clone())?;
+        Ok((name, value))
+    });
+    pairs.collect()
+}
+
+/// `text` with what is written as `%` and two hexadecimal digits.
+fn decoded(text: &str) -> Result<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digits = after.split_at_checked(2).and_then(|(digits, after)| {
+            let digits = digits.iter().map(|digit| char::from(*digit).to_digit(16));
+            let digits: Vec<u32> = digits.collect::<Option<_>>()?;
+            Some((digits, after))
+        });
+        let Some((digits, after)) = digits else {
+            bail!("expected two hexadecimal digits after each %, found something else");
+        };
+        bytes.push((digits[0] * 16 + digits[1]) as u8);
+        rest = after;
+    }
+    String::from_utf8(bytes).context("expected UTF-8, percent-encoded")
+}
+
 /// Traces as OTLP has them in JSON.
 fn export(service: &str, traces: &[Trace]) -> Value {
     let spans = traces
@@ -254,6 +291,31 @@ mod tests {
         assert_eq!(any_value(&json!("a")), json!({"stringValue": "a"}));
         let list = json!({"arrayValue": {"values": [{"boolValue": true}]}});
         assert_eq!(any_value(&json!([true])), list);
+    }
+
+    #[test]
+    fn values_of_headers_are_percent_encoded() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let found = headers("authorization=Bearer%20a%2Cb%3d, x-tenant = caf%C3%A9 ,,plain=a=b");
+        let expected = [
+            pair("authorization", "Bearer a,b="),
+            pair("x-tenant", "café"),
+            pair("plain", "a=b"),
+        ];
+        assert_eq!(found.unwrap(), expected);
+        assert_eq!(headers("").unwrap(), []);
+        for (text, says) in [
+            ("secret", "expected name=value"),
+            ("a=100%", "a: expected two hexadecimal digits"),
+            ("a=%2", "a: expected two hexadecimal digits"),
+            ("a=%+1", "a: expected two hexadecimal digits"),
+            ("a=%é", "a: expected two hexadecimal digits"),
+            ("a=%ff", "a: expected UTF-8"),
+        ] {
+            let message = format!("{:#}", headers(text).unwrap_err());
+            assert!(message.contains(says), "{text}: {message}");
+            assert!(!message.contains("secret"), "{message}");
+        }
     }
 
     #[test]
