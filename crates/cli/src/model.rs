@@ -500,11 +500,11 @@ impl Replaceable {
         self.replaced.take().is_some()
     }
 
-    /// Replaces groups of `model` by those of the model called `name`: those called `ids`, or without any,
-    /// all that aren't known to be the same. Returns what changed to what.
+    /// Replaces groups of `models`, which are equal, by those of the model called `name`: those called `ids`, or without
+    /// any, all that aren't known to be the same. Returns what changed to what.
     pub(crate) fn swap(
         &mut self,
-        model: &Arc<Model<Device>>,
+        models: &[Arc<Model<Device>>],
         name: &str,
         ids: &[String],
     ) -> Result<Vec<SwappedGroup>> {
@@ -515,8 +515,13 @@ impl Replaceable {
         let running = self.replaced.as_ref().unwrap_or(&self.original);
         let groups = running.choose(&revision, ids);
         let groups = groups.with_context(|| name.to_owned())?;
-        let (_, warnings) = files.swap_into(model, plan, &groups)?;
-        warnings.iter().for_each(tell);
+        for (number, model) in models.iter().enumerate() {
+            let (_, warnings) = files.swap_into(model, plan.clone(), &groups)?;
+            // Each says the same.
+            if number == 0 {
+                warnings.iter().for_each(tell);
+            }
+        }
         let running = self.replaced.get_or_insert_with(|| self.original.clone());
         Ok(running.replace(&revision, &groups))
     }

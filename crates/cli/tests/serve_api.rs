@@ -445,3 +445,91 @@ fn models_are_loaded_when_they_are_asked_for() {
     assert_eq!(ask("builtin").0, 200);
     assert_eq!(loaded(), ["builtin"]);
 }
+
+#[test]
+fn a_server_takes_the_weights_of_another_revision() {
+    let home = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sterna/models/tiny-tales");
+    let changed = home.path().join("changed");
+    fs::create_dir(&changed).unwrap();
+    for file in fs::read_dir(&root).unwrap() {
+        let path = file.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, changed.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    // The rows of a matrix of a layer come one place later.
+    let path = changed.join("model.safetensors");
+    let mut file = fs::read(&path).unwrap();
+    let begin = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&file[8..begin]).unwrap();
+    let tensor = &header["model.layers.3.self_attn.v_proj.weight"];
+    let number = |value: &Value| value.as_u64().unwrap() as usize;
+    let offsets = &tensor["data_offsets"];
+    let data = begin + number(&offsets[0])..begin + number(&offsets[1]);
+    file[data].rotate_right(number(&tensor["shape"][1]));
+    fs::write(&path, file).unwrap();
+    let package = |of: &Path, name: &str| {
+        let package = home.path().join(name);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        let (ok, _, stderr) = outcome(command.arg("convert").arg(of).arg(&package));
+        assert!(ok, "{stderr}");
+        package
+    };
+    let (tale, other) = (package(&root, "tale"), package(&changed, "other"));
+    let (_, stdout, _) = outcome(sterna(home.path()).args(["--new-api-key", "ops"]));
+    let (key, line) = stdout.trim().split_once('\n').unwrap();
+    let keys = home.path().join("keys.txt");
+    fs::write(&keys, format!("{line} admin\n")).unwrap();
+    let config = home.path().join("config.toml");
+    fs::write(&config, "models-idle = 3600\n").unwrap();
+    let mut command = sterna(home.path());
+    command.arg(&tale).arg("--no-files");
+    command.arg("--config").arg(&config);
+    command.arg("--api-keys").arg(&keys);
+    let server = start(&mut command);
+    let header = format!("x-api-key: {key}\r\n");
+    let post = |path: &str, body: Value| {
+        let (status, text) = server.ask(&format!("POST {path}"), &header, &body.to_string());
+        (status, serde_json::from_str::<Value>(&text).unwrap())
+    };
+    // By its path, however that is written, it is the one that is there.
+    let again = home.path().join("other/../tale");
+    let (status, model) = post("/v1/models/load", json!({"model": again}));
+    assert_eq!(status, 200, "{model}");
+    let (name, hash) = (&model["id"], &model["hash"]);
+    assert!(hash.is_string(), "{model}");
+    let tell = || {
+        let body =
+            json!({"model": name, "prompt": "Once upon a time", "max_tokens": 24, "seed": 1});
+        let (status, answer) = post("/v1/completions", body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["text"].clone()
+    };
+    let before = tell();
+    let (status, swapped) = post("/v1/models/swap", json!({"model": name, "revision": other}));
+    assert_eq!(status, 200, "{swapped}");
+    // Of two packages, what has changed.
+    let groups = swapped["swapped"].as_array().unwrap();
+    assert_eq!(groups.len(), 1, "{swapped}");
+    assert_eq!(groups[0]["group"], "layer.3");
+    let (from, to) = (&groups[0]["from"]["hash"], &groups[0]["to"]["hash"]);
+    assert!(from.is_string() && to.is_string() && from != to);
+    assert_eq!(
+        (&swapped["generation"], &swapped["hash"]),
+        (&json!(1), &json!(null))
+    );
+    assert_ne!(tell(), before);
+    let (status, refused) = post("/v1/models/swap", json!({"model": name, "revision": other}));
+    assert!(
+        status == 400 && refused.to_string().contains("found the same"),
+        "{refused}"
+    );
+    assert_eq!(post("/v1/models/unload", json!({"model": name})).0, 200);
+    let (_, loaded) = post("/v1/models/load", json!({"model": name}));
+    assert_eq!((&loaded["generation"], &loaded["hash"]), (&json!(0), hash));
+    assert_eq!(tell(), before);
+    // What was swapped is known to be gone with it.
+    let (_, swapped) = post("/v1/models/swap", json!({"model": name, "revision": other}));
+    assert_eq!(swapped["generation"], 1, "{swapped}");
+}

@@ -136,6 +136,12 @@ impl Server {
             add()?;
             texts.push(Arc::new(text));
         }
+        let swap = {
+            let library = Arc::clone(&library);
+            Box::new(move |number, revision: &str, ids: &[String]| {
+                library.swap(number, revision, ids)
+            })
+        };
         let open = open.map(|open| {
             let shelf = Arc::clone(&shelf);
             let open = move |name: &str| {
@@ -151,7 +157,7 @@ impl Server {
             };
             Box::new(open) as Box<OpenModel>
         });
-        let catalog = Catalog::new(texts, open);
+        let catalog = Catalog::new(texts, open, swap);
         let app = App::new(engines, catalog, shelf, settings, metrics);
         Ok(Server { app: Arc::new(app) })
     }
@@ -181,6 +187,8 @@ where
     let Served { text, source, open } = served;
     let (shelf, library) = (Arc::clone(shelf), Arc::clone(library));
     let add = move || {
+        // Before anything is numbered.
+        library.expect_room(&source.name, source.bytes)?;
         let adapters = source.adapters.iter();
         shelf.add(Source {
             loader: None,

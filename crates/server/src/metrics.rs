@@ -38,6 +38,7 @@ pub(crate) struct Metrics {
     model_loaded: Family<Labels, Gauge>,
     model_loads: Family<Labels, Counter>,
     model_unloads: Family<Labels, Counter>,
+    model_swaps: Family<Labels, Counter>,
     of_engines: OfEngines,
     all_running: Gauge,
     waiting: Gauge,
@@ -129,6 +130,7 @@ impl Metrics {
             model_loaded: Family::default(),
             model_loads: Family::default(),
             model_unloads: Family::default(),
+            model_swaps: Family::default(),
             of_engines: OfEngines::default(),
             all_running: Gauge::default(),
             waiting: Gauge::default(),
@@ -216,8 +218,13 @@ impl Metrics {
         );
         own.register(
             "model_unloads",
-            "How often the model was unloaded, by request or for the memory",
+            "How often the model was unloaded: by request, for the memory, or as nobody used it",
             self.model_unloads.clone(),
+        );
+        own.register(
+            "model_swaps",
+            "How often weights of the model were replaced",
+            self.model_swaps.clone(),
         );
         let OfEngines {
             up,
@@ -313,7 +320,7 @@ impl Metrics {
         for result in [true, false] {
             drop(self.model_loads.get_or_create(&of_load(name, result)));
         }
-        for reason in ["memory", "request"] {
+        for reason in ["idle", "memory", "request"] {
             drop(self.model_unloads.get_or_create(&of_unload(name, reason)));
         }
     }
@@ -328,6 +335,12 @@ impl Metrics {
     pub(crate) fn count_unload(&self, name: &str, reason: &str) {
         let labels = of_unload(name, reason);
         self.model_unloads.get_or_create(&labels).inc();
+    }
+
+    /// Counts that weights of the model called `name` were replaced.
+    pub(crate) fn count_swap(&self, name: &str) {
+        let labels = vec![("model", name.to_owned())];
+        self.model_swaps.get_or_create(&labels).inc();
     }
 
     /// Counts a request.

@@ -6,8 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use sterna::constraint::Constraints;
 use sterna::embedding::Pooling;
+use sterna::swap::SwappedGroup;
 use sterna::{Adapted, AdapterFiles, ModelFiles, Result, Warning};
-use sterna_engine::{Backend, ModelPlan, SessionOptions};
+use sterna_engine::{Backend, Model, ModelPlan, SessionOptions};
 use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
@@ -46,6 +47,7 @@ impl<B: Backend> Served<B> {
             cache_bytes: Arc::new(move |len| plan.cache_bytes(len, cache)),
             loaded: None,
             load: None,
+            swap: None,
             adapters: Vec::new(),
         };
         Ok(Served {
@@ -70,6 +72,28 @@ impl<B: Backend> Served<B> {
         load: impl Fn(&[usize]) -> Result<Vec<Adapted<B>>> + Send + Sync + 'static,
     ) -> Served<B> {
         self.source.load = Some(Box::new(load));
+        self
+    }
+
+    /// Clients with the permission may replace groups of its weights while the model is served, by those of a revision:
+    /// `swap` does so to all of the models that it is given, which are equal, for the revision of that name and the ids
+    /// of groups, or all that differ if there are none. It returns what changed to what.
+    #[must_use]
+    pub fn with_revisions(
+        mut self,
+        swap: impl Fn(&[Arc<Model<B>>], &str, &[String]) -> Result<Vec<SwappedGroup>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Served<B> {
+        self.source.swap = Some(Box::new(swap));
+        self
+    }
+
+    /// The same, which was made of what is called `origin`: who loads that again is told that it is there.
+    #[must_use]
+    pub fn with_origin(mut self, origin: String) -> Served<B> {
+        self.text.origin = Some(origin);
         self
     }
 
@@ -126,6 +150,8 @@ pub(crate) struct ModelText {
     pub(crate) name: String,
     /// When it was loaded, in seconds since 1970.
     pub(crate) created: u64,
+    /// What it was made of, where that is known.
+    pub(crate) origin: Option<String>,
     /// The digest of its files, where that is known.
     pub(crate) hash: Option<String>,
     pub(crate) tokenizer: Tokenizer,
@@ -221,6 +247,7 @@ impl ModelText {
         Ok(ModelText {
             name,
             created: created.unwrap_or_default().as_secs(),
+            origin: None,
             hash: None,
             thinks: tokenizer.token_id(THOUGHT).is_some(),
             stop_ids: files.stop_ids(Some(&tokenizer), &recommended)?,

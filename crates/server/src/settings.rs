@@ -62,6 +62,7 @@ impl Default for Settings {
                 cache_bytes: CACHE_BYTES,
                 chunk: 64,
                 models_bytes: None,
+                models_idle: None,
             },
             devices: Vec::new(),
             keys: Keys::none(),

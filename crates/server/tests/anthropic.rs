@@ -195,6 +195,12 @@ fn errors_have_the_shape_of_the_dialect() {
             "messages[0].content[0].type: expected text",
         ),
         (
+            message(json!({"messages": []})),
+            400,
+            "invalid_request_error",
+            "messages: expected an array of messages, 1 at least, found",
+        ),
+        (
             message(json!({"tool_choice": {"type": "any"}})),
             400,
             "invalid_request_error",

@@ -6,12 +6,16 @@ use std::io::Read;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use common::{Answer, Running, adapter, loaded, model, open, send, start_with, unloaded};
 use serde_json::{Value, json};
+use sterna::native::{BUILTIN, LocalModel, builtin};
 use sterna::{Error, ErrorCode};
-use sterna_engine::Cpu;
-use sterna_server::{EngineOptions, Keys, Models, Served, Settings};
+use sterna_engine::plan::{HeadOptions, HeadScreen, PlanOptions};
+use sterna_engine::{Cpu, SessionOptions};
+use sterna_format::DType;
+use sterna_server::{EngineOptions, Keys, Models, Served, Server, Settings};
 
 const ADMIN: &str = "the key of an operator";
 const CLIENT: &str = "the key of a client";
@@ -386,6 +390,159 @@ fn operators_load_models_that_the_server_did_not_begin_with() {
         (&by_whom["key"], &by_whom["action"]),
         (&json!("ops"), &json!("load"))
     );
+}
+
+#[test]
+fn a_model_that_is_there_is_loaded_again_by_its_path() {
+    let models = Models::from(vec![model("fixed", 4096)]).with_others(|name| match name {
+        "/models/new.gguf" | "/models/../models/new.gguf" => {
+            Ok(lazy("new").with_origin("/models/new.gguf".to_owned()))
+        }
+        other => Ok(lazy("new").with_origin(other.to_owned())),
+    });
+    let (server, log) = serve(models, None);
+    for (name, pin) in [
+        ("/models/new.gguf", false),
+        ("/models/new.gguf", true),
+        ("/models/../models/new.gguf", true),
+        ("new", true),
+    ] {
+        let body = match pin {
+            true => json!({"model": name, "pin": true}),
+            false => json!({"model": name}),
+        };
+        let answer = post(&server, "/v1/models/load", ADMIN, &body);
+        assert_eq!(answer.status, 200, "{name}: {}", answer.text());
+        let answer = answer.json();
+        assert_eq!(
+            (&answer["id"], &answer["pinned"]),
+            (&json!("new"), &json!(pin))
+        );
+    }
+    assert_eq!(names(&server), ["fixed", "new"]);
+    assert_eq!(actions(&log), pairs(&[("load", "new")]));
+    // Another one that is called so isn't that one.
+    let body = json!({"model": "/elsewhere/new.gguf"});
+    let answer = post(&server, "/v1/models/load", ADMIN, &body);
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("there is a model `new`"));
+}
+
+#[test]
+fn a_model_that_there_is_no_room_for_takes_no_place() {
+    let mut keys = Keys::none();
+    let digest = blake3::hash(ADMIN.as_bytes()).to_hex();
+    keys.add_list(&format!("ops {digest} admin")).unwrap();
+    let need = model("x", 16).n_bytes();
+    let settings = |models_bytes| Settings {
+        keys: keys.clone(),
+        engine: EngineOptions {
+            models_bytes: Some(models_bytes),
+            ..Settings::default().engine
+        },
+        ..Settings::default()
+    };
+    // Nor does a server begin with one.
+    let refused = Server::start(vec![lazy("a")], settings(need - 1));
+    let message = format!(
+        "the model a has {need} bytes: expected at most {}",
+        need - 1
+    );
+    assert_eq!(refused.err().unwrap().to_string(), message);
+    let large = |name: &str| {
+        let files = LocalModel::open(BUILTIN, builtin(), None, None).unwrap();
+        let plan = files.plan(&PlanOptions::default()).unwrap();
+        let head = HeadOptions {
+            dtype: Some(DType::F32),
+            screen: HeadScreen::Off,
+        };
+        let plan = plan.with_head(head).unwrap();
+        let session = SessionOptions::new(64);
+        let served = Served::new(name, &files, plan, session, &mut Vec::new()).unwrap();
+        served.with_loader(|engines| Ok(loaded(engines.len())))
+    };
+    assert!(large("large").n_bytes() > need);
+    let models = Models::from(Vec::from(["a", "b"].map(lazy)));
+    let models = models.with_others(move |name| match name.strip_prefix("/large/") {
+        Some(name) => Ok(large(name)),
+        None => Ok(lazy(name.trim_start_matches('/'))),
+    });
+    let server = start_with(models, settings(need));
+    let load = |name: String| {
+        let answer = post(&server, "/v1/models/load", ADMIN, &json!({"model": name}));
+        (answer.status, answer.text().to_owned())
+    };
+    for i in 0..64 {
+        let (status, text) = load(format!("/large/l{i}"));
+        assert_eq!(status, 503, "{text}");
+        assert!(text.contains(&format!("the model l{i} has")), "{text}");
+    }
+    let list = server.get("/v1/models", &[("x-api-key", ADMIN)]).json();
+    assert_eq!(list["data"].as_array().unwrap().len(), 2);
+    let (status, text) = load("/c".to_owned());
+    assert_eq!(status, 200, "{text}");
+    let answer = post(&server, "/v1/completions", ADMIN, &question("c", 5));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+#[test]
+fn a_model_that_nobody_uses_is_unloaded_after_a_while() {
+    let (sender, records) = mpsc::channel();
+    let sender = Mutex::new(sender);
+    let mut keys = Keys::none();
+    let digest = blake3::hash(ADMIN.as_bytes()).to_hex();
+    keys.add_list(&format!("ops {digest} admin")).unwrap();
+    let settings = Settings {
+        keys,
+        engine: EngineOptions {
+            models_idle: Some(Duration::from_millis(200)),
+            ..Settings::default().engine
+        },
+        log: Arc::new(move |record| {
+            // Once the test has ended nobody reads.
+            let _ = sender.lock().unwrap().send(Value::from(record.clone()));
+        }),
+        ..Settings::default()
+    };
+    let models = vec![model("fixed", 4096), lazy("a"), lazy("pinned")];
+    let server = start_with(models, settings);
+    let next = |action: &str| loop {
+        let record = records.recv_timeout(Duration::from_secs(120)).unwrap();
+        if record["event"] == "model" {
+            assert_eq!(record["action"], action, "{record}");
+            return record["model"].as_str().unwrap().to_owned();
+        }
+    };
+    let body = json!({"model": "pinned", "pin": true});
+    let answer = post(&server, "/v1/models/load", ADMIN, &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(next("load"), "pinned");
+    let ask = |n| {
+        let answer = post(&server, "/v1/completions", ADMIN, &question("a", n));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["choices"][0]["text"].clone()
+    };
+    let expected = ask(20);
+    for _ in 0..2 {
+        assert_eq!(next("load"), "a");
+        assert_eq!(next("idle"), "a");
+        // A request loads it again.
+        assert_eq!(ask(20), expected);
+    }
+    assert_eq!(next("load"), "a");
+    assert_eq!(next("idle"), "a");
+    let list = server.get("/v1/models", &[("x-api-key", ADMIN)]).json();
+    let stages: Vec<_> = (0..3)
+        .map(|i| list["data"][i]["status"]["value"].clone())
+        .collect();
+    assert_eq!(stages, ["loaded", "unloaded", "loaded"]);
+    let figures = server.get("/metrics", &[("x-api-key", ADMIN)]);
+    let figure = r#"sterna_model_unloads_total{model="a",reason="idle"} 3"#;
+    assert!(figures.text().contains(figure), "{}", figures.text());
+    // Without the pin it goes, too.
+    let body = json!({"model": "pinned", "pin": false});
+    assert_eq!(post(&server, "/v1/models/load", ADMIN, &body).status, 200);
+    assert_eq!(next("idle"), "pinned");
 }
 
 #[test]

@@ -542,6 +542,12 @@ fn wrong_values_are_refused_with_their_path() {
             "messages: expected an array",
         ),
         (
+            json!({"model": "builtin", "messages": []}),
+            400,
+            json!("messages"),
+            "messages: expected an array of messages, 1 at least, found",
+        ),
+        (
             json!({"model": "builtin", "messages": [{"role": "user", "content": 3}]}),
             400,
             json!("messages[0].content"),

@@ -62,6 +62,7 @@ fn every_route_is_in_the_document_and_there() {
             "/v1/messages/count_tokens",
             "/v1/models",
             "/v1/models/load",
+            "/v1/models/swap",
             "/v1/models/unload",
             "/v1/models/{name}",
             "/v1/rerank",

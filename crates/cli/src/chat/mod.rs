@@ -286,7 +286,7 @@ impl Chat {
     /// Replaces groups of weights; what was said is read again by the new ones with the next message.
     fn swap(&mut self, name: &str, groups: &[String]) -> Result<()> {
         let model = Arc::clone(self.sequence().session().model());
-        let swapped = self.options.weights.swap(&model, name, groups)?;
+        let swapped = self.options.weights.swap(&[model], name, groups)?;
         if let Some(sequence) = self.scheduler.sequence_mut(self.sequence) {
             sequence.reset();
         }

@@ -4,7 +4,8 @@ use std::fs;
 use std::net::ToSocketAddrs;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
@@ -13,12 +14,14 @@ use serde_json::{Map, Value};
 use sterna::native::{BUILTIN, Device, LocalModel, gpu_name};
 use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
+use sterna_engine::plan::PlanOptions;
 use sterna_server::{
     CACHE_BYTES, EngineOptions, Keys, MAX_BODY, Models, PARALLEL, QUEUE, Served, Server, Settings,
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
 use crate::device::gpus::Gpus;
+use crate::model::Replaceable;
 use crate::numbers::{positive, whole};
 use crate::{model, output, size};
 
@@ -67,6 +70,11 @@ pub(super) struct ApiFlags {
     /// one that was used least recently, and isn't in use, is unloaded for that [default: all are loaded]
     #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_MODELS_MEMORY")]
     models_memory: Option<NonZero<u64>>,
+
+    /// Seconds after which a model that nobody has used is unloaded, unless it is pinned; a request that names it loads
+    /// it again [default: never]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, env = "STERNA_SERVE_MODELS_IDLE")]
+    models_idle: Option<NonZero<usize>>,
 
     /// LoRA adapter that requests may ask for, as MODEL:NAME: a PEFT folder, a package, its URL, or its name in the
     /// store; =SCALE sets its strength [SCALE: 1]; may be given several times. Without MODEL, of the first model
@@ -157,6 +165,7 @@ pub(super) struct ConfigFile {
     otlp_endpoint: Option<String>,
     gpus: Option<CountOrText>,
     models_memory: Option<String>,
+    models_idle: Option<NonZero<usize>>,
     pub(super) tls_cert: Option<PathBuf>,
     pub(super) tls_key: Option<PathBuf>,
 }
@@ -214,6 +223,7 @@ impl ApiFlags {
         let max_body = bytes(self.max_body, &file.max_body, "max-body")?;
         let cache_bytes = bytes(self.cache_memory, &file.cache_memory, "cache-memory")?;
         let models_bytes = bytes(self.models_memory, &file.models_memory, "models-memory")?;
+        let models_idle = self.models_idle.or(file.models_idle);
         let allow_anyone = self.allow_anyone || file.allow_anyone.unwrap_or(false);
         let cors = match self.cors.is_empty() {
             true => file.cors.clone(),
@@ -245,6 +255,7 @@ impl ApiFlags {
                     cache_bytes: cache_bytes.unwrap_or(CACHE_BYTES),
                     chunk: SchedulerOptions::default().chunk,
                     models_bytes,
+                    models_idle: models_idle.map(|n| Duration::from_secs(n.get() as u64)),
                 },
                 devices: Vec::new(),
                 keys,
@@ -499,6 +510,12 @@ fn called(name: &str, stem: &str) -> String {
     }
 }
 
+/// What the model is made of that the command line calls `name`: a path, however it is written, or that.
+fn origin(name: &str) -> String {
+    let path = fs::canonicalize(name);
+    path.map_or_else(|_| name.to_owned(), |path| path.display().to_string())
+}
+
 /// Opens the model called `name`, without its weights; what clients call it.
 ///
 /// Errors: also, there is no room for it.
@@ -530,6 +547,7 @@ pub(super) fn open(
     let ctx_len = engines[0].ctx_len(plan.config().max_ctx);
     let session = engines[0].session(ctx_len);
     let mut warnings = Vec::new();
+    let origin = origin(name);
     let name = called(name, files.stem());
     let adapters = adapters(&name);
     let mut served = Served::new(name, &files, plan.clone(), session, &mut warnings)?;
@@ -544,9 +562,17 @@ pub(super) fn open(
         Header::Package(header) => header.package.manifest().blake3_full,
         _ => None,
     };
+    let options = PlanOptions {
+        i2s_layout: flags.i2s_layout(),
+    };
+    let weights = Replaceable::new(&files, &plan, options, flags.head());
+    let weights = Arc::new(Mutex::new(weights));
     let load: Arc<Load> = {
-        let files = Arc::clone(&files);
+        let (files, weights) = (Arc::clone(&files), Arc::clone(&weights));
         Arc::new(move |numbers: &[usize]| {
+            let mut weights = weights.lock().unwrap_or_else(PoisonError::into_inner);
+            weights.load_again();
+            drop(weights);
             let engines = numbers.iter().map(|number| engines[*number].clone());
             let engines: Vec<EngineFlags> = engines.collect();
             model::adapted_for_each(&files, &plan, &engines, ctx_len).map_err(library_error)
@@ -554,6 +580,12 @@ pub(super) fn open(
     };
     let served = served
         .with_hash(hash.map(|hash| hash.to_string()))
+        .with_origin(origin)
+        .with_revisions(move |models, revision, groups| {
+            let mut weights = weights.lock().unwrap_or_else(PoisonError::into_inner);
+            let swapped = weights.swap(models, revision, groups);
+            swapped.map_err(library_error)
+        })
         .with_adapters(move |path| {
             let adapter = open_adapter(Path::new(path), &files);
             adapter.map_err(|error| format!("{error:#}"))

@@ -109,7 +109,7 @@ impl Engine {
     /// with an error that leaves everything as it was.
     pub(crate) fn swap(&mut self, swap: &Swap, reply: &mut Reply<impl Write>) -> Result<bool> {
         let model = Arc::clone(self.sequence().session().model());
-        match self.weights.swap(&model, &swap.model, &swap.groups) {
+        match self.weights.swap(&[model], &swap.model, &swap.groups) {
             Ok(swapped) => {
                 if let Some(sequence) = self.scheduler.sequence_mut(self.sequence) {
                     sequence.reset();

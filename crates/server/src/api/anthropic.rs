@@ -10,7 +10,7 @@ use sterna::sampling::SamplingOptions;
 
 use super::json::{At, Checked};
 use super::openai::fields;
-use super::shape::{COUNT, Field, OBJECT, Shape, TEXT, field, items, required, word};
+use super::shape::{COUNT, Field, OBJECT, Shape, TEXT, field, items, required, some, word};
 use super::stream::{self, Encoder, Frame};
 use super::{ApiError, Caller, Dialect, Shared, openai};
 use crate::answer::tools::as_mapping;
@@ -42,7 +42,7 @@ pub(super) const COUNT_REQUEST: Shape = Shape::Object(&[CONVERSATION]);
 
 const CONVERSATION: &[Field] = &[
     required("model", Shape::Model),
-    required("messages", items(&TURN, "messages")),
+    required("messages", some(&TURN, "messages")),
     field("system", fields::CONTENT),
     field("tools", items(&TOOL, "tools")),
     field(

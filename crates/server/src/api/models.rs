@@ -54,8 +54,8 @@ pub(super) async fn one(
 
 pub(super) fn of_openai(app: &Shared, named: &Named) -> Value {
     let commit = &app.settings.commit;
-    let (stage, is_pinned) = app.engines.stage(named.index);
-    let stage = match stage {
+    let standing = app.engines.standing(named.index);
+    let stage = match standing.stage {
         Stage::Unloaded | Stage::Unloading => "unloaded",
         Stage::Loading => "loading",
         Stage::Loaded => "loaded",
@@ -75,10 +75,12 @@ pub(super) fn of_openai(app: &Shared, named: &Named) -> Value {
         "owned_by": "sterna",
         "max_model_len": text.ctx_len,
         "context_window": text.ctx_len,
-        "hash": text.hash,
+        // What was replaced isn't in it.
+        "hash": text.hash.as_ref().filter(|_| standing.generation == 0),
+        "generation": standing.generation,
         // As llama.cpp says it.
         "status": {"value": stage},
-        "pinned": is_pinned,
+        "pinned": standing.is_pinned,
         "runtime": {"name": "sterna", "version": VERSION, "commit": commit},
     });
     if adapter.is_some() {

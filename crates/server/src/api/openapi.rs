@@ -169,6 +169,8 @@ const MODEL: Shape = Shape::Object(&[&[
     field("type", TEXT),
     field("status", Shape::Object(&[&[required("value", TEXT)]])),
     field("pinned", Shape::Flag),
+    field("generation", N),
+    field("swapped", OBJECTS),
 ]]);
 
 const CHAT_CHOICE: Shape = Shape::Object(&[&[

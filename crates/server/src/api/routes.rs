@@ -196,6 +196,17 @@ pub(super) fn all() -> Vec<Route> {
                 "Unloads a model, for keys with the permission"
             )
         },
+        Route {
+            is_admin: true,
+            ..to!(
+                "/v1/models/swap",
+                OpenAi,
+                loading::SWAP,
+                loading::swap,
+                Json("Model"),
+                "Replaces groups of a model's weights, for keys with the permission"
+            )
+        },
         read(
             "/v1/models",
             Json("Models"),

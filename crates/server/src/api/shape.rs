@@ -101,6 +101,11 @@ pub(crate) const fn items(shape: &'static Shape, called: &'static str) -> Shape 
     Shape::Items(shape, called, 0, usize::MAX)
 }
 
+/// The same, of which there is one at least.
+pub(crate) const fn some(shape: &'static Shape, called: &'static str) -> Shape {
+    Shape::Items(shape, called, 1, usize::MAX)
+}
+
 /// Characters of the name of a function at most.
 const MAX_NAME: usize = 128;
 

@@ -29,7 +29,7 @@ impl AdapterKey {
 /// The loaded adapters of a model, on every engine.
 pub(crate) struct Adapters<B: Backend> {
     /// By engine; `None` where the model isn't, as the device is lost.
-    models: Vec<Option<Arc<Model<B>>>>,
+    models: Mutex<Vec<Option<Arc<Model<B>>>>>,
     all: Mutex<Vec<Loaded<B>>>,
 }
 
@@ -44,9 +44,23 @@ impl<B: Backend> Adapters<B> {
     /// None yet, of a model that each engine has its own of.
     pub(crate) fn new(models: Vec<Option<Arc<Model<B>>>>) -> Adapters<B> {
         Adapters {
-            models,
+            models: Mutex::new(models),
             all: Mutex::default(),
         }
+    }
+
+    /// Goes on with `models`, which are forks of those before: the adapters stay.
+    pub(super) fn set_models(&self, models: Vec<Option<Arc<Model<B>>>>) {
+        let mut own = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *own, models);
+        drop(own);
+        // They may be the last ones, which takes time.
+        drop(before);
+    }
+
+    fn models(&self) -> Vec<Option<Arc<Model<B>>>> {
+        let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        models.clone()
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Loaded<B>>> {
@@ -92,7 +106,7 @@ where
     fn load_as(&self, key: &Arc<AdapterKey>, files: AdapterFiles, scale: f32) -> Result<()> {
         let refusal = files.refusal();
         let (mut adapters, mut lost) = (Vec::new(), None);
-        for model in &self.models {
+        for model in self.models() {
             let Some(model) = model else {
                 adapters.push(None);
                 continue;

@@ -4,7 +4,7 @@
 //! something, by submitting jobs or by reporting what an engine has, hands out what may go by that.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -90,6 +90,10 @@ struct ModelState {
     n_adapters: usize,
     /// When it was last used.
     last_used: u64,
+    /// The same by the clock; `None` until it is loaded.
+    used_at: Option<Instant>,
+    /// How often its weights were replaced since it was loaded.
+    generation: u64,
     /// It begins nothing more, as another one waits for its memory.
     is_draining: bool,
     /// It is to be unloaded.
@@ -121,6 +125,18 @@ pub(super) enum Reason {
     Request,
     /// Another one needs its memory.
     Memory,
+    /// Nobody has used it for a while.
+    Idle,
+}
+
+/// What there is of a model, to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) stage: Stage,
+    /// It has to stay.
+    pub(crate) is_pinned: bool,
+    /// How often its weights were replaced since it was loaded.
+    pub(crate) generation: u64,
 }
 
 /// A job, and what it makes an engine do.
@@ -150,9 +166,9 @@ impl ModelState {
         matches!(self.stage, Stage::Loading | Stage::Loaded)
     }
 
-    /// Whether it may be unloaded to make room.
+    /// Whether it may be unloaded without being asked to: all of it comes back when it is loaded again.
     fn may_go(&self) -> bool {
-        self.can_load && !self.is_pinned && self.n_adapters == 0
+        self.can_load && !self.is_pinned && self.n_adapters == 0 && self.generation == 0
     }
 }
 
@@ -214,6 +230,7 @@ impl State {
         self.clock += 1;
         if let Some(model) = self.models.get_mut(number) {
             model.last_used = self.clock;
+            model.used_at = Some(Instant::now());
         }
     }
 
@@ -359,7 +376,13 @@ impl Dispatch {
         match state.models.get(model).is_some_and(is_draining) {
             // It stays the one that was used least recently, or another would be chosen in its place.
             true => self.errands.notify_all(),
-            false => state.used(model),
+            false => {
+                state.used(model);
+                if self.options.models_idle.is_some() {
+                    // It may be idle from now on.
+                    self.errands.notify_all();
+                }
+            }
         }
     }
 
@@ -479,6 +502,7 @@ impl Dispatch {
             };
             *clock += 1;
             models[given.job.model].last_used = *clock;
+            models[given.job.model].used_at = Some(Instant::now());
             let place = &mut engines[number];
             *place.count(given.job.model) += 1;
             place.given.push(given);
@@ -521,11 +545,35 @@ impl Dispatch {
         self.errands.notify_all();
     }
 
-    /// What there is of the model `number`, and whether it is pinned.
-    pub(super) fn stage(&self, number: usize) -> (Stage, bool) {
+    /// Bytes of all models on an engine at most, if that is limited.
+    pub(super) fn models_bytes(&self) -> Option<u64> {
+        self.options.models_bytes
+    }
+
+    /// What there is of the model `number`.
+    pub(super) fn standing(&self, number: usize) -> Standing {
         let state = self.state();
         let model = &state.models[number];
-        (model.stage, model.is_pinned || !model.can_load)
+        Standing {
+            stage: model.stage,
+            is_pinned: model.is_pinned || !model.can_load,
+            generation: model.generation,
+        }
+    }
+
+    /// Records that weights of the model `number` were replaced.
+    pub(super) fn swapped(&self, number: usize) {
+        let mut state = self.state();
+        let model = &mut state.models[number];
+        model.generation += 1;
+        let name = model.name.clone();
+        state.used(number);
+        for place in &mut state.engines {
+            place.has_to_forget = true;
+        }
+        drop(state);
+        self.changed.notify_all();
+        self.metrics.count_swap(&name);
     }
 
     /// Wants the model `number` loaded; tells when it is. It is pinned then if `pin` says so, and not if it says that.
@@ -591,9 +639,39 @@ impl Dispatch {
             if let Some(errand) = self.errand(&mut state) {
                 return Some(errand);
             }
-            let waited = self.errands.wait(state);
-            state = waited.unwrap_or_else(PoisonError::into_inner);
+            state = match self.next_idle(&state) {
+                None => {
+                    let waited = self.errands.wait(state);
+                    waited.unwrap_or_else(PoisonError::into_inner)
+                }
+                Some(time) => {
+                    let waited = self.errands.wait_timeout(state, time);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
+    }
+
+    /// How long until a model has been idle for long enough to be unloaded; `None` if none ever will be.
+    fn next_idle(&self, state: &State) -> Option<Duration> {
+        let all = (0..state.models.len()).filter_map(|number| self.idle_in(state, number));
+        all.min()
+    }
+
+    /// How long until the model `number` has been idle for long enough to be unloaded; `None` if it never will be, as
+    /// things are.
+    fn idle_in(&self, state: &State, number: usize) -> Option<Duration> {
+        let limit = self.options.models_idle?;
+        let model = &state.models[number];
+        let is_waited_for = || state.queue.iter().any(|given| given.job.model == number);
+        if model.stage != Stage::Loaded
+            || !model.may_go()
+            || state.n_busy(number) > 0
+            || is_waited_for()
+        {
+            return None;
+        }
+        Some(limit.saturating_sub(model.used_at?.elapsed()))
     }
 
     /// What is to be done now, if something is.
@@ -601,6 +679,10 @@ impl Dispatch {
         let is_unwanted = |model: &ModelState| model.is_unwanted && model.stage == Stage::Loaded;
         if let Some(number) = state.models.iter().position(is_unwanted) {
             return Some(unload(state, number, Reason::Request));
+        }
+        let is_idle = |number: &usize| self.idle_in(state, *number) == Some(Duration::ZERO);
+        if let Some(number) = (0..state.models.len()).find(is_idle) {
+            return Some(unload(state, number, Reason::Idle));
         }
         let was_draining: Vec<bool> = state
             .models
@@ -720,6 +802,7 @@ impl Dispatch {
         model.stage = Stage::Unloaded;
         model.is_unwanted = false;
         model.n_adapters = 0;
+        model.generation = 0;
         for waits in model.unload_waits.drain(..) {
             // Whoever is gone needn't be told.
             let _ = waits.send(());
@@ -734,6 +817,7 @@ impl Dispatch {
         let (action, reason) = match reason {
             Reason::Request => ("unload", "request"),
             Reason::Memory => ("evict", "memory"),
+            Reason::Idle => ("idle", "idle"),
         };
         self.metrics.count_unload(&name, reason);
         tell(
@@ -809,6 +893,7 @@ mod tests {
             cache_bytes: 0,
             chunk: 1,
             models_bytes: None,
+            models_idle: None,
         };
         let metrics = Arc::new(Metrics::new(&devices, 0, 1));
         let dispatch = Dispatch::new(devices, options, metrics, Arc::new(|_| {}));
@@ -935,6 +1020,7 @@ mod tests {
             cache_bytes: 0,
             chunk: 1,
             models_bytes: Some(10 * n),
+            models_idle: None,
         };
         let metrics = Arc::new(Metrics::new(&devices, 0, 1));
         let dispatch = Dispatch::new(devices, options, metrics, Arc::new(|_| {}));
@@ -1066,7 +1152,7 @@ mod tests {
         let mut gone = dispatch.unwant(0).unwrap();
         assert_eq!(errand(&dispatch), None);
         dispatch.finish_load(0, Ok(()));
-        assert_eq!(dispatch.stage(0), (Stage::Loaded, false));
+        assert_eq!(dispatch.standing(0).stage, Stage::Loaded);
         let reason = Reason::Request;
         assert_eq!(
             errand(&dispatch),
@@ -1074,6 +1160,6 @@ mod tests {
         );
         dispatch.finish_unload(0, reason);
         assert!(gone.try_recv().is_ok());
-        assert_eq!(dispatch.stage(0), (Stage::Unloaded, false));
+        assert_eq!(dispatch.standing(0).stage, Stage::Unloaded);
     }
 }

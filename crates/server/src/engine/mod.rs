@@ -28,9 +28,9 @@ use crate::metrics::Metrics;
 use crate::settings::Log;
 pub(crate) use adapters::{AdapterKey, Adapters, LoadAdapter};
 use dispatch::Dispatch;
-pub(crate) use dispatch::Stage;
+pub(crate) use dispatch::{Stage, Standing};
 use models::Tell;
-pub(crate) use models::{AdapterSource, Library, ModelSource};
+pub(crate) use models::{AdapterSource, Library, ModelSource, NotSwapped};
 use worker::Worker;
 
 /// Events of one request that wait to be read; with more, it is given up.
@@ -49,6 +49,8 @@ pub struct EngineOptions {
     pub chunk: usize,
     /// Bytes of all models on an engine: to load one, others are unloaded. `None` for as many as there are.
     pub models_bytes: Option<u64>,
+    /// A model that nobody has used for so long is unloaded. `None` for never.
+    pub models_idle: Option<Duration>,
 }
 
 /// What is to be computed, and for whom.
@@ -236,9 +238,9 @@ impl Engines {
         Ok((Engines { door }, library))
     }
 
-    /// What there is of the model `number`, and whether it has to stay.
-    pub(crate) fn stage(&self, number: usize) -> (Stage, bool) {
-        self.door.dispatch.stage(number)
+    /// What there is of the model `number`.
+    pub(crate) fn standing(&self, number: usize) -> Standing {
+        self.door.dispatch.standing(number)
     }
 
     /// Loads the model `number`, if it isn't there; pins it if `pin` says so, and doesn't any more if it says that.

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
+use sterna::swap::SwappedGroup;
 use sterna::{Adapted, AdapterFiles, Context, Error, ErrorCode, Result};
 use sterna_engine::lora::ActiveAdapter;
 use sterna_engine::{Backend, Model, SessionOptions};
@@ -31,6 +32,22 @@ pub(crate) type CacheBytes = dyn Fn(usize) -> u64 + Send + Sync;
 /// Loads a model for the engines with these numbers; what it returns is in their order.
 pub(crate) type LoadModel<B> = dyn Fn(&[usize]) -> Result<Vec<Adapted<B>>> + Send + Sync;
 
+/// Replaces groups of the weights of all these models, which are equal, by those of the revision of that name: the groups
+/// called so, or all that differ if none is named. What changed to what.
+pub(crate) type SwapGroups<B> =
+    dyn Fn(&[Arc<Model<B>>], &str, &[String]) -> Result<Vec<SwappedGroup>> + Send + Sync;
+
+/// Why weights aren't replaced.
+#[derive(Debug)]
+pub(crate) enum NotSwapped {
+    /// The weights of this model stay.
+    Fixed,
+    /// It isn't loaded.
+    Unloaded,
+    /// The revision can't be read, or isn't one of the model.
+    Unfit(Error),
+}
+
 /// Opens an adapter.
 pub(crate) type OpenFiles = dyn Fn() -> Result<AdapterFiles> + Send + Sync;
 
@@ -57,6 +74,8 @@ pub(crate) struct ModelSource<B: Backend> {
     pub(crate) loaded: Option<Vec<Adapted<B>>>,
     /// Without it, the model is there from the beginning to the end.
     pub(crate) load: Option<Box<LoadModel<B>>>,
+    /// Without it, its weights stay.
+    pub(crate) swap: Option<Box<SwapGroups<B>>>,
     /// Adapters that are loaded with it.
     pub(crate) adapters: Vec<AdapterSource>,
 }
@@ -111,6 +130,8 @@ pub(crate) type Tell = dyn Fn(usize, Option<Arc<dyn LoadAdapter>>) + Send + Sync
 pub(crate) struct Library<B: Backend> {
     pub(super) tables: Vec<Arc<Table<B>>>,
     sources: Mutex<Vec<Arc<ModelSource<B>>>>,
+    /// Held while tables change.
+    changing: Mutex<()>,
     dispatch: Arc<Dispatch>,
     tell: Box<Tell>,
 }
@@ -126,13 +147,30 @@ where
         Library {
             tables: (0..n_engines).map(|_| Arc::new(Table::new())).collect(),
             sources: Mutex::default(),
+            changing: Mutex::default(),
             dispatch,
             tell,
         }
     }
 
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn sources(&self) -> MutexGuard<'_, Vec<Arc<ModelSource<B>>>> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Errors: there would never be room for a model of so many bytes, called `name`.
+    pub(crate) fn expect_room(&self, name: &str, bytes: u64) -> Result<()> {
+        match self.dispatch.models_bytes() {
+            Some(limit) if bytes > limit => {
+                let message =
+                    format!("the model {name} has {bytes} bytes: expected at most {limit}");
+                Err(Error::new(ErrorCode::OutOfMemory, message))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Adds a model; its number.
@@ -185,21 +223,68 @@ where
             adapters.load_as(key, files, *scale)?;
         }
         for (engine, adapted) in engines.iter().zip(loaded) {
-            self.dispatch.held(number);
-            let model = EngineModel {
-                adapted,
-                session: source.session,
-                cache_bytes: Arc::clone(&source.cache_bytes),
-                adapters: Arc::clone(&adapters),
-                _guard: CopyGuard {
-                    dispatch: Arc::clone(&self.dispatch),
-                    number,
-                },
-            };
-            self.tables[*engine].set(number, Some(Arc::new(model)));
+            self.give(*engine, number, source, adapted, &adapters);
         }
         (self.tell)(number, Some(adapters));
         Ok(())
+    }
+
+    /// Gives the engine `engine` the model `number`, as `adapted` has it.
+    fn give(
+        &self,
+        engine: usize,
+        number: usize,
+        source: &ModelSource<B>,
+        adapted: Adapted<B>,
+        adapters: &Arc<Adapters<B>>,
+    ) {
+        self.dispatch.held(number);
+        let model = EngineModel {
+            adapted,
+            session: source.session,
+            cache_bytes: Arc::clone(&source.cache_bytes),
+            adapters: Arc::clone(adapters),
+            _guard: CopyGuard {
+                dispatch: Arc::clone(&self.dispatch),
+                number,
+            },
+        };
+        self.tables[engine].set(number, Some(Arc::new(model)));
+    }
+
+    /// Replaces groups of the weights of the model `number` by those of `revision`: the groups called `ids`, or all that
+    /// differ if none is named. What is being answered ends with the weights that it began with; what begins has the
+    /// new ones. What changed to what.
+    ///
+    /// Errors: nothing has changed then.
+    pub(crate) fn swap(
+        &self,
+        number: usize,
+        revision: &str,
+        ids: &[String],
+    ) -> std::result::Result<Vec<SwappedGroup>, NotSwapped> {
+        let source = self.sources().get(number).map(Arc::clone);
+        let source = source.ok_or(NotSwapped::Fixed)?;
+        let swap = source.swap.as_ref().ok_or(NotSwapped::Fixed)?;
+        let _changing = self.changing();
+        let running: Vec<_> = self.tables.iter().map(|table| table.get(number)).collect();
+        let Some(adapters) = running.iter().flatten().map(|own| &own.adapters).next() else {
+            return Err(NotSwapped::Unloaded);
+        };
+        let forks = running.iter().map(|own| Some(own.as_ref()?.adapted.fork()));
+        let forks: Vec<Option<Adapted<B>>> = forks.collect();
+        let models = forks.iter().map(|own| Some(own.as_ref()?.model()));
+        let models: Vec<Option<Arc<Model<B>>>> = models.map(Option::<&_>::cloned).collect();
+        let there: Vec<Arc<Model<B>>> = models.iter().flatten().cloned().collect();
+        let swapped = swap(&there, revision, ids).map_err(NotSwapped::Unfit)?;
+        adapters.set_models(models);
+        for (engine, fork) in forks.into_iter().enumerate() {
+            if let Some(adapted) = fork {
+                self.give(engine, number, &source, adapted, adapters);
+            }
+        }
+        self.dispatch.swapped(number);
+        Ok(swapped)
     }
 
     /// Loads and unloads as is needed, until nothing more is asked.
@@ -209,6 +294,7 @@ where
                 Errand::Load { number, engines } => {
                     let begun = Instant::now();
                     let source = Arc::clone(&self.sources()[number]);
+                    let _changing = self.changing();
                     let load = || match &source.load {
                         Some(load) => self.install(number, &source, &engines, load(&engines)?),
                         None => {
@@ -225,6 +311,7 @@ where
                     self.dispatch.finish_load(number, installed);
                 }
                 Errand::Unload { number, reason } => {
+                    let _changing = self.changing();
                     (self.tell)(number, None);
                     self.tables.iter().for_each(|table| table.set(number, None));
                     self.dispatch.finish_unload(number, reason);

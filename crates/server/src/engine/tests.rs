@@ -106,6 +106,7 @@ fn engines_of(n: usize, folder: &str, own: Option<&str>, options: EngineOptions)
         cache_bytes: Arc::new(move |len| plan.cache_bytes(len, session.cache)),
         loaded: Some(adapted),
         load: None,
+        swap: None,
         adapters: Vec::new(),
     });
     assert_eq!(added.unwrap(), 0);
@@ -126,6 +127,7 @@ fn options(cache_bytes: u64, parallel: usize) -> EngineOptions {
         cache_bytes,
         chunk: 16,
         models_bytes: None,
+        models_idle: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! What requests of OpenAI's dialect may have in common.
 
-use super::super::shape::{Field, OBJECT, SAID, Shape, TEXT, field, items, required, word};
+use super::super::shape::{Field, OBJECT, SAID, Shape, TEXT, field, items, required, some, word};
 use super::{MAX_CHOICES, MAX_STOPS, MAX_TOP};
 
 const ANY_NUMBER: Shape = Shape::Number(f32::MIN, f32::MAX);
@@ -208,7 +208,7 @@ const ROLES: &[&str] = &[
 ];
 
 /// A conversation.
-pub(crate) const MESSAGES: Field = required("messages", items(&MESSAGE, "messages"));
+pub(crate) const MESSAGES: Field = required("messages", some(&MESSAGE, "messages"));
 
 pub(crate) const IDS: Shape = items(&Shape::Id, "ids");
 
