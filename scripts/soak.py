@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Mixed load on `sterna serve` for a while: does every request get what it should, and does memory stay?
 
-    scripts/soak.py [--seconds 60] [--workers 12] [--program target/release/sterna] [--seed 1] [--json FILE]
+    scripts/soak.py [--seconds 60] [--workers 12] [--pause 0] [--program target/release/sterna] [--seed 1] [--json FILE]
 
 Starts a server of the built-in model, with keys and a small cache, and asks it from several threads: short and long
 answers, whole and streamed, long prompts, schemas, vectors, clients that go away, that read slowly, that send nonsense
-or have no key, and an operator who loads and unloads adapters. Prints requests by kind and outcome, times to the first
-token and between tokens, and the server's memory as it goes; ends with status 1 if a request had another outcome than
-it should, an answer was another one the second time, something is left over at the end, or memory grows.
+or have no key; and operators who each second load and unload an adapter, replace groups of the weights of a second
+model by those of other revisions of it, and load and unload a third one, while all of them answer. Prints requests by
+kind and outcome, times to the first token and between tokens, and the server's memory as it goes; ends with status 1 if
+a request had another outcome than it should, an answer was another one the second time or has the weights of two
+revisions, something is left over at the end, or memory grows.
 
 Only the standard library; memory is read from /proc, and elsewhere not judged.
 """
@@ -20,6 +22,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -33,6 +36,7 @@ STALL = 120  # seconds in which something has to come
 CACHE = 16 << 20  # bytes, less than memory may grow: a slow machine may fill it late
 GROWTH = 32 << 20  # bytes that memory may grow in the judged part of a run, or
 GROWTH_SHARE = 0.15  # this share of what it was
+EVERY = 1.0  # seconds from one swap to the next
 PLACES = ["Rome", "Oslo", "Lima"]
 NAMES = ["Ruby", "Max", "Lily", "Tom"]
 SCHEMA = {
@@ -41,6 +45,11 @@ SCHEMA = {
     "required": ["place", "n"],
     "additionalProperties": False,
 }
+
+
+# Layers that are others in each revision.
+LAYERS = (2, 5)
+REVISIONS = ([], [LAYERS[0]], [*LAYERS])
 
 
 class Wrong(Exception):
@@ -68,6 +77,23 @@ def adapter(folder, salt):
     return folder
 
 
+def with_other_layers(model, folder, layers):
+    """A copy of the built-in model's folder `model`, in which the rows of some matrices of `layers` come later."""
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("training", "*.md", "expected.json"))
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    begin = 8 + struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:begin])
+    for layer in layers:
+        for module in ("self_attn.v_proj", "mlp.down_proj"):
+            tensor = header[f"model.layers.{layer}.{module}.weight"]
+            row = tensor["shape"][1]
+            start, end = (begin + offset for offset in tensor["data_offsets"])
+            data[start:end] = data[end - row : end] + data[start : end - row]
+    file.write_bytes(data)
+    return folder
+
+
 class Server:
     """The program, and what it said."""
 
@@ -79,7 +105,18 @@ class Server:
         (self.key, line), (self.admin, admin_line) = key("client"), key("operator")
         (scratch / "keys").write_text(f"{line}\n{admin_line} admin\n")
         self.log = open(scratch / "log", "w+")
-        flags = ["builtin", "--no-files", "--ctx", "4096", "--port", "0", "--api-keys", str(scratch / "keys")]
+        # Another copy of the built-in model, in three revisions: of two layers, each is as it was or another one.
+        tales = pathlib.Path(__file__).resolve().parent.parent / "crates/sterna/models/tiny-tales"
+        self.revisions = []
+        for number, layers in enumerate(REVISIONS):
+            folder = with_other_layers(tales, scratch / f"layers-{number}", layers)
+            package = scratch / f"revision-{number}"
+            subprocess.run([program, "convert", "--quiet", folder, package], check=True, stdout=subprocess.DEVNULL)
+            self.revisions.append(str(package))
+        # And one that is there only now and then.
+        self.visitor = str(with_other_layers(tales, scratch / "visitor", []))
+        shutil.copytree(self.revisions[0], scratch / "tale")
+        flags = ["builtin", str(scratch / "tale"), "--no-files", "--ctx", "4096", "--port", "0", "--api-keys", str(scratch / "keys")]
         flags += ["--parallel", "8", "--queue", "64", "--cache-memory", str(CACHE)]
         self.process = subprocess.Popen(
             [program, "serve", *flags], stdout=subprocess.PIPE, stderr=self.log, text=True, env={**os.environ, "STERNA_HOME": str(scratch / "home")}
@@ -132,8 +169,8 @@ class Server:
 class Load:
     """What is asked, and what became of it."""
 
-    def __init__(self, server, scratch, seed):
-        self.server, self.seed = server, seed
+    def __init__(self, server, scratch, seed, pause):
+        self.server, self.seed, self.pause = server, seed, pause
         self.lock = threading.Lock()
         self.outcomes = collections.Counter()
         self.failures = []
@@ -152,9 +189,21 @@ class Load:
             self.stalled: 2,
             self.malformed: 15,
             self.looked_at: 5,
-            # Of one thread alone, since adapters have names.
-            self.adapters_come_and_go: 0,
+            self.of_one_revision: 10,
         }
+        # Each of one thread alone.
+        self.operators = [self.adapters_come_and_go, self.groups_are_swapped, self.models_come_and_go]
+        # Whether each of the layers that revisions have in two forms is the other one, in the second model.
+        self.tale = server.ask("GET", "/v1/models")["data"][1]["id"]
+        self.state = (False, False)
+        # The answers of each of these to the same requests, of which each stream has to be one.
+        self.tales = {}
+        for revision, groups in ((1, None), (2, None), (0, self.groups(LAYERS[0])), (0, None)):
+            self.swap(revision, groups)
+            texts = [self.tell(seed, 40) for seed in range(2)]
+            if texts in self.tales.values():
+                raise SystemExit(f"swaps: expected other answers of other weights, found the same: {texts}")
+            self.tales[self.state] = texts
 
     def same(self, what, answer):
         """Equal requests have equal answers, whatever else is asked."""
@@ -296,7 +345,76 @@ class Load:
             raise Wrong("metrics: expected sterna_requests_total")
         self.server.ask("GET", "/health")
 
+    def groups(self, *layers):
+        return [f"layer.{layer}" for layer in layers]
+
+    def swap(self, revision, groups):
+        """Replaces groups of the second model by those of a revision: those given, or all that differ."""
+        body = {"model": self.tale, "revision": self.server.revisions[revision]}
+        if groups:
+            body["groups"] = groups
+        answer = self.server.ask("POST", "/v1/models/swap", body, key=self.server.admin)
+        other = [layer in REVISIONS[revision] for layer in LAYERS]
+        meant = [not groups or f"layer.{layer}" in groups for layer in LAYERS]
+        expected = groups or [f"layer.{layer}" for layer, a, b in zip(LAYERS, self.state, other) if a != b]
+        self.state = tuple(b if is_meant else a for a, b, is_meant in zip(self.state, other, meant))
+        if sorted(one["group"] for one in answer["swapped"]) != sorted(expected):
+            raise Wrong(f"swap: expected {expected}, found {answer['swapped']}")
+
+    def tale_of(self, seed, n):
+        messages = [{"role": "user", "content": "Tell me a story about a fox."}]
+        return {"model": self.tale, "messages": messages, "seed": seed, "max_tokens": n, "ignore_eos": True}
+
+    def tell(self, seed, n):
+        return self.server.ask("POST", "/v1/chat/completions", self.tale_of(seed, n))["choices"][0]["message"]["content"]
+
+    def of_one_revision(self, numbers):
+        """An answer has the weights that it began with, to its end."""
+        seed = numbers.randrange(2)
+        text, _ = self.read(self.tale_of(seed, 40))
+        if all(text != texts[seed] for texts in self.tales.values()):
+            raise Wrong(f"swaps: expected an answer of one revision, found {text!r}")
+
+    def groups_are_swapped(self, numbers):
+        begun, seed = time.monotonic(), numbers.randrange(2)
+        # What begins before ends as it would have.
+        _, _, data = connection = self.events(self.tale_of(seed, 40))
+        first, before = next(data), self.tales[self.state][seed]
+        choices = [(revision, None) for revision in range(3) if self.state != tuple(layer in REVISIONS[revision] for layer in LAYERS)]
+        choices += [(revision, self.groups(LAYERS[0])) for revision in range(3)]
+        self.swap(*numbers.choice(choices))
+        after = self.tell(seed, 40)
+        deltas = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in [first, *data] if event != b"[DONE]"]
+        connection[1].close()
+        connection[0].close()
+        if "".join(deltas) != before:
+            raise Wrong(f"swaps: expected the answer to end as {before!r}, found {''.join(deltas)!r}")
+        if after != self.tales[self.state][seed]:
+            raise Wrong(f"swaps: expected the answer of {self.state}, found {after!r}")
+        self.ending.wait(max(0.0, begun + EVERY - time.monotonic()))
+
+    def models_come_and_go(self, numbers):
+        begun = time.monotonic()
+        # Twice: the second time it is there.
+        for _ in range(2):
+            model = self.server.ask("POST", "/v1/models/load", {"model": self.server.visitor}, key=self.server.admin)
+            if model["status"]["value"] != "loaded":
+                raise Wrong(f"models: expected one that is loaded, found {model}")
+        what, body = self.chat(numbers, max_tokens=16)
+        body["model"] = model["id"]
+        _, _, data = connection = self.events({**body, "max_tokens": 300, "ignore_eos": True})
+        next(data)
+        answer = self.server.ask("POST", "/v1/chat/completions", body)
+        self.same(("short", *what), answer["choices"][0]["message"]["content"])
+        self.server.ask("POST", "/v1/models/unload", {"model": model["id"]}, key=self.server.admin)
+        if list(data)[-1:] != [b"[DONE]"]:
+            raise Wrong("models: an answer broke off when its model was unloaded")
+        connection[1].close()
+        connection[0].close()
+        self.ending.wait(max(0.0, begun + EVERY - time.monotonic()))
+
     def adapters_come_and_go(self, numbers):
+        begun = time.monotonic()
         index = numbers.randrange(len(self.adapters))
         name = f"a{index}"
         load = {"lora_name": name, "lora_path": str(self.adapters[index])}
@@ -315,7 +433,7 @@ class Load:
         connection[1].close()
         connection[0].close()
         self.server.ask("POST", "/v1/chat/completions", body, expect=404)
-        self.ending.wait(0.2)
+        self.ending.wait(max(0.0, begun + EVERY - time.monotonic()))
 
     def work(self, index, kinds):
         numbers = random.Random(self.seed * 1000 + index)
@@ -332,6 +450,8 @@ class Load:
                     return
             with self.lock:
                 self.outcomes[kind.__name__, outcome] += 1
+            if self.pause and kind not in self.operators:
+                self.ending.wait(numbers.uniform(0, 2 * self.pause))
 
 
 def share(values, q):
@@ -384,6 +504,7 @@ def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--pause", type=float, default=0, help="seconds between requests of a worker, on average")
     parser.add_argument("--program", default=os.environ.get("STERNA", str(root / "target/release/sterna")))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", metavar="KIND", help="a kind of request, of those that are printed at the end; may be given several times")
@@ -393,24 +514,25 @@ def main():
         scratch = pathlib.Path(scratch)
         server = Server(flags.program, scratch)
         try:
-            load = Load(server, scratch, flags.seed)
+            load = Load(server, scratch, flags.seed, flags.pause)
             if flags.only:
-                known = {kind.__name__: kind for kind in load.kinds}
+                known = {kind.__name__: kind for kind in [*load.kinds, *load.operators]}
                 unknown = [name for name in flags.only if name not in known]
                 if unknown:
                     parser.error(f"--only: expected one of {', '.join(known)}, found {unknown[0]}")
-                load.kinds = {known[name]: 1 for name in flags.only}
+                meant = [known[name] for name in flags.only]
+                load.operators = [kind for kind in meant if kind in load.operators]
+                load.kinds = {kind: 1 for kind in meant if kind not in load.operators}
             sys.exit(soak(flags, server, load))
         finally:
             server.close()
 
 
 def soak(flags, server, load):
-    operator = load.adapters_come_and_go
-    kinds = {kind: weight for kind, weight in load.kinds.items() if kind != operator}
+    kinds = load.kinds
     threads = [threading.Thread(target=load.work, args=(i, kinds), daemon=True) for i in range(flags.workers) if kinds]
-    if operator in load.kinds:
-        threads.append(threading.Thread(target=load.work, args=(-1, {operator: 1}), daemon=True))
+    for i, operator in enumerate(load.operators):
+        threads.append(threading.Thread(target=load.work, args=(-1 - i, {operator: 1}), daemon=True))
     begun = time.monotonic()
     for thread in threads:
         thread.start()
