@@ -313,8 +313,7 @@ impl Metrics {
 
     /// Whether the model called `name` is loaded.
     pub(crate) fn set_model(&self, name: &str, is_loaded: bool) {
-        let labels = vec![("model", name.to_owned())];
-        let loaded = self.model_loaded.get_or_create(&labels);
+        let loaded = self.model_loaded.get_or_create(&of_model(name));
         loaded.set(i64::from(is_loaded));
         // Counts begin at zero, not when something is counted.
         for result in [true, false] {
@@ -323,6 +322,7 @@ impl Metrics {
         for reason in ["idle", "memory", "request"] {
             drop(self.model_unloads.get_or_create(&of_unload(name, reason)));
         }
+        drop(self.model_swaps.get_or_create(&of_model(name)));
     }
 
     /// Counts that the model called `name` was loaded, or could not be.
@@ -339,8 +339,7 @@ impl Metrics {
 
     /// Counts that weights of the model called `name` were replaced.
     pub(crate) fn count_swap(&self, name: &str) {
-        let labels = vec![("model", name.to_owned())];
-        self.model_swaps.get_or_create(&labels).inc();
+        self.model_swaps.get_or_create(&of_model(name)).inc();
     }
 
     /// Counts a request.
@@ -423,6 +422,11 @@ impl Metrics {
         let _ = encode(&mut text, &self.registry);
         text
     }
+}
+
+/// The label of the model called `name`.
+fn of_model(name: &str) -> Labels {
+    vec![("model", name.to_owned())]
 }
 
 /// The labels of how loading the model called `name` went.
