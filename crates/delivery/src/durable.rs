@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 /// Waits until the directory entries in `folder` would survive a crash of the system: those of files that
@@ -35,15 +36,28 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
-/// Removes what processes that were killed while they wrote a whole file left in `folder`, which no other
-/// process may be writing to.
-pub fn remove_temporaries(folder: &Path) -> io::Result<()> {
+/// Removes what processes that were killed while they wrote a whole file left in `folder`, if it wasn't written to for
+/// `age`: no other process may be at a file for longer.
+pub fn remove_temporaries(folder: &Path, age: Duration) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with('.') && name.ends_with(TEMPORARY) {
-            fs::remove_file(entry.path())?;
+        if !name.starts_with('.') || !name.ends_with(TEMPORARY) {
+            continue;
+        }
+        // Another process may remove it, too.
+        let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let modified = match entry.metadata().and_then(|metadata| metadata.modified()) {
+            Err(error) if gone(&error) => continue,
+            modified => modified?,
+        };
+        // One from the future is new.
+        if modified.elapsed().unwrap_or_default() >= age
+            && let Err(error) = fs::remove_file(entry.path())
+            && !gone(&error)
+        {
+            return Err(error);
         }
     }
     Ok(())
@@ -151,6 +165,8 @@ impl Drop for PartialFile {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     fn names(folder: &Path) -> Vec<OsString> {
@@ -187,6 +203,21 @@ mod tests {
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(names(folder.path()), ["secret"]);
+    }
+
+    #[test]
+    fn what_was_abandoned_is_removed_and_what_is_new_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let new = PartialFile::create(&folder.path().join("new")).unwrap();
+        let old = folder.path().join(".old-1-1.tmp");
+        let day = Duration::from_secs(24 * 60 * 60);
+        let file = File::create(&old).unwrap();
+        file.set_modified(SystemTime::now() - 2 * day).unwrap();
+        write_whole(&folder.path().join("whole"), b"x").unwrap();
+        remove_temporaries(folder.path(), day).unwrap();
+        assert!(!old.exists());
+        new.finish().unwrap();
+        assert_eq!(names(folder.path()).len(), 2);
     }
 
     #[test]

@@ -53,6 +53,11 @@ impl<B: Backend> Model<B> {
         self.current().versions()
     }
 
+    /// How often weights have been replaced, as [`Model::versions`] says.
+    pub fn generation(&self) -> u64 {
+        self.current().number()
+    }
+
     /// The weights to compute a step with. They stay alive while held, whatever is published meanwhile.
     pub(crate) fn current(&self) -> Arc<WeightSet<B>> {
         Arc::clone(&self.lock())

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sterna_delivery::hash::{Algorithm, Digest, Hasher};
 use sterna_engine::lora::{ActiveAdapter, AdapterOptions};
 use sterna_engine::{Backend, Model, Session, SessionOptions};
 use sterna_format::DType;
@@ -14,6 +15,8 @@ use crate::warning::Warning;
 pub struct Adapted<B: Backend> {
     model: Arc<Model<B>>,
     adapters: Vec<ActiveAdapter<B>>,
+    /// Of each, the digest, the scale, and what it was converted to.
+    forms: Vec<(Digest, f32, Option<DType>)>,
 }
 
 impl<B: Backend> Clone for Adapted<B> {
@@ -21,6 +24,7 @@ impl<B: Backend> Clone for Adapted<B> {
         Adapted {
             model: Arc::clone(&self.model),
             adapters: self.adapters.clone(),
+            forms: self.forms.clone(),
         }
     }
 }
@@ -31,6 +35,7 @@ impl<B: Backend> Adapted<B> {
         Adapted {
             model,
             adapters: Vec::new(),
+            forms: Vec::new(),
         }
     }
 
@@ -49,10 +54,12 @@ impl<B: Backend> Adapted<B> {
     ) -> Result<()> {
         adapter.check_base(files, warnings)?;
         let refusal = adapter.refusal();
+        let form = (adapter.digest(), scale, dtype);
         let options = AdapterOptions { dtype };
         let adapter = self.model.load_adapter(adapter.source, options);
         let adapter = adapter.with_context(|| refusal)?;
         self.adapters.push(ActiveAdapter { adapter, scale });
+        self.forms.push(form);
         Ok(())
     }
 
@@ -62,7 +69,18 @@ impl<B: Backend> Adapted<B> {
         Adapted {
             model: self.model.fork(),
             adapters: self.adapters.clone(),
+            forms: self.forms.clone(),
         }
+    }
+
+    /// What the adapters are, beside the model: models of the same files whose sessions compute the same have the same.
+    pub fn adapters_digest(&self) -> Digest {
+        let mut hasher = Hasher::new(Algorithm::Blake3);
+        for (digest, scale, dtype) in &self.forms {
+            let form = format!("{digest} {scale:?} {dtype:?}\n");
+            hasher.update(form.as_bytes());
+        }
+        hasher.finish()
     }
 
     /// The model.

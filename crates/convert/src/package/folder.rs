@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use sterna::native::LocalModel;
@@ -174,7 +174,7 @@ pub(super) fn begin_package(out: &Path) -> Result<Staging> {
     let what = || staging.path.display().to_string();
     fs::create_dir_all(&staging.path).with_context(what)?;
     // Of a conversion that was killed while it wrote the manifest, say.
-    remove_temporaries(&staging.path).with_context(what)?;
+    remove_temporaries(&staging.path, Duration::ZERO).with_context(what)?;
     Ok(staging)
 }
 

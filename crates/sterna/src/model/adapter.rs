@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use sterna_delivery::hash::{Algorithm, Digest, Hasher};
 use sterna_engine::lora::{AdapterSource, LoraMatrix, LoraPair, Module, Orientation};
 use sterna_engine::plan::TensorRequest;
 use sterna_format::bundle::{
@@ -90,6 +91,26 @@ impl AdapterFiles {
             }
         }
         Ok(())
+    }
+
+    /// A digest of all that changes what a model with it computes.
+    pub fn digest(&self) -> Digest {
+        let mut hasher = Hasher::new(Algorithm::Blake3);
+        let AdapterSource {
+            orientation, pairs, ..
+        } = &self.source;
+        hasher.update(&[u8::from(*orientation == Orientation::RankFirst)]);
+        for pair in pairs {
+            let module = format!("{} {:?}\n", pair.layer, pair.module);
+            hasher.update(module.as_bytes());
+            hasher.update(&pair.scaling.to_le_bytes());
+            for matrix in [&pair.a, &pair.b] {
+                let form = format!("{:?} {:?}\n", matrix.shape, matrix.dtype);
+                hasher.update(form.as_bytes());
+                hasher.update(&matrix.bytes);
+            }
+        }
+        hasher.finish()
     }
 
     /// How the refusal of a model begins that the adapter isn't for.

@@ -7,6 +7,7 @@ use std::thread;
 
 use bytes::Bytes;
 use serde_json::Value;
+use sterna_delivery::hash::{Algorithm, Digest, Hasher};
 use sterna_engine::backend::ExpertMemory;
 use sterna_engine::plan::TensorRequest;
 use sterna_engine::{Backend, Model, ModelPlan};
@@ -18,12 +19,15 @@ use super::find::Located;
 use super::shards::{Kept, Shards};
 use crate::error::{Context, Result};
 use crate::model::{
-    ADAPTER_CONFIG, AdapterFiles, LoadOptions, Loaded, ModelFiles, OpenOptions, PackageFiles,
-    Signatures, Verification,
+    ADAPTER_CONFIG, AdapterFiles, Header, LoadOptions, Loaded, ModelFiles, OpenOptions,
+    PackageFiles, Signatures, Verification,
 };
 use crate::swap::Group;
 use crate::want::{Joined, Machine, Want};
 use crate::warning::Warning;
+
+/// Bytes of a file that are hashed at once.
+const DIGEST_PIECE: usize = 16 << 20;
 
 /// A model whose files are on this machine, or on their way to it: what they say ([`ModelFiles`]), and the
 /// files.
@@ -93,6 +97,30 @@ impl LocalModel {
     /// The files with weights, in the order of [`ModelFiles::files`].
     pub fn sources(&self) -> &[SourceFile] {
         &self.sources
+    }
+
+    /// A digest of the model's files: that of its package, else of the files with weights and what is read beside them.
+    /// All of those are read for that; `progress` is told how many bytes were.
+    ///
+    /// Errors: they can't be had.
+    pub fn digest(&self, progress: &dyn Fn(u64)) -> Result<Digest> {
+        if let Header::Package(header) = self.model.header()
+            && let Some(digest) = header.package.manifest().blake3_full
+        {
+            return Ok(digest);
+        }
+        let mut hasher = Hasher::new(Algorithm::Blake3);
+        for source in &self.sources {
+            hasher.update(&source.len().to_le_bytes());
+            for piece in source.bytes()?.chunks(DIGEST_PIECE) {
+                hasher.update(piece);
+                progress(piece.len() as u64);
+            }
+        }
+        if let Some(config) = self.model.config_json()? {
+            hasher.update(config.to_string().as_bytes());
+        }
+        Ok(hasher.finish())
     }
 
     /// The small file called `name` in the model's folder, as it is now, if there is one.

@@ -9,6 +9,7 @@ mod find;
 mod local;
 mod names;
 mod open;
+mod saved;
 mod shards;
 
 #[cfg(feature = "builtin")]
@@ -22,3 +23,4 @@ pub use find::Located;
 pub use local::{LoadFrom, LocalModel, Weights, open_adapter, read_package, read_small};
 pub use names::stem;
 pub use open::{Options, load, open};
+pub use saved::{SequenceFolder, SequenceLabel, StoredSequence};
