@@ -116,6 +116,48 @@ fn other_machines_need_a_key() {
     );
 }
 
+#[test]
+fn conversations_go_on_after_a_restart() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("cache");
+    let serve = |more: &[&str]| {
+        let mut command = sterna(home.path());
+        command.args(["builtin", "--no-files"]).args(more);
+        command.args(["--backend", "cpu"]);
+        start(&mut command)
+    };
+    let said = |role: &str, text: &str| json!({"role": role, "content": text});
+    let ask = |server: &Server, messages: &[Value]| {
+        let body = chat(&json!({"messages": messages, "max_tokens": 90, "seed": 5}));
+        let (status, body) = server.ask("POST /v1/chat/completions", "", &body);
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str::<Value>(&body).unwrap()
+    };
+    let content = |answer: &Value| {
+        let content = answer["choices"][0]["message"]["content"].as_str();
+        content.unwrap().to_owned()
+    };
+    let count = |answer: &Value, name: &str| answer["usage"][name].as_u64().unwrap();
+    let kept = ["--cache-folder", folder.to_str().unwrap()];
+    let mut messages = vec![said("user", "Tell me a story about a fox named Ruby.")];
+    let mut held = 0;
+    for turn in 0..3 {
+        let mut server = serve(&kept);
+        let answer = ask(&server, &messages);
+        let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+        // Its last token was never computed, and is what the turn ends with.
+        assert_eq!(cached.as_u64().unwrap(), held, "{turn}: {answer}");
+        assert_eq!(content(&answer), content(&ask(&serve(&[]), &messages)));
+        held = count(&answer, "prompt_tokens") + count(&answer, "completion_tokens") - 1;
+        messages.push(said("assistant", &content(&answer)));
+        messages.push(said("user", "And then?"));
+        server.0.terminate();
+        assert!(server.0.child.wait().unwrap().success());
+        // What a longer one begins with is gone.
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "{turn}");
+    }
+}
+
 /// An adapter of the bundled reference model is none of the built-in one.
 #[test]
 fn adapters_have_to_fit() {
@@ -255,6 +297,18 @@ fn settings_are_checked() {
         (
             "cache-memory = \"lots\"",
             "cache-memory: expected a number of bytes",
+        ),
+        (
+            "cache-host-memory = \"lots\"",
+            "cache-host-memory: expected a number of bytes",
+        ),
+        (
+            "cache-folder-size = \"1GiB\"",
+            "cache-folder-size: expected a cache-folder with it, found none",
+        ),
+        (
+            "cache-folder = \"/dev/null\"",
+            "cache-folder: expected a folder, found a file: /dev/null",
         ),
         ("api-keys = \"/no/such/file\"", "/no/such/file"),
         ("cors = [\"example.org\"]", "cors: expected an origin"),

@@ -42,6 +42,7 @@ mod settings;
 mod trace;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use sterna::Adapted;
@@ -56,9 +57,9 @@ use metrics::Metrics;
 use model::ModelText;
 
 pub use api::{Keys, KeysError};
-pub use engine::EngineOptions;
+pub use engine::{CacheFolder, EngineOptions};
 pub use model::Served;
-pub use settings::{CACHE_BYTES, Log, MAX_BODY, PARALLEL, QUEUE, Settings};
+pub use settings::{CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, PARALLEL, QUEUE, Settings};
 pub use trace::{Span, Trace, Tracer};
 
 /// The version of this runtime.
@@ -102,7 +103,7 @@ impl Server {
     /// that the first model was loaded for.
     ///
     /// Errors: a model that was loaded for another number of engines, or can't be loaded at all; an adapter that
-    /// doesn't fit; the system has no thread left.
+    /// doesn't fit; a folder of the cache that can't be used; the system has no thread left.
     pub fn start<B>(models: impl Into<Models<B>>, settings: Settings) -> sterna::Result<Server>
     where
         B: Backend + 'static,
@@ -128,8 +129,10 @@ impl Server {
             let shelf = Arc::clone(&shelf);
             Box::new(move |number, loader| shelf.set_loader(number, loader))
         };
-        let (options, log) = (settings.engine, Arc::clone(&settings.log));
-        let (engines, library) = Engines::start::<B>(devices, options, &metrics, log, tell)?;
+        let log = Arc::clone(&settings.log);
+        let (engine, folder) = (settings.engine, settings.cache_folder.as_ref());
+        let (engines, library) =
+            Engines::start::<B>(devices, (engine, folder), &metrics, log, tell)?;
         let mut texts = Vec::new();
         for served in listed {
             let (text, add) = parts(served, &shelf, &library);
@@ -170,6 +173,12 @@ impl Server {
     /// Takes no more requests; those that were taken are answered.
     pub fn drain(&self) {
         self.app.drain();
+    }
+
+    /// Ends the engines, once all is answered or given up, and waits for that and until what is kept of conversations
+    /// is in the cache's folder, but no longer than `patience`; whether it is.
+    pub fn finish(&self, patience: Duration) -> bool {
+        self.app.engines.finish(patience)
     }
 }
 

@@ -19,6 +19,29 @@ pub(crate) type Labels = Vec<(&'static str, String)>;
 
 type Share = Gauge<f64, AtomicU64>;
 
+/// Where sequences are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tier {
+    /// With an engine, in memory of its device.
+    Engine,
+    /// In memory of the host.
+    Host,
+    Disk,
+}
+
+impl Tier {
+    const ALL: [Tier; 3] = [Tier::Engine, Tier::Host, Tier::Disk];
+
+    fn labels(self) -> Labels {
+        let name = match self {
+            Tier::Engine => "engine",
+            Tier::Host => "host",
+            Tier::Disk => "disk",
+        };
+        vec![("tier", name.to_owned())]
+    }
+}
+
 /// Every metric, and the registry that has them.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -35,6 +58,12 @@ pub(crate) struct Metrics {
     pub(crate) next_token: Histogram,
     pub(crate) answer: Histogram,
     lost_engines: Counter,
+    reopened_engines: Counter,
+    cache_hits: Family<Labels, Counter>,
+    cache_hit_tokens: Family<Labels, Counter>,
+    cache_drops: Family<Labels, Counter>,
+    tier_bytes: Family<Labels, Gauge>,
+    tier_sequences: Family<Labels, Gauge>,
     model_loaded: Family<Labels, Gauge>,
     model_loads: Family<Labels, Counter>,
     model_unloads: Family<Labels, Counter>,
@@ -127,6 +156,12 @@ impl Metrics {
             next_token: Histogram::new(NEXT_TOKEN),
             answer: Histogram::new(ANSWER),
             lost_engines: Counter::default(),
+            reopened_engines: Counter::default(),
+            cache_hits: Family::default(),
+            cache_hit_tokens: Family::default(),
+            cache_drops: Family::default(),
+            tier_bytes: Family::default(),
+            tier_sequences: Family::default(),
             model_loaded: Family::default(),
             model_loads: Family::default(),
             model_unloads: Family::default(),
@@ -139,6 +174,11 @@ impl Metrics {
             cache_limit: cache_bytes,
             now: Mutex::new(now),
         };
+        // Counts begin at zero, not when something is counted.
+        for tier in Tier::ALL {
+            drop(metrics.cache_hits.get_or_create(&tier.labels()));
+            drop(metrics.cache_hit_tokens.get_or_create(&tier.labels()));
+        }
         let n_bytes = cache_bytes.saturating_mul(devices.len() as u64);
         metrics.registered(n_bytes / (token_bytes * BLOCK_LEN).max(1))
     }
@@ -205,6 +245,36 @@ impl Metrics {
             "lost_engines",
             "Engines taken out because their device was lost",
             self.lost_engines.clone(),
+        );
+        own.register(
+            "reopened_engines",
+            "Engines whose lost device was opened again",
+            self.reopened_engines.clone(),
+        );
+        own.register(
+            "cache_hits",
+            "Answers whose prompt was partly held, by what held it",
+            self.cache_hits.clone(),
+        );
+        own.register(
+            "cache_hit_tokens",
+            "Tokens of those prompts that were held, by what held them",
+            self.cache_hit_tokens.clone(),
+        );
+        own.register(
+            "cache_drops",
+            "Sequences that were dropped below the engines: the disk was too slow or failed, or they were refused",
+            self.cache_drops.clone(),
+        );
+        own.register(
+            "cache_tier_bytes",
+            "Bytes of the sequences in memory of the host, and on disk",
+            self.tier_bytes.clone(),
+        );
+        own.register(
+            "cache_tier_sequences",
+            "How many those are",
+            self.tier_sequences.clone(),
         );
         own.register(
             "model_loaded",
@@ -309,6 +379,33 @@ impl Metrics {
         let engine = &mut self.now().engines[number];
         engine.is_lost = true;
         engine.figures = EngineFigures::default();
+    }
+
+    /// The engine `number` computes again.
+    pub(crate) fn reopen_engine(&self, number: usize) {
+        self.reopened_engines.inc();
+        self.now().engines[number].is_lost = false;
+    }
+
+    /// How many sequences of so many bytes a tier has.
+    pub(crate) fn set_tier(&self, tier: Tier, n: usize, n_bytes: u64) {
+        let labels = tier.labels();
+        self.tier_sequences.get_or_create(&labels).set(n as i64);
+        self.tier_bytes.get_or_create(&labels).set(n_bytes as i64);
+    }
+
+    /// Counts an answer of whose prompt `tier` held `n_tokens`.
+    pub(crate) fn count_cache_hit(&self, tier: Tier, n_tokens: usize) {
+        let labels = tier.labels();
+        self.cache_hits.get_or_create(&labels).inc();
+        let tokens = self.cache_hit_tokens.get_or_create(&labels);
+        tokens.inc_by(n_tokens as u64);
+    }
+
+    /// Counts a sequence that was dropped, and why.
+    pub(crate) fn count_cache_drop(&self, reason: &'static str) {
+        let labels = vec![("reason", reason.to_owned())];
+        self.cache_drops.get_or_create(&labels).inc();
     }
 
     /// Whether the model called `name` is loaded.

@@ -42,6 +42,7 @@ impl<B: Backend> Served<B> {
         let cache = session.cache;
         let source = ModelSource {
             name: text.name.clone(),
+            hash: None,
             bytes: plan.memory_bytes(),
             session,
             cache_bytes: Arc::new(move |len| plan.cache_bytes(len, cache)),
@@ -137,9 +138,10 @@ impl<B: Backend> Served<B> {
         self.source.bytes
     }
 
-    /// The same, whose files have this digest.
+    /// The same, whose files have this digest. What is computed by a model without one isn't kept on disk.
     #[must_use]
     pub fn with_hash(mut self, hash: Option<String>) -> Served<B> {
+        self.source.hash.clone_from(&hash);
         self.text.hash = hash;
         self
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::api::Keys;
-use crate::engine::EngineOptions;
+use crate::engine::{CacheFolder, EngineOptions};
 use crate::trace::Tracer;
 
 /// Takes records of the log: what happened, to which request. No record has a word of a prompt or an answer.
@@ -23,6 +23,8 @@ pub(crate) fn tell(log: &Log, record: Value) {
 pub struct Settings {
     /// How engines share their time and memory.
     pub engine: EngineOptions,
+    /// Where sequences are kept that neither engines nor the host have memory for, also when the server has ended.
+    pub cache_folder: Option<CacheFolder>,
     /// The names of the engines' devices, for logs and metrics.
     pub devices: Vec<String>,
     /// Who is let in.
@@ -49,6 +51,8 @@ pub const PARALLEL: usize = 8;
 pub const QUEUE: usize = 64;
 /// Bytes of the cache.
 pub const CACHE_BYTES: u64 = 2 << 30;
+/// Bytes of the cache's folder.
+pub const FOLDER_BYTES: u64 = 16 << 30;
 /// Bytes of a request.
 pub const MAX_BODY: usize = 16 << 20;
 
@@ -60,10 +64,12 @@ impl Default for Settings {
                 parallel: PARALLEL,
                 queue: QUEUE,
                 cache_bytes: CACHE_BYTES,
+                host_bytes: 0,
                 chunk: 64,
                 models_bytes: None,
                 models_idle: None,
             },
+            cache_folder: None,
             devices: Vec::new(),
             keys: Keys::none(),
             cors: Vec::new(),

@@ -50,6 +50,7 @@ fn every_route_is_in_the_document_and_there() {
         [
             "/detokenize",
             "/health",
+            "/health/live",
             "/metrics",
             "/openapi.json",
             "/rerank",

@@ -11,18 +11,20 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use sterna::native::{BUILTIN, Device, LocalModel, gpu_name};
+use sterna::native::{BUILTIN, Device, LocalModel, SourceFile, gpu_name};
 use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_engine::plan::PlanOptions;
 use sterna_server::{
-    CACHE_BYTES, EngineOptions, Keys, MAX_BODY, Models, PARALLEL, QUEUE, Served, Server, Settings,
+    CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, Models, PARALLEL, QUEUE,
+    Served, Server, Settings,
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
 use crate::device::gpus::Gpus;
 use crate::model::Replaceable;
 use crate::numbers::{positive, whole};
+use crate::progress::Progress;
 use crate::{model, output, size};
 
 #[cfg(feature = "otel")]
@@ -59,6 +61,20 @@ pub(super) struct ApiFlags {
     /// recently used is forgotten [default: 2GiB]
     #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_CACHE_MEMORY")]
     cache_memory: Option<NonZero<u64>>,
+
+    /// Memory of this machine for conversations that GPUs have no room for; they are copied back when they go on. On
+    /// the CPU --cache-memory is that already [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_CACHE_HOST_MEMORY")]
+    cache_host_memory: Option<NonZero<u64>>,
+
+    /// Folder for conversations that there is no memory for, and for all of them when the server ends: they go on
+    /// after a restart. Servers may share it. Models that aren't packages are hashed for it
+    #[arg(long, value_name = "DIR", env = "STERNA_SERVE_CACHE_FOLDER")]
+    cache_folder: Option<PathBuf>,
+
+    /// Size of that folder; what was used least recently is removed [default: 16GiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_CACHE_FOLDER_SIZE")]
+    cache_folder_size: Option<NonZero<u64>>,
 
     /// GPUs to compute on, each with an engine of its own that has all models; requests wait in one queue for them:
     /// all of the best kind, so many of those, or a list of numbers or PCI addresses as `sterna doctor` shows them
@@ -154,6 +170,9 @@ pub(super) struct ConfigFile {
     parallel: Option<NonZero<usize>>,
     queue: Option<usize>,
     cache_memory: Option<String>,
+    cache_host_memory: Option<String>,
+    cache_folder: Option<PathBuf>,
+    cache_folder_size: Option<String>,
     api_keys: Option<PathBuf>,
     allow_anyone: Option<bool>,
     cors: Vec<String>,
@@ -222,6 +241,24 @@ impl ApiFlags {
         let parallel = self.parallel.or(file.parallel);
         let max_body = bytes(self.max_body, &file.max_body, "max-body")?;
         let cache_bytes = bytes(self.cache_memory, &file.cache_memory, "cache-memory")?;
+        let (flag, text) = (self.cache_host_memory, &file.cache_host_memory);
+        let host_bytes = bytes(flag, text, "cache-host-memory")?;
+        let (flag, text) = (self.cache_folder_size, &file.cache_folder_size);
+        let folder_bytes = bytes(flag, text, "cache-folder-size")?;
+        let cache_folder = match self.cache_folder.as_ref().or(file.cache_folder.as_ref()) {
+            None if folder_bytes.is_some() => {
+                bail!("cache-folder-size: expected a cache-folder with it, found none")
+            }
+            None => None,
+            Some(path) if path.exists() && !path.is_dir() => bail!(
+                "cache-folder: expected a folder, found a file: {}",
+                path.display()
+            ),
+            Some(path) => Some(CacheFolder {
+                path: path.clone(),
+                max_bytes: folder_bytes.unwrap_or(FOLDER_BYTES),
+            }),
+        };
         let models_bytes = bytes(self.models_memory, &file.models_memory, "models-memory")?;
         let models_idle = self.models_idle.or(file.models_idle);
         let allow_anyone = self.allow_anyone || file.allow_anyone.unwrap_or(false);
@@ -253,10 +290,12 @@ impl ApiFlags {
                     parallel: parallel.map_or(PARALLEL, NonZero::get),
                     queue: self.queue.or(file.queue).unwrap_or(QUEUE),
                     cache_bytes: cache_bytes.unwrap_or(CACHE_BYTES),
+                    host_bytes: host_bytes.unwrap_or(0),
                     chunk: SchedulerOptions::default().chunk,
                     models_bytes,
                     models_idle: models_idle.map(|n| Duration::from_secs(n.get() as u64)),
                 },
+                cache_folder,
                 devices: Vec::new(),
                 keys,
                 cors,
@@ -391,14 +430,20 @@ impl Chosen {
     ///
     /// Errors: a GPU that isn't there; `--gpus` beside another device.
     pub(super) fn engines(&self, flags: &EngineFlags) -> Result<Devices> {
+        let needs_hashes = self.settings.cache_folder.is_some();
         match &self.gpus {
             Some(gpus) => {
                 let (engines, names) = flags.on_each(gpus)?.into_iter().unzip();
-                Ok(Devices { engines, names })
+                Ok(Devices {
+                    engines,
+                    names,
+                    needs_hashes,
+                })
             }
             None => Ok(Devices {
                 engines: vec![flags.clone()],
                 names: Vec::new(),
+                needs_hashes,
             }),
         }
     }
@@ -453,6 +498,10 @@ impl Chosen {
                 let gpu = gpu_name(adapted[0].model().backend());
                 if gpu.is_some() {
                     settings.engine.chunk = SchedulerOptions::gpu().chunk;
+                } else if std::mem::take(&mut settings.engine.host_bytes) > 0 {
+                    output::note(
+                        "cache-host-memory: models are on the CPU, where cache-memory is that",
+                    );
                 }
                 if settings.devices.is_empty() {
                     settings
@@ -484,6 +533,8 @@ pub(super) struct Devices {
     engines: Vec<EngineFlags>,
     /// The names of the GPUs that `--gpus` asked for.
     pub(super) names: Vec<String>,
+    /// What they compute is kept for later, so that it has to be known which models they are.
+    needs_hashes: bool,
 }
 
 /// A model that can be loaded.
@@ -561,6 +612,14 @@ pub(super) fn open(
     let hash = match files.header() {
         Header::Package(header) => header.package.manifest().blake3_full,
         _ => None,
+    };
+    let hash = match hash {
+        None if devices.needs_hashes => {
+            let n_bytes = files.sources().iter().map(SourceFile::len).sum();
+            let progress = Progress::bytes("hashing", n_bytes);
+            Some(files.digest(&|n| progress.add(n))?)
+        }
+        hash => hash,
     };
     let options = PlanOptions {
         i2s_layout: flags.i2s_layout(),

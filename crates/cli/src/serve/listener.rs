@@ -15,7 +15,7 @@ use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time;
 use tokio_io_timeout::TimeoutStream;
 
@@ -49,13 +49,15 @@ impl Listener {
         Ok(Listener(listener))
     }
 
-    /// Serves `router`, by `tls` if there is one, until Ctrl-C, of which `stopping` is told. Before that, `tell` is told its address.
+    /// Serves `router`, by `tls` if there is one, until Ctrl-C, of which `stopping` is told. Before that, `tell` is told
+    /// its address; `finish` is called when all connections have ended, on a thread of its own.
     pub(super) fn serve(
         self,
         router: Router,
         tls: Option<Tls>,
         tell: impl FnOnce(SocketAddr) -> Result<()>,
         stopping: impl FnOnce(),
+        finish: impl FnOnce() + Send + 'static,
     ) -> Result<()> {
         let n_threads = thread::available_parallelism()
             .map_or(1, NonZero::get)
@@ -82,6 +84,20 @@ impl Listener {
             tokio::select! {
                 () = connections.shutdown() => {}
                 () = time::sleep(STOP_TIMEOUT) => {}
+                stopped = stop_asked() => return stopped,
+            }
+            let (sender, finished) = oneshot::channel();
+            let finish = move || {
+                finish();
+                // Whoever is gone needn't be told.
+                let _ = sender.send(());
+            };
+            thread::Builder::new()
+                .name("finish".to_owned())
+                .spawn(finish)
+                .context("cannot end the engines")?;
+            tokio::select! {
+                _ = finished => {}
                 stopped = stop_asked() => stopped?,
             }
             Ok(())

@@ -20,6 +20,7 @@ mod tls;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use axum::Router;
@@ -46,6 +47,7 @@ const EXAMPLE: &str = "Example:
   sterna serve model.gguf other-model --no-files --parallel 16
   sterna serve model.gguf --no-files --gpus all
   sterna serve a.gguf b.gguf c.gguf --no-files --models-memory 12GiB
+  sterna serve model.gguf --no-files --cache-folder /var/cache/sterna --cache-folder-size 64GiB
   STERNA_API_KEY=... sterna serve model-rdrr --host 0.0.0.0
   sterna serve other/model.gguf --name other-rdrr";
 
@@ -90,6 +92,8 @@ pub(crate) struct Serve {
 /// Where it listens, unless another address is chosen: only this machine reaches it.
 const HOST: &str = "127.0.0.1";
 const PORT: u16 = 8765;
+/// How long engines have to end, and to write what they keep.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
@@ -190,7 +194,17 @@ impl Serve {
                 server.drain();
             }
         };
-        let served = listener.serve(router, tls, tell, stopping);
+        let ending = server.clone();
+        let finish = move || {
+            if let Some(server) = ending
+                && !server.finish(FINISH_TIMEOUT)
+            {
+                output::warning(
+                    "not all of what was computed of conversations is kept: it takes too long",
+                );
+            }
+        };
+        let served = listener.serve(router, tls, tell, stopping, finish);
         #[cfg(feature = "otel")]
         if let Some(exporter) = exporter
             && exporter.finish().is_err()

@@ -393,7 +393,7 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
     let request_id = request_id(request.headers());
     let dialect = dialect_of(&request);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let is_health = path == "/health";
+    let is_health = matches!(&path[..], "/health" | "/health/live");
     let is_public = is_health || app.settings.public_metrics && path == METRICS;
     let caller = app.settings.keys.find(request.headers());
     // What is only looked at isn't traced, nor is who isn't let in.

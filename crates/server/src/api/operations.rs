@@ -10,14 +10,30 @@ use super::Shared;
 
 /// Whether requests are answered.
 pub(super) async fn health(State(app): State<Shared>) -> Response {
-    let status = match (app.engines.is_well(), app.is_draining()) {
-        (false, _) => "stopped",
-        (true, true) => "stopping",
-        (true, false) => "ok",
-    };
-    let code = match status {
-        "ok" => StatusCode::OK,
-        _ => StatusCode::SERVICE_UNAVAILABLE,
+    let status = status(&app);
+    told(status, status == "ok")
+}
+
+/// Whether the server should be left alone: it answers, ends what it has begun, or opens a lost device again.
+pub(super) async fn live(State(app): State<Shared>) -> Response {
+    let status = status(&app);
+    told(status, status != "stopped")
+}
+
+fn status(app: &Shared) -> &'static str {
+    let engines = &app.engines;
+    match (engines.is_well(), engines.has_future(), app.is_draining()) {
+        (false, false, _) => "stopped",
+        (_, true, true) => "stopping",
+        (false, true, false) => "recovering",
+        (true, _, _) => "ok",
+    }
+}
+
+fn told(status: &str, is_well: bool) -> Response {
+    let code = match is_well {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
     };
     (code, Json(json!({ "status": status }))).into_response()
 }

@@ -240,6 +240,15 @@ pub(super) fn all() -> Vec<Route> {
                 "Whether requests are answered",
             )
         },
+        Route {
+            is_open: true,
+            ..read(
+                "/health/live",
+                Json("Health"),
+                get(operations::live),
+                "Whether the server should be left alone: it answers, ends, or opens a lost device again",
+            )
+        },
     ]
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use sterna::{AdapterFiles, Context, ErrorCode, Result};
-use sterna_engine::lora::{ActiveAdapter, AdapterOptions};
+use sterna_engine::lora::{ActiveAdapter, AdapterOptions, AdapterSource};
 use sterna_engine::{Backend, Model};
 
 /// Stands for a loaded adapter, which is kept as long as something has this.
@@ -36,8 +36,19 @@ pub(crate) struct Adapters<B: Backend> {
 /// What a key stands for.
 struct Loaded<B: Backend> {
     key: Weak<AdapterKey>,
+    /// A digest of what it computes, with its scale.
+    form: String,
+    /// Where it is loaded from again, for a device that was lost.
+    source: AdapterSource,
+    scale: f32,
     /// By engine; `None` on those whose device is lost.
     adapters: Vec<Option<ActiveAdapter<B>>>,
+}
+
+impl<B: Backend> Loaded<B> {
+    fn is_of(&self, key: &AdapterKey) -> bool {
+        self.key.as_ptr() == std::ptr::from_ref(key)
+    }
 }
 
 impl<B: Backend> Adapters<B> {
@@ -70,8 +81,36 @@ impl<B: Backend> Adapters<B> {
     /// The adapter that `key` stands for, of the engine `number`.
     pub(super) fn get(&self, key: &AdapterKey, number: usize) -> Option<ActiveAdapter<B>> {
         let all = self.all();
-        let is_meant = |loaded: &&Loaded<B>| loaded.key.as_ptr() == std::ptr::from_ref(key);
-        all.iter().find(is_meant)?.adapters.get(number)?.clone()
+        let loaded = all.iter().find(|loaded| loaded.is_of(key))?;
+        loaded.adapters.get(number)?.clone()
+    }
+
+    /// What tells the adapter of `key` from those that compute something else.
+    pub(super) fn form(&self, key: &AdapterKey) -> Option<String> {
+        let all = self.all();
+        let loaded = all.iter().find(|loaded| loaded.is_of(key))?;
+        Some(loaded.form.clone())
+    }
+
+    /// Takes `model` for that of the engine `number`, whose device was lost, and loads all adapters for it.
+    ///
+    /// Errors: they can't be loaded; the engine is as it was.
+    pub(super) fn move_to(&self, number: usize, model: &Arc<Model<B>>) -> Result<()> {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all();
+        let mut loaded = Vec::with_capacity(all.len());
+        for Loaded { source, scale, .. } in &*all {
+            let adapter = model.load_adapter(source.clone(), AdapterOptions::default());
+            loaded.push(ActiveAdapter {
+                adapter: adapter.with_context(|| source.name.clone())?,
+                scale: *scale,
+            });
+        }
+        for (own, adapter) in all.iter_mut().zip(loaded) {
+            own.adapters[number] = Some(adapter);
+        }
+        models[number] = Some(Arc::clone(model));
+        Ok(())
     }
 
     /// Drops those that nothing stands for any more; the ids of the others.
@@ -105,8 +144,11 @@ where
 {
     fn load_as(&self, key: &Arc<AdapterKey>, files: AdapterFiles, scale: f32) -> Result<()> {
         let refusal = files.refusal();
+        let form = format!("{} {scale:?}", files.digest());
+        // Until it is loaded everywhere, no engine comes back.
+        let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut adapters, mut lost) = (Vec::new(), None);
-        for model in self.models() {
+        for model in &*models {
             let Some(model) = model else {
                 adapters.push(None);
                 continue;
@@ -127,6 +169,9 @@ where
         }
         self.all().push(Loaded {
             key: Arc::downgrade(key),
+            form,
+            source: files.source,
+            scale,
             adapters,
         });
         Ok(())

@@ -46,18 +46,42 @@ struct State {
 struct Place {
     /// The name of its device.
     device: String,
-    is_lost: bool,
+    /// Its device is lost.
+    lost: Option<Lost>,
+    /// How often its device was lost, or could not be opened again, since it last did a job.
+    n_failures: usize,
     #[cfg(test)]
-    is_doomed: bool,
+    test: ForTests,
     /// Jobs that it has and hasn't done, by the number of their model.
     n_jobs_of: Vec<usize>,
-    /// It may hold what is computed by models that are gone.
-    has_to_forget: bool,
+    /// It has to look at what it has: models are gone, or what it waits for is there.
+    has_to_look: bool,
     /// Those that it hasn't looked at.
     given: Vec<Given>,
     /// Those that aren't in its report yet.
     taken: Vec<Busy>,
     report: Report,
+}
+
+/// What tests do to an engine.
+#[cfg(test)]
+#[derive(Debug, Default)]
+struct ForTests {
+    /// It loses its device before its next step, once one of its answers has so many tokens.
+    doom: Option<usize>,
+    /// It waits after each step.
+    is_held: bool,
+}
+
+/// What becomes of an engine whose device is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    /// The device is to be opened again then.
+    Until(Instant),
+    /// It is being opened.
+    Opening,
+    /// It comes back no more.
+    ForGood,
 }
 
 /// What there is of a model.
@@ -116,6 +140,10 @@ pub(super) enum Errand {
         number: usize,
         reason: Reason,
     },
+    /// Opens the lost device of an engine again, with all models.
+    Reopen {
+        engine: usize,
+    },
 }
 
 /// Why a model is unloaded.
@@ -156,6 +184,8 @@ impl From<Job> for Given {
 #[derive(Debug, Default)]
 pub(super) struct Report {
     pub(super) busy: Vec<Busy>,
+    /// It has nothing to compute before something is read that it waits for.
+    pub(super) is_waiting: bool,
     /// `None` if that is as before.
     pub(super) kept: Option<Vec<Kept>>,
 }
@@ -175,6 +205,15 @@ impl ModelState {
 impl Place {
     fn n_jobs(&self) -> usize {
         self.n_jobs_of.iter().sum()
+    }
+
+    fn lives(&self) -> bool {
+        self.lost.is_none()
+    }
+
+    /// Whether it lives, or may live again.
+    fn has_future(&self) -> bool {
+        self.lost != Some(Lost::ForGood)
     }
 
     fn count(&mut self, model: usize) -> &mut usize {
@@ -216,7 +255,18 @@ impl State {
     }
 
     fn n_alive(&self) -> usize {
-        self.engines.iter().filter(|place| !place.is_lost).count()
+        self.engines.iter().filter(|place| place.lives()).count()
+    }
+
+    /// Engines that live or may live again.
+    fn n_with_future(&self) -> usize {
+        let engines = self.engines.iter();
+        engines.filter(|place| place.has_future()).count()
+    }
+
+    /// Nothing more can come.
+    fn is_over(&self) -> bool {
+        self.is_closed && self.queue.is_empty()
     }
 
     /// Whether `job` may be done now.
@@ -259,7 +309,19 @@ impl State {
 }
 
 /// A job that so many devices are lost with fails.
-const MAX_LOSSES: usize = 3;
+const MAX_LOST_WITH: usize = 3;
+/// How often in turn a device is opened again before it is given up.
+const MAX_FAILURES: usize = 7;
+/// The time before the second try; it doubles with each.
+const FIRST_DELAY: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 1000 });
+
+/// The time before a device is opened again that has failed so often in turn.
+fn delay(n_failures: usize) -> Duration {
+    match n_failures {
+        0 | 1 => Duration::ZERO,
+        n => FIRST_DELAY * (1 << (n - 2).min(MAX_FAILURES)),
+    }
+}
 
 impl Dispatch {
     /// An empty queue for engines on `devices`.
@@ -297,8 +359,8 @@ impl Dispatch {
     /// Takes `jobs`, all or none.
     pub(super) fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), Refused> {
         let mut state = self.state();
-        let n_at_once = self.options.parallel * state.n_alive();
-        if n_at_once == 0 {
+        let n_at_once = self.options.parallel * state.n_with_future();
+        if n_at_once == 0 || state.is_closed {
             return Err(Refused::Stopped);
         }
         let limit = n_at_once + self.options.queue;
@@ -326,6 +388,11 @@ impl Dispatch {
         self.state().n_alive() > 0
     }
 
+    /// Whether an engine lives, or may live again.
+    pub(super) fn has_future(&self) -> bool {
+        self.state().n_with_future() > 0
+    }
+
     /// Nothing more is submitted.
     pub(super) fn close(&self) {
         let mut state = self.state();
@@ -337,32 +404,36 @@ impl Dispatch {
     }
 
     /// Takes the report of the engine `number`, and returns the jobs that it is to begin: none once it has nothing to
-    /// do, and nothing more will come. An engine that is idle waits here.
+    /// do, and nothing more will come. An engine that is idle waits here, and so does one that only waits for the disk.
     pub(super) fn exchange(&self, number: usize, report: Report) -> Option<Vec<Given>> {
         let mut state = self.state();
         let place = &mut state.engines[number];
         place.taken.clear();
         let is_idle = report.busy.is_empty();
+        let may_wait = is_idle || report.is_waiting;
         let kept = report.kept.or(place.report.kept.take());
-        place.report = Report {
-            busy: report.busy,
-            kept,
-        };
+        place.report = Report { kept, ..report };
         self.hand_out(&mut state);
         loop {
             let place = &mut state.engines[number];
-            let has_to_forget = std::mem::take(&mut place.has_to_forget);
-            if !is_idle || !place.given.is_empty() || has_to_forget {
+            let has_to_look = std::mem::take(&mut place.has_to_look);
+            if !may_wait || !place.given.is_empty() || has_to_look {
                 let given = std::mem::take(&mut place.given);
                 place.taken = given.iter().map(|given| given.busy.clone()).collect();
                 return Some(given);
             }
-            if state.is_closed && state.queue.is_empty() {
+            if is_idle && state.is_over() {
                 return None;
             }
             let waited = self.changed.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Tells the engine `number` that what it waits for is there, or won't come.
+    pub(super) fn wake(&self, number: usize) {
+        self.state().engines[number].has_to_look = true;
+        self.changed.notify_all();
     }
 
     /// Records that the engine `number` has done a job.
@@ -371,6 +442,7 @@ impl Dispatch {
         let mut state = self.state();
         let place = &mut state.engines[number];
         *place.count(model) -= 1;
+        place.n_failures = 0;
         place.forget(busy);
         let is_draining = |model: &ModelState| model.is_draining;
         match state.models.get(model).is_some_and(is_draining) {
@@ -394,16 +466,32 @@ impl Dispatch {
         self.hand_out(&mut state);
     }
 
-    /// Lets the engine `number` lose its device in its next step.
+    /// Lets the engine `number` lose its device once one of its answers has `n_tokens`.
     #[cfg(test)]
-    pub(super) fn doom(&self, number: usize) {
-        self.state().engines[number].is_doomed = true;
+    pub(super) fn doom(&self, number: usize, n_tokens: usize) {
+        self.state().engines[number].test.doom = Some(n_tokens);
     }
 
-    /// Whether a test lets the engine `number` lose its device.
+    /// When a test lets the engine `number` lose its device.
     #[cfg(test)]
-    pub(super) fn is_doomed(&self, number: usize) -> bool {
-        self.state().engines[number].is_doomed
+    pub(super) fn doom_of(&self, number: usize) -> Option<usize> {
+        self.state().engines[number].test.doom
+    }
+
+    /// Whether the engine `number` waits after each step.
+    #[cfg(test)]
+    pub(super) fn hold(&self, number: usize, is_held: bool) {
+        self.state().engines[number].test.is_held = is_held;
+        self.changed.notify_all();
+    }
+
+    /// Waits while a test holds the engine `number`.
+    #[cfg(test)]
+    pub(super) fn wait_while_held(&self, number: usize) {
+        let state = self.state();
+        let is_held = |state: &mut State| state.engines[number].test.is_held;
+        let waited = self.changed.wait_while(state, is_held);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Records how long an answer took.
@@ -414,15 +502,23 @@ impl Dispatch {
     }
 
     /// Takes the engine `number` out, whose device is lost: `jobs`, which it hasn't done, and those that it hasn't
-    /// begun, go to the others, before all that waits. A job that several devices were lost with fails: it may be why.
+    /// begun, go to the others, or wait for it to come back, before all that waits. A job that several devices were
+    /// lost with fails: it may be why.
     pub(super) fn lose(&self, number: usize, jobs: Vec<Job>, message: &str) {
-        let lost = || Output::Failed(Error::new(ErrorCode::DeviceLost, message.to_owned()));
         let mut state = self.state();
         let place = &mut state.engines[number];
-        if place.is_lost {
+        if !place.lives() {
             return;
         }
-        place.is_lost = true;
+        place.n_failures += 1;
+        place.lost = Some(match place.n_failures {
+            n if n > MAX_FAILURES => Lost::ForGood,
+            n => Lost::Until(Instant::now() + delay(n)),
+        });
+        #[cfg(test)]
+        {
+            place.test.doom = None;
+        }
         place.n_jobs_of.clear();
         place.report = Report::default();
         place.taken.clear();
@@ -430,13 +526,13 @@ impl Dispatch {
         let given = std::mem::take(&mut place.given);
         let mut back = Vec::with_capacity(jobs.len() + given.len());
         for mut job in jobs {
-            job.reply.n_losses += 1;
-            if job.reply.n_losses < MAX_LOSSES {
+            job.reply.n_lost_with += 1;
+            if job.reply.n_lost_with < MAX_LOST_WITH {
                 back.push(Given::from(job));
                 continue;
             }
             // Whoever is gone needn't be told.
-            let _ = job.reply.send(lost());
+            let _ = job.reply.send(lost(message));
         }
         back.extend(given);
         let n_back = back.len();
@@ -460,13 +556,79 @@ impl Dispatch {
             }),
         );
         let mut state = self.state();
-        if state.n_alive() == 0 {
-            for Given { job, .. } in state.queue.drain() {
-                let _ = job.reply.send(lost());
-            }
-        }
+        self.without_engines(&mut state, message);
         self.hand_out(&mut state);
         self.errands.notify_all();
+    }
+
+    /// What waits fails if no engine is left that could do it.
+    fn without_engines(&self, state: &mut State, message: &str) {
+        if state.n_with_future() == 0 {
+            for Given { job, .. } in state.queue.drain() {
+                // Whoever is gone needn't be told.
+                let _ = job.reply.send(lost(message));
+            }
+        }
+    }
+
+    /// Records whether the lost device of the engine `number` was opened again, which took so long. If it can't be,
+    /// there is another try later, unless there were enough, or it is known that none will do.
+    pub(super) fn reopened(&self, number: usize, opened: &Result<()>, took: Duration) {
+        let mut state = self.state();
+        let place = &mut state.engines[number];
+        let mut record = json!({
+            "event": "engine",
+            "action": "reopened",
+            "engine": number,
+            "device": place.device,
+            "ms": took.as_millis() as u64,
+        });
+        match opened {
+            Ok(()) => {
+                self.metrics.reopen_engine(number);
+                place.lost = None;
+            }
+            Err(error) => {
+                place.n_failures += 1;
+                let is_final = error.code() == ErrorCode::Unsupported;
+                let n_failures = place.n_failures;
+                record["action"] = "reopen_failed".into();
+                record["message"] = format!("{error:#}").into();
+                place.lost = Some(match n_failures > MAX_FAILURES || is_final {
+                    true => {
+                        record["action"] = "given_up".into();
+                        Lost::ForGood
+                    }
+                    false => {
+                        let delay = delay(n_failures);
+                        record["retry_s"] = delay.as_secs().into();
+                        Lost::Until(Instant::now() + delay)
+                    }
+                });
+                self.without_engines(&mut state, &format!("{error:#}"));
+            }
+        }
+        drop(state);
+        tell(&self.log, record);
+        self.hand_out(&mut self.state());
+        self.changed.notify_all();
+        self.errands.notify_all();
+    }
+
+    /// Waits until the lost device of the engine `number` is there again; false if it won't be, or nothing more comes.
+    pub(super) fn comes_back(&self, number: usize) -> bool {
+        let mut state = self.state();
+        loop {
+            let place = &state.engines[number];
+            if place.lives() {
+                return true;
+            }
+            if !place.has_future() || state.is_over() {
+                return false;
+            }
+            let waited = self.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Hands out what may go.
@@ -480,7 +642,7 @@ impl Dispatch {
             is_closed,
             ..
         } = state;
-        let has_room = |place: &Place| !place.is_lost && place.n_jobs() < self.options.parallel;
+        let has_room = |place: &Place| place.lives() && place.n_jobs() < self.options.parallel;
         let mut is_given = false;
         while engines.iter().any(has_room) {
             let mut to = None;
@@ -576,6 +738,11 @@ impl Dispatch {
         self.metrics.count_swap(&name);
     }
 
+    /// Whether weights of the model `number` were replaced since it was loaded.
+    pub(super) fn is_swapped(&self, number: usize) -> bool {
+        self.state().models[number].generation > 0
+    }
+
     /// Wants the model `number` loaded; tells when it is. It is pinned then if `pin` says so, and not if it says that.
     pub(super) fn want(&self, number: usize, pin: Option<bool>) -> oneshot::Receiver<Result<()>> {
         let (sender, receiver) = oneshot::channel();
@@ -633,13 +800,18 @@ impl Dispatch {
         let mut state = self.state();
         loop {
             state.forget_abandoned();
-            if state.is_closed && state.queue.is_empty() {
+            if state.is_over() {
                 return None;
             }
             if let Some(errand) = self.errand(&mut state) {
                 return Some(errand);
             }
-            state = match self.next_idle(&state) {
+            let now = Instant::now();
+            let retries = state.engines.iter().filter_map(|place| match place.lost {
+                Some(Lost::Until(then)) => Some(then.saturating_duration_since(now)),
+                _ => None,
+            });
+            state = match retries.chain(self.next_idle(&state)).min() {
                 None => {
                     let waited = self.errands.wait(state);
                     waited.unwrap_or_else(PoisonError::into_inner)
@@ -676,6 +848,12 @@ impl Dispatch {
 
     /// What is to be done now, if something is.
     fn errand(&self, state: &mut State) -> Option<Errand> {
+        let now = Instant::now();
+        let is_due = |place: &Place| matches!(place.lost, Some(Lost::Until(then)) if then <= now);
+        if let Some(engine) = state.engines.iter().position(is_due) {
+            state.engines[engine].lost = Some(Lost::Opening);
+            return Some(Errand::Reopen { engine });
+        }
         let is_unwanted = |model: &ModelState| model.is_unwanted && model.stage == Stage::Loaded;
         if let Some(number) = state.models.iter().position(is_unwanted) {
             return Some(unload(state, number, Reason::Request));
@@ -709,8 +887,12 @@ impl Dispatch {
             };
             if sum(&|model| model.is_here() || model.n_copies > 0) <= limit {
                 let engines = state.engines.iter().enumerate();
-                let engines = engines.filter(|(_, place)| !place.is_lost);
+                let engines = engines.filter(|(_, place)| place.lives());
                 let engines: Vec<usize> = engines.map(|(engine, _)| engine).collect();
+                if engines.is_empty() && state.n_with_future() > 0 {
+                    // There will be one for it.
+                    return None;
+                }
                 if engines.is_empty() {
                     let error = Error::new(ErrorCode::DeviceLost, "no engine is left");
                     fail(state, number, &error);
@@ -809,7 +991,7 @@ impl Dispatch {
         }
         let name = model.name.clone();
         for place in &mut state.engines {
-            place.has_to_forget = true;
+            place.has_to_look = true;
         }
         drop(state);
         self.changed.notify_all();
@@ -825,6 +1007,11 @@ impl Dispatch {
             json!({"event": "model", "action": action, "model": name}),
         );
     }
+}
+
+/// What whoever waits gets when a device is lost, and no other is left.
+fn lost(message: &str) -> Output {
+    Output::Failed(Error::new(ErrorCode::DeviceLost, message.to_owned()))
 }
 
 /// Begins to unload the model `number`.
@@ -891,6 +1078,7 @@ mod tests {
             parallel,
             queue: 100,
             cache_bytes: 0,
+            host_bytes: 0,
             chunk: 1,
             models_bytes: None,
             models_idle: None,
@@ -914,6 +1102,7 @@ mod tests {
     fn report(given: &[Given]) -> Report {
         Report {
             busy: given.iter().map(|given| given.busy.clone()).collect(),
+            is_waiting: false,
             kept: None,
         }
     }
@@ -965,21 +1154,27 @@ mod tests {
         dispatch.done(0, &has[0].busy);
         dispatch.submit(vec![next]).unwrap();
         dispatch.lose(0, Vec::new(), "gone too");
+        // It waits for one of them to come back, until that is known not to be.
         let mut outputs = outputs;
+        assert!(!dispatch.is_well() && dispatch.has_future());
+        let never = || Err(Error::new(ErrorCode::Unsupported, "never"));
+        dispatch.reopened(1, &never(), Duration::ZERO);
+        assert!(outputs.try_recv().is_err() && !dispatch.comes_back(1));
+        dispatch.reopened(0, &never(), Duration::ZERO);
         let output = outputs.blocking_recv();
         assert!(
-            matches!(&output, Some((0, Output::Failed(error))) if error.to_string() == "gone too"),
+            matches!(&output, Some((0, Output::Failed(error))) if error.to_string() == "never"),
             "{output:?}"
         );
-        assert!(!dispatch.is_well());
+        assert!(!dispatch.has_future());
     }
 
     #[test]
     fn a_job_that_devices_are_lost_with_is_given_up() {
-        let dispatch = dispatch(MAX_LOSSES + 1, 1);
+        let dispatch = dispatch(MAX_LOST_WITH + 1, 1);
         let (first, mut outputs) = job(0, 1);
         dispatch.submit(vec![first]).unwrap();
-        for number in 0..MAX_LOSSES {
+        for number in 0..MAX_LOST_WITH {
             assert!(outputs.try_recv().is_err());
             let given = dispatch.exchange(number, Report::default()).unwrap();
             assert_eq!(names(&given), [1]);
@@ -991,6 +1186,24 @@ mod tests {
         }
         assert!(matches!(outputs.try_recv(), Ok((0, Output::Failed(_)))));
         assert!(dispatch.is_well());
+    }
+
+    #[test]
+    fn a_lost_device_is_opened_again_a_few_times_each_later_than_the_last() {
+        let dispatch = dispatch(1, 1);
+        dispatch.lose(0, Vec::new(), "gone");
+        let failed = || Err(Error::new(ErrorCode::NotFound, "not yet"));
+        for n in 1..=MAX_FAILURES {
+            let reopen = Some(Errand::Reopen { engine: 0 });
+            assert_eq!(dispatch.next_errand(), reopen, "{n}");
+            // Nothing else is begun meanwhile.
+            assert_eq!(errand(&dispatch), None);
+            dispatch.reopened(0, &failed(), Duration::ZERO);
+            assert_eq!(dispatch.has_future(), n < MAX_FAILURES, "{n}");
+        }
+        let delays: Vec<Duration> = (1..=MAX_FAILURES).map(delay).collect();
+        assert_eq!(delays[..3], [Duration::ZERO, FIRST_DELAY, 2 * FIRST_DELAY]);
+        assert_eq!(delays[6], 32 * FIRST_DELAY);
     }
 
     #[test]
@@ -1018,6 +1231,7 @@ mod tests {
             parallel: 2,
             queue: 100,
             cache_bytes: 0,
+            host_bytes: 0,
             chunk: 1,
             models_bytes: Some(10 * n),
             models_idle: None,

@@ -10,9 +10,10 @@ mod fair;
 mod models;
 mod prefix;
 mod route;
+mod tiers;
 mod worker;
 
-use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,6 +32,8 @@ use dispatch::Dispatch;
 pub(crate) use dispatch::{Stage, Standing};
 use models::Tell;
 pub(crate) use models::{AdapterSource, Library, ModelSource, NotSwapped};
+pub use tiers::CacheFolder;
+use tiers::Tiers;
 use worker::Worker;
 
 /// Events of one request that wait to be read; with more, it is given up.
@@ -45,6 +48,9 @@ pub struct EngineOptions {
     pub queue: usize,
     /// Bytes of all sequences of an engine, unless those of running answers alone are more.
     pub cache_bytes: u64,
+    /// Bytes of sequences in memory of the host that engines have no room for; where engines compute on the CPU, their
+    /// own memory is that, and nothing is gained.
+    pub host_bytes: u64,
     /// Tokens of prompts in a step that running answers share.
     pub chunk: usize,
     /// Bytes of all models on an engine: to load one, others are unloaded. `None` for as many as there are.
@@ -94,7 +100,7 @@ pub(crate) struct Reply {
     /// Which of the request's answers it is.
     pub(crate) choice: usize,
     /// Devices that were lost while it was computed.
-    n_losses: usize,
+    n_lost_with: usize,
     sender: replies::Sender<(usize, Output)>,
 }
 
@@ -129,7 +135,7 @@ pub(crate) fn replies(n: usize) -> (Vec<Reply>, Outputs) {
     let (sender, outputs) = replies::channel(MAX_UNREAD * n.max(1));
     let reply = |choice| Reply {
         choice,
-        n_losses: 0,
+        n_lost_with: 0,
         sender: sender.clone(),
     };
     ((0..n).map(reply).collect(), outputs)
@@ -183,6 +189,7 @@ pub(crate) struct Engines {
 /// Closes the queue when it is dropped.
 struct Door {
     dispatch: Arc<Dispatch>,
+    tiers: Arc<Tiers>,
 }
 
 impl Drop for Door {
@@ -193,16 +200,17 @@ impl Drop for Door {
 
 impl Engines {
     /// Starts a thread for each of `devices`, and one that loads models, which are added to the library that is
-    /// returned beside the engines. `tell` is told of models that are there or aren't.
+    /// returned beside the engines. What they have no room for goes to a folder, if there is one. `tell` is told of
+    /// models that are there or aren't.
     ///
-    /// Errors: the system has no thread left.
+    /// Errors: a folder that can't be used; the system has no thread left.
     pub(crate) fn start<B>(
         devices: Vec<String>,
-        options: EngineOptions,
+        (options, folder): (EngineOptions, Option<&CacheFolder>),
         metrics: &Arc<Metrics>,
         log: Log,
         tell: Box<Tell>,
-    ) -> io::Result<(Engines, Arc<Library<B>>)>
+    ) -> Result<(Engines, Arc<Library<B>>)>
     where
         B: Backend + 'static,
         Adapted<B>: Send + Sync,
@@ -210,24 +218,40 @@ impl Engines {
         ActiveAdapter<B>: Send,
     {
         let n_engines = devices.len();
+        let tiers = Tiers::start(n_engines, options.host_bytes, folder, metrics, &log)?;
+        let kinds = devices.clone();
         let dispatch = Dispatch::new(devices, options, Arc::clone(metrics), log);
         let dispatch = Arc::new(dispatch);
         let door = Door {
             dispatch: Arc::clone(&dispatch),
+            tiers: Arc::clone(&tiers),
         };
         let library = Arc::new(Library::new(n_engines, Arc::clone(&dispatch), tell));
         for (number, table) in library.tables.iter().enumerate() {
-            let (dispatch, metrics) = (Arc::clone(&dispatch), Arc::clone(metrics));
-            let models = Arc::clone(table);
+            let device = Device {
+                number,
+                kind: kinds[number].clone(),
+            };
+            let parts = (Arc::clone(&dispatch), Arc::clone(&tiers));
+            let (models, metrics) = (Arc::clone(table), Arc::clone(metrics));
             thread::Builder::new()
                 .name(format!("engine {number}"))
                 .spawn(move || {
-                    // If it panics, it is as if its device were lost.
-                    let _lost = LostInPanic {
-                        dispatch: Arc::clone(&dispatch),
-                        number,
+                    let _ended = Ended(Arc::clone(&parts.1));
+                    let work = || {
+                        let (models, metrics) = (Arc::clone(&models), Arc::clone(&metrics));
+                        Worker::new(&device, models, options, parts.clone(), metrics).run()
                     };
-                    Worker::new(number, models, options, dispatch, metrics).run();
+                    loop {
+                        // If it panics, it is as if its device were lost.
+                        let is_lost = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+                            parts.0.lose(number, Vec::new(), "its thread has panicked");
+                            true
+                        });
+                        if !is_lost || !parts.0.comes_back(number) {
+                            return;
+                        }
+                    }
                 })?;
         }
         let loading = Arc::clone(&library);
@@ -275,30 +299,56 @@ impl Engines {
         self.door.dispatch.submit(jobs)
     }
 
+    /// Ends them once all is answered, and waits for that and until what is kept is on disk, but no longer than
+    /// `patience`; whether it is.
+    pub(crate) fn finish(&self, patience: Duration) -> bool {
+        self.door.dispatch.close();
+        self.door.tiers.wait_until_done(patience)
+    }
+
     /// Whether one of them answers.
     pub(crate) fn is_well(&self) -> bool {
         self.door.dispatch.is_well()
     }
 
+    /// Whether one of them answers, or will once its device is opened again.
+    pub(crate) fn has_future(&self) -> bool {
+        self.door.dispatch.has_future()
+    }
+
     /// Lets the engine `number` lose its device in its next step.
     #[cfg(test)]
     fn lose(&self, number: usize) {
-        self.door.dispatch.doom(number);
+        self.lose_after(number, 0);
+    }
+
+    /// Lets the engine `number` lose its device once one of its answers has `n_tokens`.
+    #[cfg(test)]
+    fn lose_after(&self, number: usize, n_tokens: usize) {
+        self.door.dispatch.doom(number, n_tokens);
+    }
+
+    /// Whether the engine `number` waits after each step.
+    #[cfg(test)]
+    fn hold(&self, number: usize, is_held: bool) {
+        self.door.dispatch.hold(number, is_held);
     }
 }
 
-/// Takes an engine out when its thread panics.
-struct LostInPanic {
-    dispatch: Arc<Dispatch>,
+/// What an engine computes on.
+struct Device {
+    /// Its place among the engines.
     number: usize,
+    /// Its name, which others of the kind have, too.
+    kind: String,
 }
 
-impl Drop for LostInPanic {
+/// Tells the tiers that an engine asks no more.
+struct Ended(Arc<Tiers>);
+
+impl Drop for Ended {
     fn drop(&mut self) {
-        if thread::panicking() {
-            let message = "its thread has panicked";
-            self.dispatch.lose(self.number, Vec::new(), message);
-        }
+        self.0.end();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which models engines have, and the thread that loads them and lets them go.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -16,6 +17,10 @@ use super::{AdapterKey, Adapters, LoadAdapter};
 pub(super) struct EngineModel<B: Backend> {
     /// The model, with the adapters of its sequences.
     pub(super) adapted: Adapted<B>,
+    /// The digest of its files, if it is known.
+    pub(super) hash: Option<String>,
+    /// 0 for the weights of its files; another number for each time that they were replaced.
+    pub(super) weights: u64,
     /// Settings of its sequences.
     pub(super) session: SessionOptions,
     /// Bytes of a sequence's cache by its number of tokens.
@@ -66,6 +71,8 @@ impl Drop for CopyGuard {
 /// Where a model comes from.
 pub(crate) struct ModelSource<B: Backend> {
     pub(crate) name: String,
+    /// The digest of its files, if it is known.
+    pub(crate) hash: Option<String>,
     /// Bytes that it takes on each engine.
     pub(crate) bytes: u64,
     pub(crate) session: SessionOptions,
@@ -129,9 +136,13 @@ pub(crate) type Tell = dyn Fn(usize, Option<Arc<dyn LoadAdapter>>) + Send + Sync
 /// All models, loaded or not, and the tables of the engines.
 pub(crate) struct Library<B: Backend> {
     pub(super) tables: Vec<Arc<Table<B>>>,
+    /// The adapters of those that are loaded, by number.
+    adapters: Mutex<Vec<Option<Arc<Adapters<B>>>>>,
     sources: Mutex<Vec<Arc<ModelSource<B>>>>,
     /// Held while tables change.
     changing: Mutex<()>,
+    /// How often weights of any model were replaced.
+    swaps: AtomicU64,
     dispatch: Arc<Dispatch>,
     tell: Box<Tell>,
 }
@@ -146,8 +157,10 @@ where
     pub(super) fn new(n_engines: usize, dispatch: Arc<Dispatch>, tell: Box<Tell>) -> Library<B> {
         Library {
             tables: (0..n_engines).map(|_| Arc::new(Table::new())).collect(),
+            adapters: Mutex::default(),
             sources: Mutex::default(),
             changing: Mutex::default(),
+            swaps: AtomicU64::new(0),
             dispatch,
             tell,
         }
@@ -155,6 +168,15 @@ where
 
     fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that the model `number` is loaded, with `adapters`, or isn't.
+    fn set_adapters(&self, number: usize, adapters: Option<Arc<Adapters<B>>>) {
+        let mut all = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() <= number {
+            all.resize_with(number + 1, || None);
+        }
+        all[number] = adapters;
     }
 
     fn sources(&self) -> MutexGuard<'_, Vec<Arc<ModelSource<B>>>> {
@@ -223,24 +245,27 @@ where
             adapters.load_as(key, files, *scale)?;
         }
         for (engine, adapted) in engines.iter().zip(loaded) {
-            self.give(*engine, number, source, adapted, &adapters);
+            self.hand_over(number, source, *engine, (adapted, 0), &adapters);
         }
+        self.set_adapters(number, Some(Arc::clone(&adapters)));
         (self.tell)(number, Some(adapters));
         Ok(())
     }
 
-    /// Gives the engine `engine` the model `number`, as `adapted` has it.
-    fn give(
+    /// Gives `adapted`, the model `number`, to an engine, with what tells its weights from those of its files.
+    fn hand_over(
         &self,
-        engine: usize,
         number: usize,
         source: &ModelSource<B>,
-        adapted: Adapted<B>,
+        engine: usize,
+        (adapted, weights): (Adapted<B>, u64),
         adapters: &Arc<Adapters<B>>,
     ) {
         self.dispatch.held(number);
         let model = EngineModel {
             adapted,
+            weights,
+            hash: source.hash.clone(),
             session: source.session,
             cache_bytes: Arc::clone(&source.cache_bytes),
             adapters: Arc::clone(adapters),
@@ -277,14 +302,48 @@ where
         let models: Vec<Option<Arc<Model<B>>>> = models.map(Option::<&_>::cloned).collect();
         let there: Vec<Arc<Model<B>>> = models.iter().flatten().cloned().collect();
         let swapped = swap(&there, revision, ids).map_err(NotSwapped::Unfit)?;
+        let weights = self.swaps.fetch_add(1, Ordering::Relaxed) + 1;
         adapters.set_models(models);
         for (engine, fork) in forks.into_iter().enumerate() {
             if let Some(adapted) = fork {
-                self.give(engine, number, &source, adapted, adapters);
+                self.hand_over(number, &source, engine, (adapted, weights), adapters);
             }
         }
         self.dispatch.swapped(number);
         Ok(swapped)
+    }
+
+    /// Loads all models for `engine` again, whose device is lost.
+    ///
+    /// Errors: one of them can't be loaded, which is [`ErrorCode::Unsupported`] if it never can.
+    fn reopen(&self, engine: usize) -> Result<()> {
+        let loaded = self.adapters.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded: Vec<(usize, Arc<Adapters<B>>)> = (loaded.iter().enumerate())
+            .filter_map(|(number, adapters)| Some((number, Arc::clone(adapters.as_ref()?))))
+            .collect();
+        // What is left of the device is of no use.
+        for (number, _) in &loaded {
+            self.tables[engine].set(*number, None);
+        }
+        let mut opened = Vec::with_capacity(loaded.len());
+        for (number, adapters) in loaded {
+            let source = Arc::clone(&self.sources()[number]);
+            if self.dispatch.is_swapped(number) {
+                let message = format!(
+                    "{}: its weights were replaced, those of its files are others",
+                    source.name
+                );
+                return Err(Error::new(ErrorCode::Unsupported, message));
+            }
+            let adapted = load_for(&source, &[engine])?.pop();
+            let adapted = adapted.context("no model was loaded")?;
+            adapters.move_to(engine, adapted.model())?;
+            opened.push((number, source, adapted, adapters));
+        }
+        for (number, source, adapted, adapters) in opened {
+            self.hand_over(number, &source, engine, (adapted, 0), &adapters);
+        }
+        Ok(())
     }
 
     /// Loads and unloads as is needed, until nothing more is asked.
@@ -295,17 +354,11 @@ where
                     let begun = Instant::now();
                     let source = Arc::clone(&self.sources()[number]);
                     let _changing = self.changing();
-                    let load = || match &source.load {
-                        Some(load) => self.install(number, &source, &engines, load(&engines)?),
-                        None => {
-                            let message = "it can't be loaded again";
-                            Err(Error::new(ErrorCode::Unsupported, message))
-                        }
+                    let load = || {
+                        let loaded = load_for(&source, &engines)?;
+                        self.install(number, &source, &engines, loaded)
                     };
-                    // Whatever happens, whoever waits for it is told.
-                    let installed = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| {
-                        Err(Error::new(ErrorCode::Compute, "its thread has panicked"))
-                    });
+                    let installed = caught(load);
                     let installed = installed.with_context(|| format!("loading {}", source.name));
                     self.dispatch.tell_load(number, &installed, begun.elapsed());
                     self.dispatch.finish_load(number, installed);
@@ -313,10 +366,34 @@ where
                 Errand::Unload { number, reason } => {
                     let _changing = self.changing();
                     (self.tell)(number, None);
+                    self.set_adapters(number, None);
                     self.tables.iter().for_each(|table| table.set(number, None));
                     self.dispatch.finish_unload(number, reason);
+                }
+                Errand::Reopen { engine } => {
+                    let begun = Instant::now();
+                    let _changing = self.changing();
+                    let opened = caught(|| self.reopen(engine));
+                    self.dispatch.reopened(engine, &opened, begun.elapsed());
                 }
             }
         }
     }
+}
+
+/// Loads the model of `source` for the engines with these numbers.
+fn load_for<B: Backend>(source: &ModelSource<B>, engines: &[usize]) -> Result<Vec<Adapted<B>>> {
+    match &source.load {
+        Some(load) => load(engines),
+        None => {
+            let message = format!("{}: it can't be loaded again", source.name);
+            Err(Error::new(ErrorCode::Unsupported, message))
+        }
+    }
+}
+
+/// What `load` returns; an error if it panics, so that whoever waits for it is told.
+fn caught(load: impl FnOnce() -> Result<()>) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(load))
+        .unwrap_or_else(|_| Err(Error::new(ErrorCode::Compute, "its thread has panicked")))
 }

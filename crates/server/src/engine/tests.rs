@@ -1,6 +1,10 @@
 //! Engines alone, in token ids: neither what is kept of earlier prompts nor which engine computes changes an answer.
 
+mod losses;
+mod tiers;
+
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use sterna::generate::Request;
@@ -27,6 +31,8 @@ const N_IDS: u32 = 90;
 
 struct Tested {
     engines: Engines,
+    /// The model of each engine.
+    models: Vec<Arc<Model<Cpu>>>,
     n_vocab: usize,
     adapters: Arc<dyn LoadAdapter>,
     metrics: Arc<Metrics>,
@@ -61,62 +67,125 @@ fn engine_of(folder: &str, own: Option<&str>, options: EngineOptions) -> Tested 
 }
 
 fn engines_of(n: usize, folder: &str, own: Option<&str>, options: EngineOptions) -> Tested {
-    let path = testdata(folder);
-    let files = LocalModel::open(folder, Located::at(&path).unwrap(), None, None).unwrap();
-    let plan = files.plan(&PlanOptions::default()).unwrap();
-    let n_vocab = plan.config().n_vocab;
-    let load_from = LoadFrom {
-        weights: Weights::Mapped,
-        experts: None,
-        n_threads: 1,
-        progress: &|_| {},
+    let setup = Setup {
+        n,
+        own,
+        ..Setup::new(folder, options)
     };
-    let session = SessionOptions::new(400);
-    let load = |_| {
-        let loaded = files.load_on(plan.clone(), Cpu::new(1, Isa::detect()), &load_from);
-        let mut adapted = Adapted::new(loaded.unwrap().model);
-        if let Some(own) = own {
-            let added = adapted.add(adapter(own), &files, (1.0, None), &mut Vec::new());
-            added.unwrap();
+    setup.start()
+}
+
+/// What engines are started with.
+struct Setup<'a> {
+    n: usize,
+    folder: &'a str,
+    /// The adapter of all sequences.
+    own: Option<&'a str>,
+    options: EngineOptions,
+    /// Where they keep what they have no room for.
+    cache: Option<&'a CacheFolder>,
+    /// Their devices are opened again when they are lost, once that has failed so often.
+    reopens: Option<usize>,
+}
+
+impl<'a> Setup<'a> {
+    fn new(folder: &'a str, options: EngineOptions) -> Setup<'a> {
+        Setup {
+            n: 1,
+            folder,
+            own: None,
+            options,
+            cache: None,
+            reopens: None,
         }
-        adapted
-    };
-    let adapted: Vec<Adapted<Cpu>> = (0..n).map(load).collect();
-    let devices: Vec<String> = (0..n).map(|number| format!("device {number}")).collect();
-    let metrics = Arc::new(Metrics::new(&devices, options.cache_bytes, 1));
-    let log = Arc::new(Mutex::new(Vec::new()));
-    let write = {
-        let log = Arc::clone(&log);
-        move |record: &serde_json::Map<String, serde_json::Value>| {
-            let record = serde_json::to_string(record).unwrap();
-            log.lock().unwrap().push(record);
+    }
+
+    fn start(self) -> Tested {
+        let Setup {
+            n,
+            folder,
+            own,
+            options,
+            cache,
+            reopens,
+        } = self;
+        let path = testdata(folder);
+        let files = LocalModel::open(folder, Located::at(&path).unwrap(), None, None).unwrap();
+        let plan = files.plan(&PlanOptions::default()).unwrap();
+        let n_vocab = plan.config().n_vocab;
+        let session = SessionOptions::new(400);
+        let cache_bytes = {
+            let plan = plan.clone();
+            Arc::new(move |len| plan.cache_bytes(len, session.cache))
+        };
+        let own = own.map(str::to_owned);
+        let load = move || {
+            let load_from = LoadFrom {
+                weights: Weights::Mapped,
+                experts: None,
+                n_threads: 1,
+                progress: &|_| {},
+            };
+            let loaded = files.load_on(plan.clone(), Cpu::new(1, Isa::detect()), &load_from);
+            let mut adapted = Adapted::new(loaded.unwrap().model);
+            if let Some(own) = &own {
+                let added = adapted.add(adapter(own), &files, (1.0, None), &mut Vec::new());
+                added.unwrap();
+            }
+            adapted
+        };
+        let adapted: Vec<Adapted<Cpu>> = (0..n).map(|_| load()).collect();
+        let models = adapted.iter().map(|own| Arc::clone(own.model())).collect();
+        let load = reopens.map(|n_failures| {
+            let n_left = AtomicUsize::new(n_failures);
+            let less = |n: usize| n.checked_sub(1);
+            let load = move |engines: &[usize]| {
+                use std::sync::atomic::Ordering::SeqCst;
+                match n_left.fetch_update(SeqCst, SeqCst, less) {
+                    Ok(_) => Err(Error::new(ErrorCode::NotFound, "no such device")),
+                    Err(_) => Ok(engines.iter().map(|_| load()).collect()),
+                }
+            };
+            Box::new(load) as Box<models::LoadModel<Cpu>>
+        });
+        let devices: Vec<String> = (0..n).map(|number| format!("device {number}")).collect();
+        let metrics = Arc::new(Metrics::new(&devices, options.cache_bytes, 1));
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let write = {
+            let log = Arc::clone(&log);
+            move |record: &serde_json::Map<String, serde_json::Value>| {
+                let record = serde_json::to_string(record).unwrap();
+                log.lock().unwrap().push(record);
+            }
+        };
+        let adapters = Arc::new(Mutex::new(None));
+        let tell = {
+            let adapters = Arc::clone(&adapters);
+            Box::new(move |_, loader| *adapters.lock().unwrap() = loader)
+        };
+        let (engines, library) =
+            Engines::start(devices, (options, cache), &metrics, Arc::new(write), tell).unwrap();
+        let added = library.add(ModelSource {
+            name: folder.to_owned(),
+            hash: Some(folder.to_owned()),
+            bytes: 1,
+            session,
+            cache_bytes,
+            loaded: Some(adapted),
+            load,
+            swap: None,
+            adapters: Vec::new(),
+        });
+        assert_eq!(added.unwrap(), 0);
+        let adapters = adapters.lock().unwrap().take().unwrap();
+        Tested {
+            engines,
+            models,
+            n_vocab,
+            adapters,
+            metrics,
+            log,
         }
-    };
-    let adapters = Arc::new(Mutex::new(None));
-    let tell = {
-        let adapters = Arc::clone(&adapters);
-        Box::new(move |_, loader| *adapters.lock().unwrap() = loader)
-    };
-    let (engines, library) =
-        Engines::start(devices, options, &metrics, Arc::new(write), tell).unwrap();
-    let added = library.add(ModelSource {
-        name: folder.to_owned(),
-        bytes: 1,
-        session,
-        cache_bytes: Arc::new(move |len| plan.cache_bytes(len, session.cache)),
-        loaded: Some(adapted),
-        load: None,
-        swap: None,
-        adapters: Vec::new(),
-    });
-    assert_eq!(added.unwrap(), 0);
-    let adapters = adapters.lock().unwrap().take().unwrap();
-    Tested {
-        engines,
-        n_vocab,
-        adapters,
-        metrics,
-        log,
     }
 }
 
@@ -125,6 +194,7 @@ fn options(cache_bytes: u64, parallel: usize) -> EngineOptions {
         parallel,
         queue: 64,
         cache_bytes,
+        host_bytes: 0,
         chunk: 16,
         models_bytes: None,
         models_idle: None,
@@ -181,6 +251,20 @@ impl Tested {
         });
         self.engines.submit(jobs.collect()).unwrap();
         outputs
+    }
+
+    fn figure(&self, name: &str) -> u64 {
+        let text = self.metrics.text();
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let value = line.unwrap_or_else(|| panic!("{name}: {text}"));
+        value.trim().parse().unwrap()
+    }
+
+    /// Waits until a figure is as `is_enough` says.
+    fn wait_for(&self, name: &str, is_enough: impl Fn(u64) -> bool) {
+        while !is_enough(self.figure(name)) {
+            thread::yield_now();
+        }
     }
 
     fn answer(&self, prompt: &[u32]) -> Answered {
@@ -369,7 +453,7 @@ fn who_does_not_read_is_given_up() {
     let work = Work::Generate(Box::new(tested.request(&prompt(9, 1), 1)));
     let reply = Reply {
         choice: 0,
-        n_losses: 0,
+        n_lost_with: 0,
         sender,
     };
     tested.engines.submit(vec![job(work, reply)]).unwrap();
@@ -407,6 +491,8 @@ fn no_more_wait_than_may() {
         Err(Refused::TooMany { limit: 2 })
     );
     assert!(outputs.blocking_recv().is_none());
+    // Until that is seen, nothing ends.
+    tested.engines.hold(0, true);
     let (all, outputs) = replies(2);
     tested
         .engines
@@ -418,6 +504,7 @@ fn no_more_wait_than_may() {
         .submit(one.into_iter().map(|reply| job(reply, 1)).collect());
     assert!(matches!(refused, Err(Refused::Full { retry_after }) if retry_after.as_secs() >= 1));
     // Once nobody waits for them, there is room again.
+    tested.engines.hold(0, false);
     drop(outputs);
     loop {
         let (one, mut outputs) = replies(1);
@@ -484,116 +571,6 @@ fn a_prompt_goes_to_the_engine_that_holds_its_beginning() {
 }
 
 #[test]
-fn answers_of_a_lost_engine_go_on_at_another() {
-    for (folder, _) in MODELS {
-        let tested = engines(2, folder, options(1 << 30, 3));
-        let alone = engine(folder, options(0, 1));
-        let prompts: Vec<Vec<u32>> = (0..9).map(|i| prompt(30 + i as usize, i)).collect();
-        let expected = {
-            let mut all: Vec<Answered> = prompts.iter().map(|_| Answered::default()).collect();
-            read(&mut alone.ask(&plain(&prompts), 100), &mut all, |_| false);
-            all
-        };
-        let mut outputs = tested.ask(&plain(&prompts), 100);
-        let mut found: Vec<Answered> = prompts.iter().map(|_| Answered::default()).collect();
-        // Within an answer of it.
-        let is_begun = |answer: &Answered| answer.engine == 1 && answer.ids.len() > 5;
-        read(&mut outputs, &mut found, |all| all.iter().any(is_begun));
-        tested.engines.lose(1);
-        read(&mut outputs, &mut found, |_| false);
-        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            assert_eq!(found.ids.len(), 100, "{folder}, {i}");
-            assert_eq!(found.ids, expected.ids, "{folder}, {i}");
-        }
-        assert!(tested.engines.is_well());
-        let log = tested.log.lock().unwrap().join("\n");
-        for said in [
-            r#""event":"engine","action":"lost","engine":1,"device":"device 1""#,
-            r#""n_left":1"#,
-        ] {
-            assert!(log.contains(said), "{said}: {log}");
-        }
-        let text = tested.metrics.text();
-        for figure in [
-            r#"sterna_engine_up{engine="0",device="device 0"} 1"#,
-            r#"sterna_engine_up{engine="1",device="device 1"} 0"#,
-            "sterna_lost_engines_total 1",
-            r#"sterna_requests_running{engine="1"} 0"#,
-        ] {
-            assert!(text.contains(figure), "{figure}: {text}");
-        }
-        // The other one takes all, also what the lost one held.
-        for (i, prompt) in prompts.iter().enumerate().take(2) {
-            assert_eq!(tested.answer(prompt).engine, 0, "{folder}, {i}");
-        }
-    }
-}
-
-#[test]
-fn without_an_engine_left_what_waits_fails() {
-    let (folder, _) = MODELS[0];
-    let tested = engines(2, folder, options(1 << 30, 1));
-    tested.engines.lose(0);
-    tested.engines.lose(1);
-    let prompts: Vec<Vec<u32>> = (0..6).map(|i| prompt(9, i)).collect();
-    let mut outputs = tested.ask(&plain(&prompts), 5);
-    let mut n_failed = 0;
-    while let Some((_, output)) = outputs.blocking_recv() {
-        if let Output::Failed(error) = output {
-            assert_eq!(error.code(), sterna::ErrorCode::DeviceLost);
-            n_failed += 1;
-        }
-    }
-    assert_eq!(n_failed, 6);
-    assert!(!tested.engines.is_well());
-    let (one, _outputs) = replies(1);
-    let work = || Work::Generate(Box::new(tested.request(&prompts[0], 1)));
-    let jobs = one.into_iter().map(|reply| job(work(), reply));
-    let refused = tested.engines.submit(jobs.collect());
-    assert_eq!(refused, Err(Refused::Stopped));
-}
-
-#[test]
-fn scores_and_vectors_of_a_lost_engine_are_computed_by_another() {
-    let (folder, _) = MODELS[0];
-    let ask = |tested: &Tested| {
-        let (all, mut outputs) = replies(3);
-        let works = [
-            Work::Generate(Box::new(tested.request(&prompt(9, 1), 1))),
-            Work::Score {
-                ids: prompt(60, 2),
-                n_top: 1,
-            },
-            Work::Embed {
-                texts: vec![prompt(20, 3), prompt(30, 4)],
-                pooling: Pooling::Mean,
-                normalised: true,
-            },
-        ];
-        let jobs = all.into_iter().zip(works);
-        let jobs = jobs.map(|(reply, work)| job(work, reply));
-        tested.engines.submit(jobs.collect()).unwrap();
-        let (mut scores, mut vectors) = (Vec::new(), Vec::new());
-        while let Some((_, output)) = outputs.blocking_recv() {
-            match output {
-                Output::Scored(all) => scores.extend(all.iter().map(|scored| scored.chosen)),
-                Output::Embedded(vector) => vectors.push(vector),
-                Output::Failed(error) => panic!("{error:#}"),
-                _ => {}
-            }
-        }
-        (scores, vectors)
-    };
-    let expected = ask(&engine(folder, options(0, 3)));
-    assert_eq!((expected.0.len(), expected.1.len()), (59, 2));
-    for lost in [0, 1] {
-        let tested = engines(2, folder, options(1 << 30, 3));
-        tested.engines.lose(lost);
-        assert_eq!(ask(&tested), expected, "{lost}");
-    }
-}
-
-#[test]
 fn as_many_may_wait_as_before_and_each_engine_takes_its_own() {
     let (folder, _) = MODELS[0];
     let tested = engines(
@@ -617,6 +594,10 @@ fn as_many_may_wait_as_before_and_each_engine_takes_its_own() {
         .engines
         .submit(all.into_iter().zip(&prompts).map(job).collect());
     assert_eq!(refused, Err(Refused::TooMany { limit: 3 }));
+    // Until that is seen, nothing ends.
+    for engine in [0, 1] {
+        tested.engines.hold(engine, true);
+    }
     let _taken = tested.ask(&plain(&prompts[..3]), 300);
     let (one, _outputs) = replies(1);
     let refused = tested
@@ -630,4 +611,7 @@ fn as_many_may_wait_as_before_and_each_engine_takes_its_own() {
     }
     assert!(text().contains("vllm:num_requests_running 2"), "{}", text());
     assert!(text().contains("vllm:num_requests_waiting 1"), "{}", text());
+    for engine in [0, 1] {
+        tested.engines.hold(engine, false);
+    }
 }

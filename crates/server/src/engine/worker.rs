@@ -7,25 +7,31 @@ use std::time::Instant;
 use sterna::embedding::embed;
 use sterna::generate::{Event, Logprobs, Request};
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
-use sterna::sequence::Sequence;
+use sterna::sequence::{SavedSequence, Sequence};
 use sterna::{Error, ErrorCode, Result};
-use sterna_engine::{Backend, EngineError, Logits, Session};
+use sterna_engine::{Backend, EngineError, Logits, Session, SessionOptions};
 
 use super::dispatch::{Dispatch, Given, Report, names};
 use super::models::{EngineModel, Table};
 use super::prefix::{Candidate, Choice, choose, n_common};
 use super::route::{Busy, Held, Kept};
-use super::{AdapterKey, Continued, EngineOptions, Job, Output, Reply, Undelivered, Work};
-use crate::metrics::{EngineFigures, Metrics};
+use super::tiers::{Computing, Fetch, Found, Identity, Tiers};
+use super::{AdapterKey, Continued, Device, EngineOptions, Job, Output, Reply, Undelivered, Work};
+use crate::metrics::{EngineFigures, Metrics, Tier};
 
 pub(super) struct Worker<B: Backend> {
     /// Its place among the engines.
     number: usize,
+    /// The kind of its device.
+    kind: String,
     models: Arc<Table<B>>,
     options: EngineOptions,
     dispatch: Arc<Dispatch>,
+    tiers: Arc<Tiers>,
     scheduler: Scheduler<B>,
     running: Vec<Running<B>>,
+    /// Jobs whose beginnings are being read from disk.
+    fetching: Vec<Fetching>,
     /// Work that isn't an answer, of which a part is done between steps, each in turn.
     aside: VecDeque<Aside<B>>,
     /// Sequences that nobody uses, the least recently used first.
@@ -46,6 +52,8 @@ struct Of<B: Backend> {
     model: Arc<EngineModel<B>>,
     /// The adapter of its request.
     adapter: Option<Arc<AdapterKey>>,
+    /// Model, generation, adapters and settings.
+    identity: Identity,
     key: usize,
 }
 
@@ -55,9 +63,9 @@ impl<B: Backend> Of<B> {
         Held::new(self.number, self.adapter.as_deref())
     }
 
-    /// Whether what `held` and `model` have computed is computed by the same.
-    fn is_of(&self, held: Held, model: &Arc<EngineModel<B>>) -> bool {
-        self.held() == held && Arc::ptr_eq(&self.model, model)
+    /// Whether what `other` says has computed the same.
+    fn is_of(&self, held: Held, model: &Arc<EngineModel<B>>, identity: &Identity) -> bool {
+        self.held() == held && Arc::ptr_eq(&self.model, model) && self.identity == *identity
     }
 
     /// A job of it.
@@ -85,9 +93,21 @@ struct Running<B: Backend> {
     is_done: bool,
 }
 
+/// A job that begins once something was read.
+struct Fetching {
+    given: Given,
+    /// What computes it, and has computed what is read.
+    identity: Identity,
+    fetch: Fetch,
+}
+
+/// What was read for a job, if it could be, and what has computed it.
+type WasRead = (Identity, Option<Arc<SavedSequence>>);
+
 struct Idle<B: Backend> {
     of: Held,
     model: Arc<EngineModel<B>>,
+    identity: Identity,
     sequence: Sequence<B>,
     /// Its tokens, to be reported.
     ids: Arc<[u32]>,
@@ -98,9 +118,19 @@ impl<B: Backend> Idle<B> {
         Idle {
             of: of.held(),
             model: Arc::clone(&of.model),
+            identity: of.identity,
             ids: sequence.ids().into(),
             sequence,
         }
+    }
+
+    fn n_bytes(&self) -> u64 {
+        (self.model.cache_bytes)(self.sequence.len())
+    }
+
+    /// Whether the model still has the weights that have computed it.
+    fn is_current(&self) -> bool {
+        self.model.adapted.model().generation() == self.identity.generation
     }
 }
 
@@ -158,10 +188,10 @@ impl<B: Backend> Task<B> {
 
 impl<B: Backend> Worker<B> {
     pub(super) fn new(
-        number: usize,
+        device: &Device,
         models: Arc<Table<B>>,
         options: EngineOptions,
-        dispatch: Arc<Dispatch>,
+        (dispatch, tiers): (Arc<Dispatch>, Arc<Tiers>),
         metrics: Arc<Metrics>,
     ) -> Worker<B> {
         let scheduling = SchedulerOptions {
@@ -173,12 +203,15 @@ impl<B: Backend> Worker<B> {
             ..SchedulerOptions::default()
         };
         Worker {
-            number,
+            number: device.number,
+            kind: device.kind.clone(),
             models,
             options,
             dispatch,
+            tiers,
             scheduler: Scheduler::new(scheduling),
             running: Vec::new(),
+            fetching: Vec::new(),
             aside: VecDeque::new(),
             idle: Vec::new(),
             idle_has_changed: false,
@@ -188,21 +221,26 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Computes until the other side is gone and all is answered, or the device is lost.
-    pub(super) fn run(mut self) {
+    /// Computes until the other side is gone and all is answered, or the device is lost; whether it is.
+    pub(super) fn run(mut self) -> bool {
         loop {
             let report = self.report();
             let Some(given) = self.dispatch.exchange(self.number, report) else {
-                return;
+                self.save_all();
+                return false;
             };
             self.begin(given);
+            self.begin_fetched();
             self.work_aside();
             self.step();
             if let Some(message) = self.lost.take() {
-                return self.hand_back(&message);
+                self.hand_back(&message);
+                return true;
             }
             self.drop_abandoned();
             self.forget();
+            #[cfg(test)]
+            self.dispatch.wait_while_held(self.number);
         }
     }
 
@@ -219,6 +257,13 @@ impl<B: Backend> Worker<B> {
                 && let Some(aside) = self.aside.remove(at)
             {
                 self.done(&aside.busy);
+            }
+        }
+        for at in (0..self.fetching.len()).rev() {
+            if self.fetching[at].given.job.reply.is_closed() {
+                let Fetching { given, .. } = self.fetching.remove(at);
+                self.metrics.cancelled.inc();
+                self.done(&given.busy);
             }
         }
     }
@@ -258,6 +303,8 @@ impl<B: Backend> Worker<B> {
             of.job(task.work(), reply)
         });
         jobs.extend(aside);
+        let fetching = std::mem::take(&mut self.fetching);
+        jobs.extend(fetching.into_iter().map(|fetching| fetching.given.job));
         jobs.append(&mut self.unbegun);
         self.dispatch.lose(self.number, jobs, message);
     }
@@ -265,17 +312,32 @@ impl<B: Backend> Worker<B> {
     /// Begins the jobs that it was given.
     fn begin(&mut self, given: Vec<Given>) {
         for given in given {
-            let (busy, reply) = (given.busy.clone(), given.job.reply.clone());
-            let Some(model) = self.models.get(given.job.model) else {
-                // It has gone meanwhile.
-                self.dispatch.give_back(self.number, given);
-                continue;
-            };
-            if let Err(error) = self.begin_job(model, given) {
-                self.done(&busy);
-                // Whoever is gone needn't be told.
-                let _ = reply.send(Output::Failed(error));
+            self.begin_with(given, None);
+        }
+    }
+
+    /// Begins those whose beginnings were read, or can't be.
+    fn begin_fetched(&mut self) {
+        for fetching in std::mem::take(&mut self.fetching) {
+            match fetching.fetch.get() {
+                Some(saved) => self.begin_with(fetching.given, Some((fetching.identity, saved))),
+                None => self.fetching.push(fetching),
             }
+        }
+    }
+
+    /// Begins a job, with what was `read` for it.
+    fn begin_with(&mut self, given: Given, read: Option<WasRead>) {
+        let (busy, reply) = (given.busy.clone(), given.job.reply.clone());
+        let Some(model) = self.models.get(given.job.model) else {
+            // It has gone meanwhile.
+            self.dispatch.give_back(self.number, given);
+            return;
+        };
+        if let Err(error) = self.begin_job(model, given, read) {
+            self.done(&busy);
+            // Whoever is gone needn't be told.
+            let _ = reply.send(Output::Failed(error));
         }
     }
 
@@ -289,30 +351,62 @@ impl<B: Backend> Worker<B> {
         Ok(())
     }
 
-    fn begin_job(&mut self, model: Arc<EngineModel<B>>, given: Given) -> Result<()> {
-        let Given { job, busy } = given;
-        let of = Of {
-            number: job.model,
-            model,
-            adapter: job.adapter.clone(),
-            key: job.key,
-        };
-        let sequence = match &job.work {
-            Work::Generate(request) => self.sequence_for(&of, &request.prompt),
+    fn begin_job(
+        &mut self,
+        model: Arc<EngineModel<B>>,
+        given: Given,
+        read: Option<WasRead>,
+    ) -> Result<()> {
+        let of = self.of(model, &given.job);
+        let wanted = match &given.job.work {
+            Work::Generate(request) => Some(&request.prompt[..]),
             Work::Continue(continued) => {
                 let generator = &continued.generator;
-                self.sequence_for(&of, &generator.tokens()[..generator.n_held()])
+                Some(&generator.tokens()[..generator.n_held()])
             }
-            Work::Score { .. } | Work::Embed { .. } => self.empty(&of),
+            Work::Score { .. } | Work::Embed { .. } => None,
         };
-        let sequence = match sequence {
+        let sequence = match wanted {
+            None => self.empty(&of).map(|sequence| (sequence, Tier::Engine)),
+            Some(prompt) => {
+                let saved = match read {
+                    Some((identity, saved)) => {
+                        let saved = saved.filter(|_| identity == of.identity);
+                        saved.map(|saved| (saved, Tier::Disk))
+                    }
+                    None => match self.find(&of, prompt) {
+                        Some(Found::Here(saved, tier)) => Some((saved, tier)),
+                        Some(Found::Fetched(fetch)) => {
+                            let identity = of.identity;
+                            self.fetching.push(Fetching {
+                                given,
+                                identity,
+                                fetch,
+                            });
+                            return Ok(());
+                        }
+                        None => None,
+                    },
+                };
+                let restored = saved.and_then(|(saved, tier)| {
+                    let restored = self.restore(&of, &saved)?;
+                    Some(restored.map(|sequence| (sequence, tier)))
+                });
+                restored.unwrap_or_else(|| {
+                    let held = self.sequence_for(&of, prompt);
+                    held.map(|sequence| (sequence, Tier::Engine))
+                })
+            }
+        };
+        let Given { job, busy } = given;
+        let (sequence, tier) = match sequence {
             Ok(sequence) => sequence,
             Err(error) => return self.refuse(job, error),
         };
         let Job { work, reply, .. } = job;
         let task = match work {
             Work::Generate(request) => {
-                return self.begin_answer(of, sequence, *request, reply, busy);
+                return self.begin_answer(of, (sequence, tier), *request, reply, busy);
             }
             Work::Continue(continued) => {
                 return self.go_on(of, sequence, *continued, reply, busy);
@@ -347,7 +441,7 @@ impl<B: Backend> Worker<B> {
     fn begin_answer(
         &mut self,
         of: Of<B>,
-        sequence: Sequence<B>,
+        (sequence, tier): (Sequence<B>, Tier),
         request: Request,
         reply: Reply,
         busy: Busy,
@@ -362,6 +456,9 @@ impl<B: Backend> Worker<B> {
         let n_cached = generator.map_or(0, |answer| answer.stats().n_reused);
         self.metrics.prompt_tokens.inc_by(n_prompt as u64);
         self.metrics.cached_tokens.inc_by(n_cached as u64);
+        if n_cached > 0 {
+            self.metrics.count_cache_hit(tier, n_cached);
+        }
         // Whoever is gone is noticed before the next step.
         let _ = reply.send(Output::Begun {
             engine: self.number,
@@ -411,6 +508,77 @@ impl<B: Backend> Worker<B> {
         Ok(())
     }
 
+    /// What computes `job`, by `model`.
+    fn of(&self, model: Arc<EngineModel<B>>, job: &Job) -> Of<B> {
+        let adapter = job.adapter.clone();
+        Of {
+            number: job.model,
+            identity: self.identity(job.model, &model, adapter.as_deref()),
+            model,
+            adapter,
+            key: job.key,
+        }
+    }
+
+    /// What the sequences of `model` with `adapter` are computed by now.
+    fn identity(
+        &self,
+        number: usize,
+        model: &EngineModel<B>,
+        adapter: Option<&AdapterKey>,
+    ) -> Identity {
+        let (own, SessionOptions { ctx_len, cache, .. }) = (&model.adapted, model.session);
+        let adapter = adapter.map(|key| model.adapters.form(key));
+        // One that is gone has no sequences.
+        let adapter = adapter.map(Option::unwrap_or_default);
+        let (adapters, weights) = (own.adapters_digest(), model.weights);
+        let settings = format!("{adapters} {adapter:?} {cache:?} {ctx_len} {weights}");
+        Identity::of(&Computing {
+            model: model.hash.as_deref(),
+            number,
+            generation: own.model().generation(),
+            settings: &settings,
+            device: &self.kind,
+            has_states: own.model().config().has_states(),
+        })
+    }
+
+    /// What the tiers have of `prompt`, if that is more than is held here.
+    fn find(&self, of: &Of<B>, prompt: &[u32]) -> Option<Found> {
+        let idle = self.idle.iter();
+        let idle = idle.filter(|idle| of.is_of(idle.of, &idle.model, &idle.identity));
+        let idle = idle.map(|idle| n_common(idle.sequence.ids(), prompt));
+        let running = self.running.iter();
+        let running =
+            running.filter(|own| of.is_of(own.of.held(), &own.of.model, &own.of.identity));
+        let running = running.filter_map(|own| held(&self.scheduler, own.id));
+        let running = running.map(|held| n_common(held, prompt));
+        let n_held = idle.chain(running).max().unwrap_or(0);
+        // The last token is computed in any case.
+        let (_, prompt) = prompt.split_last()?;
+        let (dispatch, number) = (Arc::clone(&self.dispatch), self.number);
+        let wake = move || dispatch.wake(number);
+        self.tiers.find(&of.identity, prompt, n_held, wake)
+    }
+
+    /// A sequence with what was saved; `None` if that is refused, and everything else goes on without it.
+    fn restore(&mut self, of: &Of<B>, saved: &SavedSequence) -> Option<Result<Sequence<B>>> {
+        let mut sequence = match self.empty(of) {
+            Ok(sequence) => sequence,
+            Err(error) => return Some(Err(error)),
+        };
+        match sequence.restore_from(saved) {
+            Ok(()) => Some(Ok(sequence)),
+            Err(error) if error.code() == ErrorCode::DeviceLost => Some(Err(error)),
+            // There may be room for it later.
+            Err(error) if error.code() == ErrorCode::OutOfMemory => None,
+            Err(error) => {
+                self.tiers.refuse(&of.identity, saved.ids(), &error);
+                None
+            }
+        }
+    }
+
     /// A sequence for `prompt`: one that holds as much of it as possible.
     fn sequence_for(&mut self, of: &Of<B>, prompt: &[u32]) -> Result<Sequence<B>> {
         enum Place {
@@ -418,7 +586,7 @@ impl<B: Backend> Worker<B> {
             Running(SequenceId),
         }
         let idle = self.idle.iter().enumerate();
-        let idle = idle.filter(|(_, idle)| of.is_of(idle.of, &idle.model));
+        let idle = idle.filter(|(_, idle)| of.is_of(idle.of, &idle.model, &idle.identity));
         let idle = idle.map(|(at, idle)| Candidate {
             id: at,
             len: idle.sequence.len(),
@@ -426,7 +594,8 @@ impl<B: Backend> Worker<B> {
             is_busy: false,
         });
         let running = self.running.iter();
-        let running = running.filter(|running| of.is_of(running.of.held(), &running.of.model));
+        let running =
+            running.filter(|own| of.is_of(own.of.held(), &own.of.model, &own.of.identity));
         let running = running.filter_map(|running| {
             let held = held(&self.scheduler, running.id)?;
             Some(Candidate {
@@ -474,7 +643,8 @@ impl<B: Backend> Worker<B> {
                 Err(error) if self.idle.is_empty() => return Err(error),
                 Err(_) => {
                     self.idle_has_changed = true;
-                    self.idle.remove(0);
+                    let idle = self.idle.remove(0);
+                    self.save(idle);
                 }
             }
         }
@@ -504,7 +674,12 @@ impl<B: Backend> Worker<B> {
     /// Computes the next tokens of all answers, and delivers them.
     fn step(&mut self) {
         #[cfg(test)]
-        if self.dispatch.is_doomed(self.number) && !self.running.is_empty() {
+        if let Some(n_tokens) = self.dispatch.doom_of(self.number)
+            && self.running.iter().any(|running| {
+                let answer = self.scheduler.generator(running.id);
+                answer.is_some_and(|answer| answer.answer().len() >= n_tokens)
+            })
+        {
             self.lost = Some("a test wants it lost".to_owned());
             return;
         }
@@ -605,6 +780,11 @@ impl<B: Backend> Worker<B> {
     }
 
     fn keep_sequence(&mut self, of: &Of<B>, sequence: Sequence<B>) {
+        let now = self.identity(of.number, &of.model, of.adapter.as_deref());
+        if now != of.identity {
+            // Its weights were replaced while it was computed.
+            return;
+        }
         self.idle.push(Idle::new(of, sequence));
         self.idle_has_changed = true;
     }
@@ -634,25 +814,37 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Forgets idle sequences, the least recently used first, until the rest has room.
+    /// Forgets idle sequences, the least recently used first, until the rest has room. What there are lower tiers for
+    /// is saved there: one after a step, as long as there are answers that wait for the next.
     fn forget(&mut self) {
         let n_idle = self.idle.len();
-        // Nobody can ask for those of models that are gone, or of adapters.
+        let mut may_save = usize::MAX;
+        if !self.running.is_empty() || !self.aside.is_empty() {
+            may_save = 1;
+        }
+        // Nobody can ask for those of models that are gone, or of adapters, or of weights that were replaced.
         let named = |model: &Arc<EngineModel<B>>| (Arc::clone(model), model.adapters.keep_named());
         let models = self.models.all();
         let named: Vec<_> = models.iter().map(|own| own.as_ref().map(named)).collect();
-        self.idle.retain(|Idle { of, model, .. }| {
+        let gone = self.idle.extract_if(.., |idle| {
+            let Idle { of, model, .. } = &*idle;
             let named = named.get(of.model).and_then(Option::as_ref);
-            named.is_some_and(|(current, ids)| {
+            let is_named = named.is_some_and(|(current, ids)| {
                 let is_named = |id: usize| ids.contains(&id);
                 Arc::ptr_eq(current, model) && of.adapter.is_none_or(is_named)
-            })
+            });
+            !is_named || !idle.is_current()
         });
+        let gone: Vec<Idle<B>> = gone.collect();
         // Copies that are gone are not to be held for longer.
         drop((models, named));
-        let idle: u64 = (self.idle.iter())
-            .map(|idle| (idle.model.cache_bytes)(idle.sequence.len()))
-            .sum();
+        // The model may come back.
+        for idle in gone.into_iter().rev() {
+            if may_save > 0 && self.save(idle) {
+                may_save -= 1;
+            }
+        }
+        let idle: u64 = self.idle.iter().map(Idle::n_bytes).sum();
         let busy: u64 = (self.running.iter())
             .map(|running| {
                 let len = self.scheduler.sequence(running.id).map_or(0, Sequence::len);
@@ -660,25 +852,60 @@ impl<B: Backend> Worker<B> {
             })
             .sum();
         let mut used = idle + busy;
-        let mut n_forgotten = 0;
-        while used > self.options.cache_bytes && n_forgotten < self.idle.len() {
-            let Idle {
-                model, sequence, ..
-            } = &self.idle[n_forgotten];
-            used -= (model.cache_bytes)(sequence.len());
-            n_forgotten += 1;
+        let limit = self.options.cache_bytes;
+        while used > limit && !self.idle.is_empty() {
+            // Those that wait to be saved are a little too much for as long, but no more than that.
+            if may_save == 0 && used <= limit + limit / 4 {
+                break;
+            }
+            let idle = self.idle.remove(0);
+            used -= idle.n_bytes();
+            if may_save > 0 && self.save(idle) {
+                may_save -= 1;
+            }
         }
-        self.idle.drain(..n_forgotten);
         self.idle_has_changed |= self.idle.len() < n_idle;
         let adapters = self.running.iter();
         let adapters = adapters.filter_map(|running| running.of.adapter.as_ref());
         let figures = EngineFigures {
-            n_running: self.running.len() + self.aside.len(),
+            n_running: self.running.len() + self.aside.len() + self.fetching.len(),
             cache_bytes: used,
             n_sequences: self.idle.len(),
             adapters: names(adapters),
         };
         self.metrics.set_engine(self.number, figures);
+    }
+
+    /// Saves what `idle` holds in the tiers below, if they lack it; whether that took time.
+    fn save(&mut self, mut idle: Idle<B>) -> bool {
+        // The proof that it is the model's takes the room of a token.
+        idle.sequence.truncate(idle.sequence.ctx_len() - 1);
+        let (identity, ids) = (idle.identity, idle.sequence.ids());
+        if !idle.is_current() || !self.tiers.lacks(&identity, ids) {
+            return false;
+        }
+        let n_bytes = idle.n_bytes().try_into().unwrap_or(usize::MAX);
+        match idle.sequence.snapshot(n_bytes) {
+            // Weights may have been replaced meanwhile.
+            Ok(saved) if idle.is_current() => self.tiers.put(&identity, saved),
+            Ok(_) => {}
+            Err(error) if error.code() == ErrorCode::DeviceLost => {
+                self.lost.get_or_insert(error.to_string());
+            }
+            Err(error) => self.tiers.tell_unsaved(&error),
+        }
+        true
+    }
+
+    /// Saves all idle sequences, before the engine ends.
+    fn save_all(&mut self) {
+        for idle in std::mem::take(&mut self.idle) {
+            if self.lost.is_some() {
+                return;
+            }
+            self.tiers.settle();
+            self.save(idle);
+        }
     }
 
     /// What it has.
@@ -692,6 +919,9 @@ impl<B: Backend> Worker<B> {
         }
         let running = self.running.iter().map(|running| &running.busy);
         let aside = self.aside.iter().map(|aside| &aside.busy);
+        let fetching = self.fetching.iter();
+        let fetching = fetching.map(|fetching| &fetching.given.busy);
+        let is_waiting = self.running.is_empty() && self.aside.is_empty();
         let kept = std::mem::take(&mut self.idle_has_changed).then(|| {
             let kept = |idle: &Idle<B>| Kept {
                 of: idle.of,
@@ -700,7 +930,8 @@ impl<B: Backend> Worker<B> {
             self.idle.iter().map(kept).collect()
         });
         Report {
-            busy: running.chain(aside).cloned().collect(),
+            busy: running.chain(aside).chain(fetching).cloned().collect(),
+            is_waiting,
             kept,
         }
     }
