@@ -42,6 +42,30 @@ impl Tier {
     }
 }
 
+/// Why a sequence is dropped below the engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DropReason {
+    /// It is damaged, or another's.
+    Refused,
+    /// The disk doesn't keep up.
+    Slow,
+    /// The system refuses.
+    Failed,
+}
+
+impl DropReason {
+    const ALL: [DropReason; 3] = [DropReason::Refused, DropReason::Slow, DropReason::Failed];
+
+    fn labels(self) -> Labels {
+        let name = match self {
+            DropReason::Refused => "refused",
+            DropReason::Slow => "slow",
+            DropReason::Failed => "failed",
+        };
+        vec![("reason", name.to_owned())]
+    }
+}
+
 /// Every metric, and the registry that has them.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -178,6 +202,9 @@ impl Metrics {
         for tier in Tier::ALL {
             drop(metrics.cache_hits.get_or_create(&tier.labels()));
             drop(metrics.cache_hit_tokens.get_or_create(&tier.labels()));
+        }
+        for reason in DropReason::ALL {
+            drop(metrics.cache_drops.get_or_create(&reason.labels()));
         }
         let n_bytes = cache_bytes.saturating_mul(devices.len() as u64);
         metrics.registered(n_bytes / (token_bytes * BLOCK_LEN).max(1))
@@ -403,9 +430,8 @@ impl Metrics {
     }
 
     /// Counts a sequence that was dropped, and why.
-    pub(crate) fn count_cache_drop(&self, reason: &'static str) {
-        let labels = vec![("reason", reason.to_owned())];
-        self.cache_drops.get_or_create(&labels).inc();
+    pub(crate) fn count_cache_drop(&self, reason: DropReason) {
+        self.cache_drops.get_or_create(&reason.labels()).inc();
     }
 
     /// Whether the model called `name` is loaded.

@@ -18,7 +18,7 @@ use sterna::sequence::SavedSequence;
 use sterna::{Error, ErrorCode, Result};
 
 use super::prefix::n_common;
-use crate::metrics::{Metrics, Tier};
+use crate::metrics::{DropReason, Metrics, Tier};
 use crate::settings::{Log, tell};
 
 /// Shorter sequences are computed again about as fast as they are copied.
@@ -29,6 +29,8 @@ const MAX_UNWRITTEN: u64 = 1 << 30;
 /// quicker than copying many.
 const WORTH_COPYING: usize = 32;
 const WORTH_SHARE: usize = 8;
+/// Beginnings of a sequence that are kept beside it, of a model with states: it goes on from where it has any.
+const MAX_BEGINNINGS: usize = 3;
 
 /// Where sequences are kept on disk.
 #[derive(Debug, Clone)]
@@ -277,11 +279,10 @@ impl Tiers {
         let (label, saved) = (&identity.label, Arc::new(saved));
         let ids: Arc<[u32]> = saved.ids().into();
         let mut state = self.state();
-        if !identity.is_whole {
-            // What is a part of it is of no use any more.
-            for part in state.prefixes(label, &ids) {
-                self.forget(&mut state, label, &part);
-            }
+        // What is a part of it is of no use any more, unless it is one that can be gone on from.
+        let n_kept = if identity.is_whole { MAX_BEGINNINGS } else { 0 };
+        for part in state.prefixes(label, &ids).iter().skip(n_kept) {
+            self.forget(&mut state, label, part);
         }
         self.forget(&mut state, label, &ids);
         let n_bytes = saved.n_bytes();
@@ -327,7 +328,7 @@ impl Tiers {
             return;
         }
         if state.n_unwritten > 0 && state.n_unwritten + n_bytes > MAX_UNWRITTEN {
-            self.metrics.count_cache_drop("slow");
+            self.metrics.count_cache_drop(DropReason::Slow);
             return;
         }
         state.n_unwritten += n_bytes;
@@ -416,7 +417,7 @@ impl Tiers {
     }
 
     fn tell_drop(&self, file: Option<&str>, error: &Error) {
-        self.metrics.count_cache_drop("refused");
+        self.metrics.count_cache_drop(DropReason::Refused);
         let mut record = json!({"event": "cache", "action": "drop"});
         if let Some(file) = file {
             record["file"] = file.into();
@@ -426,7 +427,7 @@ impl Tiers {
     }
 
     fn tell_failure(&self, action: &str, error: &Error) {
-        self.metrics.count_cache_drop("failed");
+        self.metrics.count_cache_drop(DropReason::Failed);
         let message = format!("{error:#}");
         tell(
             &self.log,

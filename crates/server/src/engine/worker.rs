@@ -30,8 +30,10 @@ pub(super) struct Worker<B: Backend> {
     tiers: Arc<Tiers>,
     scheduler: Scheduler<B>,
     running: Vec<Running<B>>,
-    /// Jobs whose beginnings are being read from disk.
+    /// Jobs whose beginnings are being read from disk, or wait to be restored.
     fetching: Vec<Fetching>,
+    /// Sequences that were restored since the last step.
+    n_restored: usize,
     /// Work that isn't an answer, of which a part is done between steps, each in turn.
     aside: VecDeque<Aside<B>>,
     /// Sequences that nobody uses, the least recently used first.
@@ -87,6 +89,8 @@ struct Running<B: Backend> {
     reply: Reply,
     busy: Busy,
     begun: Instant,
+    /// Tokens of its prompt.
+    n_prompt: usize,
     /// When its newest token came.
     last: Option<Instant>,
     /// It isn't counted any more.
@@ -96,32 +100,54 @@ struct Running<B: Backend> {
 /// A job that begins once something was read.
 struct Fetching {
     given: Given,
-    /// What computes it, and has computed what is read.
+    /// What computes it, and has computed what it waits for.
     identity: Identity,
-    fetch: Fetch,
+    awaited: Awaited,
 }
 
-/// What was read for a job, if it could be, and what has computed it.
-type WasRead = (Identity, Option<Arc<SavedSequence>>);
+/// What a job waits for.
+enum Awaited {
+    /// To be read.
+    Read(Fetch),
+    /// It is here, if it could be read, of this tier; another was restored before it.
+    Here(Option<Arc<SavedSequence>>, Tier),
+}
+
+/// What a job waited for, and what has computed it.
+type WasFetched = (Identity, Option<Arc<SavedSequence>>, Tier);
 
 struct Idle<B: Backend> {
     of: Held,
     model: Arc<EngineModel<B>>,
     identity: Identity,
     sequence: Sequence<B>,
+    /// Tokens of the prompt of its last answer.
+    n_prompt: usize,
     /// Its tokens, to be reported.
     ids: Arc<[u32]>,
 }
 
+/// Templates write the end of a prompt otherwise once the answer is a part of it: fewer tokens than this.
+const REWRITTEN: usize = 8;
+
 impl<B: Backend> Idle<B> {
-    fn new(of: &Of<B>, sequence: Sequence<B>) -> Idle<B> {
+    fn new(of: &Of<B>, sequence: Sequence<B>, n_prompt: usize) -> Idle<B> {
         Idle {
             of: of.held(),
             model: Arc::clone(&of.model),
             identity: of.identity,
             ids: sequence.ids().into(),
             sequence,
+            n_prompt,
         }
+    }
+
+    /// Where a model has states, what the next turn begins with if its template writes past answers otherwise: the
+    /// prompt, as far as states are remembered.
+    fn beginning(&self) -> Option<Sequence<B>> {
+        let len = self.n_prompt.checked_sub(REWRITTEN)?;
+        let has_states = self.model.adapted.model().config().has_states();
+        has_states.then(|| self.sequence.fork(len))
     }
 
     fn n_bytes(&self) -> u64 {
@@ -212,6 +238,7 @@ impl<B: Backend> Worker<B> {
             scheduler: Scheduler::new(scheduling),
             running: Vec::new(),
             fetching: Vec::new(),
+            n_restored: 0,
             aside: VecDeque::new(),
             idle: Vec::new(),
             idle_has_changed: false,
@@ -229,8 +256,9 @@ impl<B: Backend> Worker<B> {
                 self.save_all();
                 return false;
             };
-            self.begin(given);
+            self.n_restored = 0;
             self.begin_fetched();
+            self.begin(given);
             self.work_aside();
             self.step();
             if let Some(message) = self.lost.take() {
@@ -319,22 +347,50 @@ impl<B: Backend> Worker<B> {
     /// Begins those whose beginnings were read, or can't be.
     fn begin_fetched(&mut self) {
         for fetching in std::mem::take(&mut self.fetching) {
-            match fetching.fetch.get() {
-                Some(saved) => self.begin_with(fetching.given, Some((fetching.identity, saved))),
-                None => self.fetching.push(fetching),
+            let Fetching {
+                given,
+                identity,
+                awaited,
+            } = fetching;
+            let (saved, tier) = match awaited {
+                Awaited::Here(saved, tier) => (saved, tier),
+                Awaited::Read(fetch) => match fetch.get() {
+                    Some(saved) => (saved, Tier::Disk),
+                    None => {
+                        self.wait_for(given, identity, Awaited::Read(fetch));
+                        continue;
+                    }
+                },
+            };
+            match saved.is_none() || self.may_restore() {
+                true => self.begin_with(given, Some((identity, saved, tier))),
+                false => self.wait_for(given, identity, Awaited::Here(saved, tier)),
             }
         }
     }
 
-    /// Begins a job, with what was `read` for it.
-    fn begin_with(&mut self, given: Given, read: Option<WasRead>) {
+    fn wait_for(&mut self, given: Given, identity: Identity, awaited: Awaited) {
+        self.fetching.push(Fetching {
+            given,
+            identity,
+            awaited,
+        });
+    }
+
+    /// Whether a sequence may be restored before the next step: one, as long as there are answers that wait for that.
+    fn may_restore(&self) -> bool {
+        self.n_restored == 0 || self.running.is_empty() && self.aside.is_empty()
+    }
+
+    /// Begins a job, with what it has waited for.
+    fn begin_with(&mut self, given: Given, fetched: Option<WasFetched>) {
         let (busy, reply) = (given.busy.clone(), given.job.reply.clone());
         let Some(model) = self.models.get(given.job.model) else {
             // It has gone meanwhile.
             self.dispatch.give_back(self.number, given);
             return;
         };
-        if let Err(error) = self.begin_job(model, given, read) {
+        if let Err(error) = self.begin_job(model, given, fetched) {
             self.done(&busy);
             // Whoever is gone needn't be told.
             let _ = reply.send(Output::Failed(error));
@@ -355,7 +411,7 @@ impl<B: Backend> Worker<B> {
         &mut self,
         model: Arc<EngineModel<B>>,
         given: Given,
-        read: Option<WasRead>,
+        fetched: Option<WasFetched>,
     ) -> Result<()> {
         let of = self.of(model, &given.job);
         let wanted = match &given.job.work {
@@ -369,20 +425,20 @@ impl<B: Backend> Worker<B> {
         let sequence = match wanted {
             None => self.empty(&of).map(|sequence| (sequence, Tier::Engine)),
             Some(prompt) => {
-                let saved = match read {
-                    Some((identity, saved)) => {
+                let saved = match fetched {
+                    Some((identity, saved, tier)) => {
                         let saved = saved.filter(|_| identity == of.identity);
-                        saved.map(|saved| (saved, Tier::Disk))
+                        saved.map(|saved| (saved, tier))
                     }
                     None => match self.find(&of, prompt) {
-                        Some(Found::Here(saved, tier)) => Some((saved, tier)),
+                        Some(Found::Here(saved, tier)) if self.may_restore() => Some((saved, tier)),
+                        Some(Found::Here(saved, tier)) => {
+                            let awaited = Awaited::Here(Some(saved), tier);
+                            self.wait_for(given, of.identity, awaited);
+                            return Ok(());
+                        }
                         Some(Found::Fetched(fetch)) => {
-                            let identity = of.identity;
-                            self.fetching.push(Fetching {
-                                given,
-                                identity,
-                                fetch,
-                            });
+                            self.wait_for(given, of.identity, Awaited::Read(fetch));
                             return Ok(());
                         }
                         None => None,
@@ -449,7 +505,7 @@ impl<B: Backend> Worker<B> {
         let n_prompt = request.prompt.len();
         let id = self.scheduler.add(sequence);
         if let Err(error) = self.scheduler.start(id, request) {
-            self.keep(&of, id);
+            self.keep(&of, id, 0);
             return Err(error);
         }
         let generator = self.scheduler.generator(id);
@@ -471,6 +527,7 @@ impl<B: Backend> Worker<B> {
             reply,
             busy,
             begun: Instant::now(),
+            n_prompt,
             last: None,
             is_done: false,
         });
@@ -491,9 +548,10 @@ impl<B: Backend> Worker<B> {
             begun,
             last,
         } = continued;
+        let n_prompt = generator.stats().n_prompt;
         let id = self.scheduler.add(sequence);
         if let Err(error) = self.scheduler.resume(id, generator) {
-            self.keep(&of, id);
+            self.keep(&of, id, 0);
             return Err(error);
         }
         self.running.push(Running {
@@ -502,6 +560,7 @@ impl<B: Backend> Worker<B> {
             reply,
             busy,
             begun,
+            n_prompt,
             last,
             is_done: false,
         });
@@ -567,6 +626,7 @@ impl<B: Backend> Worker<B> {
             Ok(sequence) => sequence,
             Err(error) => return Some(Err(error)),
         };
+        self.n_restored += 1;
         match sequence.restore_from(saved) {
             Ok(()) => Some(Ok(sequence)),
             Err(error) if error.code() == ErrorCode::DeviceLost => Some(Err(error)),
@@ -767,25 +827,25 @@ impl<B: Backend> Worker<B> {
         if !running.is_done {
             self.done(&running.busy);
         }
-        self.keep(&running.of, running.id);
+        self.keep(&running.of, running.id, running.n_prompt);
     }
 
-    /// Keeps the sequence `id` for prompts to come.
-    fn keep(&mut self, of: &Of<B>, id: SequenceId) {
+    /// Keeps the sequence `id` for prompts to come, after an answer to a prompt of `n_prompt` tokens.
+    fn keep(&mut self, of: &Of<B>, id: SequenceId, n_prompt: usize) {
         if let Some(sequence) = self.scheduler.remove(id)
             && !sequence.is_empty()
         {
-            self.keep_sequence(of, sequence);
+            self.keep_sequence(of, sequence, n_prompt);
         }
     }
 
-    fn keep_sequence(&mut self, of: &Of<B>, sequence: Sequence<B>) {
+    fn keep_sequence(&mut self, of: &Of<B>, sequence: Sequence<B>, n_prompt: usize) {
         let now = self.identity(of.number, &of.model, of.adapter.as_deref());
         if now != of.identity {
             // Its weights were replaced while it was computed.
             return;
         }
-        self.idle.push(Idle::new(of, sequence));
+        self.idle.push(Idle::new(of, sequence, n_prompt));
         self.idle_has_changed = true;
     }
 
@@ -799,7 +859,7 @@ impl<B: Backend> Worker<B> {
             Ok(true) => self.aside.push_back(aside),
             Ok(false) => {
                 if let Task::Score { sequence, .. } = aside.task {
-                    self.keep_sequence(&aside.of, sequence);
+                    self.keep_sequence(&aside.of, sequence, 0);
                 }
                 self.done(&busy);
             }
@@ -844,25 +904,18 @@ impl<B: Backend> Worker<B> {
                 may_save -= 1;
             }
         }
-        let idle: u64 = self.idle.iter().map(Idle::n_bytes).sum();
-        let busy: u64 = (self.running.iter())
-            .map(|running| {
-                let len = self.scheduler.sequence(running.id).map_or(0, Sequence::len);
-                (running.of.model.cache_bytes)(len)
-            })
-            .sum();
-        let mut used = idle + busy;
         let limit = self.options.cache_bytes;
+        let mut used = self.n_bytes();
         while used > limit && !self.idle.is_empty() {
             // Those that wait to be saved are a little too much for as long, but no more than that.
             if may_save == 0 && used <= limit + limit / 4 {
                 break;
             }
             let idle = self.idle.remove(0);
-            used -= idle.n_bytes();
             if may_save > 0 && self.save(idle) {
                 may_save -= 1;
             }
+            used = self.n_bytes();
         }
         self.idle_has_changed |= self.idle.len() < n_idle;
         let adapters = self.running.iter();
@@ -876,34 +929,68 @@ impl<B: Backend> Worker<B> {
         self.metrics.set_engine(self.number, figures);
     }
 
-    /// Saves what `idle` holds in the tiers below, if they lack it; whether that took time.
+    /// Bytes of all sequences.
+    fn n_bytes(&self) -> u64 {
+        let idle: u64 = self.idle.iter().map(Idle::n_bytes).sum();
+        let busy = self.running.iter().map(|running| {
+            let len = self.scheduler.sequence(running.id).map_or(0, Sequence::len);
+            (running.of.model.cache_bytes)(len)
+        });
+        idle + busy.sum::<u64>()
+    }
+
+    /// Saves what `idle` holds in the tiers below, if they lack it; whether that took the time of a step.
+    ///
+    /// Of a model with states that is two sequences. The first of them to be saved leaves the other one idle.
     fn save(&mut self, mut idle: Idle<B>) -> bool {
-        // The proof that it is the model's takes the room of a token.
-        idle.sequence.truncate(idle.sequence.ctx_len() - 1);
-        let (identity, ids) = (idle.identity, idle.sequence.ids());
-        if !idle.is_current() || !self.tiers.lacks(&identity, ids) {
+        if !idle.is_current() {
             return false;
         }
-        let n_bytes = idle.n_bytes().try_into().unwrap_or(usize::MAX);
-        match idle.sequence.snapshot(n_bytes) {
+        let identity = idle.identity;
+        let model = Arc::clone(&idle.model);
+        if let Some(mut beginning) = idle.beginning()
+            && self.tiers.lacks(&identity, beginning.ids())
+        {
+            self.save_sequence(&identity, &model, &mut beginning);
+            idle.n_prompt = 0;
+            self.idle.insert(0, idle);
+            return true;
+        }
+        // The proof that it is the model's takes the room of a token.
+        let sequence = &mut idle.sequence;
+        sequence.truncate(sequence.ctx_len() - 1);
+        let is_lacking = self.tiers.lacks(&identity, sequence.ids());
+        if is_lacking {
+            self.save_sequence(&identity, &model, sequence);
+        }
+        is_lacking
+    }
+
+    fn save_sequence(
+        &mut self,
+        identity: &Identity,
+        model: &EngineModel<B>,
+        sequence: &mut Sequence<B>,
+    ) {
+        let n_bytes = (model.cache_bytes)(sequence.len());
+        match sequence.snapshot(n_bytes.try_into().unwrap_or(usize::MAX)) {
             // Weights may have been replaced meanwhile.
-            Ok(saved) if idle.is_current() => self.tiers.put(&identity, saved),
+            Ok(saved) if model.adapted.model().generation() == identity.generation => {
+                self.tiers.put(identity, saved);
+            }
             Ok(_) => {}
             Err(error) if error.code() == ErrorCode::DeviceLost => {
                 self.lost.get_or_insert(error.to_string());
             }
             Err(error) => self.tiers.tell_unsaved(&error),
         }
-        true
     }
 
     /// Saves all idle sequences, before the engine ends.
     fn save_all(&mut self) {
-        for idle in std::mem::take(&mut self.idle) {
-            if self.lost.is_some() {
-                return;
-            }
+        while self.lost.is_none() && !self.idle.is_empty() {
             self.tiers.settle();
+            let idle = self.idle.remove(0);
             self.save(idle);
         }
     }
@@ -921,7 +1008,9 @@ impl<B: Backend> Worker<B> {
         let aside = self.aside.iter().map(|aside| &aside.busy);
         let fetching = self.fetching.iter();
         let fetching = fetching.map(|fetching| &fetching.given.busy);
-        let is_waiting = self.running.is_empty() && self.aside.is_empty();
+        let is_read = |fetching: &Fetching| matches!(fetching.awaited, Awaited::Here(..));
+        let is_waiting =
+            self.running.is_empty() && self.aside.is_empty() && !self.fetching.iter().any(is_read);
         let kept = std::mem::take(&mut self.idle_has_changed).then(|| {
             let kept = |idle: &Idle<B>| Kept {
                 of: idle.of,

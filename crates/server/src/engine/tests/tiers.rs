@@ -105,10 +105,12 @@ fn each_tier_gives_the_answers_of_no_cache() {
                 ids.extend(&answer.ids);
                 ids.extend(prompt(6, 9 + turn));
                 // Nothing is left with the engine, and only once it is there, it is found.
+                cached.wait_for("sterna_cache_sequences{engine=\"0\"}", |n| n == 0);
                 cached.wait_for(&in_tier, |n| match has_states {
-                    // What is a part of another is gone; states can't be cut, so they stay.
+                    // What is a part of another is gone; states can't be cut, so they stay, and what the first prompt
+                    // begins with.
                     false => n == 1,
-                    true => n == u64::from(turn) + 1,
+                    true => n == u64::from(turn) + 2,
                 });
             }
             let hits = format!("sterna_cache_hits_total{{tier=\"{tier}\"}}");
@@ -117,7 +119,13 @@ fn each_tier_gives_the_answers_of_no_cache() {
             let other = [&beginning[..80], &prompt(20, 4)].concat();
             let answer = cached.answer(&other);
             assert_eq!(answer.ids, fresh.answer(&other).ids, "{name}");
-            let expected = if has_states { 0 } else { 80 };
+            // There is a checkpoint.
+            assert_eq!(answer.n_cached, 80, "{name}");
+            // An answer that is written otherwise as a part of the next prompt.
+            let rewritten = [&beginning[..88], &prompt(20, 5)].concat();
+            let answer = cached.answer(&rewritten);
+            assert_eq!(answer.ids, fresh.answer(&rewritten).ids, "{name}");
+            let expected = if has_states { 80 } else { 88 };
             assert_eq!(answer.n_cached, expected, "{name}");
         }
     }
@@ -125,13 +133,14 @@ fn each_tier_gives_the_answers_of_no_cache() {
 
 #[test]
 fn what_was_computed_is_there_after_a_restart() {
-    for (folder, _) in MODELS {
+    for (folder, has_states) in MODELS {
         let disk = Folder::new("restart");
         let cache = disk.with(MUCH);
+        let n_files = if has_states { 2 } else { 1 };
         // With and without memory of the host, and with room for all until the end.
         for options in [small(0), small(MUCH), options(MUCH, 2)] {
             let name = format!("{folder}, {options:?}");
-            let beginning = prompt(80, 3);
+            let beginning = prompt(96, 3);
             let first = {
                 let tested = engines_with(1, folder, None, options, Some(&cache));
                 let first = tested.answer(&beginning);
@@ -147,12 +156,12 @@ fn what_was_computed_is_there_after_a_restart() {
                 assert_eq!(refused, Err(Refused::Stopped));
                 first
             };
-            assert_eq!(disk.files().len(), 1, "{name}");
+            assert_eq!(disk.files().len(), n_files, "{name}");
             let next = [&beginning[..], &first.ids, &prompt(9, 5)].concat();
             let tested = engines_with(1, folder, None, options, Some(&cache));
-            assert_eq!(tested.n_on_disk(), 1);
+            assert_eq!(tested.n_on_disk(), n_files as u64);
             let again = tested.answer(&next);
-            assert_eq!(again.n_cached, 80 + first.ids.len() - 1, "{name}");
+            assert_eq!(again.n_cached, 96 + first.ids.len() - 1, "{name}");
             let fresh = engine(folder, super::options(0, 1));
             assert_eq!(again.ids, fresh.answer(&next).ids, "{name}");
             assert!(tested.engines.finish(PATIENCE));
