@@ -265,7 +265,8 @@ fn damaged_files_are_dropped_and_nothing_stops() {
     let fresh = engine(folder, options(0, 1));
     let beginning = prompt(90, 3);
     let expected = fresh.answer(&beginning);
-    let damages: [(&str, fn(&mut Vec<u8>)); 5] = [
+    type Damage = fn(&mut Vec<u8>);
+    let damages: [(&str, Damage); 5] = [
         ("changed within", |bytes| {
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
