@@ -69,11 +69,6 @@ impl<B: Backend> Adapters<B> {
         drop(before);
     }
 
-    fn models(&self) -> Vec<Option<Arc<Model<B>>>> {
-        let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        models.clone()
-    }
-
     fn all(&self) -> MutexGuard<'_, Vec<Loaded<B>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }

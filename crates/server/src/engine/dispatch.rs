@@ -736,7 +736,7 @@ impl Dispatch {
         let name = model.name.clone();
         state.used(number);
         for place in &mut state.engines {
-            place.has_to_forget = true;
+            place.has_to_look = true;
         }
         drop(state);
         self.changed.notify_all();

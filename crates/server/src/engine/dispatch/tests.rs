@@ -318,7 +318,7 @@ fn a_model_that_is_wanted_no_more_goes_once_it_is_loaded() {
     let mut gone = dispatch.unwant(0).unwrap();
     assert_eq!(errand(&dispatch), None);
     dispatch.finish_load(0, Ok(()));
-    assert_eq!(dispatch.stage(0), (Stage::Loaded, false));
+    assert_eq!(dispatch.standing(0).stage, Stage::Loaded);
     let reason = Reason::Request;
     assert_eq!(
         errand(&dispatch),
@@ -326,5 +326,5 @@ fn a_model_that_is_wanted_no_more_goes_once_it_is_loaded() {
     );
     dispatch.finish_unload(0, reason);
     assert!(gone.try_recv().is_ok());
-    assert_eq!(dispatch.stage(0), (Stage::Unloaded, false));
+    assert_eq!(dispatch.standing(0).stage, Stage::Unloaded);
 }
