@@ -353,7 +353,7 @@ shaders! {
     GROUP_ROUTES = "group_routes", [], [Read, Write], GroupRoutesParams, [];
     TERNARY_GEMM_COOP_SUM = "gemm_coop_sum", [GRID, LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_TERNARY, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16];
-    GEMM_BLOCKS_COOP_SUM = "gemm_coop_sum", [GRID, LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_BLOCKS, ACTIVATION, EPILOGUE],
+    GEMM_BLOCKS_COOP_SUM = "gemm_coop_sum", [GRID, LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, BLOCK_PLANES, COOP_SUMS_BLOCKS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16];
     DEQUANTIZE = "dequantize", [EXACT], [Read, Read, Write], DequantizeParams, [];
 }

@@ -1,5 +1,6 @@
-// What sums of trits times int8 come to.
+// Where trits are, and what sums of them times int8 come to.
 
+@group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> scales: array<f32>;
 
 // The products of rows `row` and `row + 1` with a token, of the sums with 1 + c / 4 instead of c - 1.

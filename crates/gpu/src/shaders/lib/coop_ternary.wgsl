@@ -5,8 +5,6 @@
 // Shapes: codes [rows, 2 · blocks] of 16 bytes, the working layout of `sterna_kernels::quant::ternary`;
 // scales [rows] f32; steps [m] of scale and sum.
 
-@group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
-
 // Sixteen bytes of a row: 64 columns, half a block.
 struct Weights {
     w: vec4<u32>,
