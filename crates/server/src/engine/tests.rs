@@ -31,6 +31,7 @@ const N_IDS: u32 = 90;
 
 struct Tested {
     engines: Engines,
+    library: Arc<Library<Cpu>>,
     /// The model of each engine.
     models: Vec<Arc<Model<Cpu>>>,
     n_vocab: usize,
@@ -173,13 +174,15 @@ impl<'a> Setup<'a> {
             cache_bytes,
             loaded: Some(adapted),
             load,
-            swap: None,
+            // Equal weights, under another name.
+            swap: Some(Box::new(|_: &[_], _: &str, _: &[String]| Ok(Vec::new()))),
             adapters: Vec::new(),
         });
         assert_eq!(added.unwrap(), 0);
         let adapters = adapters.lock().unwrap().take().unwrap();
         Tested {
             engines,
+            library,
             models,
             n_vocab,
             adapters,

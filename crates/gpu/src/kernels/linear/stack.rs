@@ -372,7 +372,7 @@ fn record(
     if let Source::Stored(x) = source
         && let Some(grouping) = Grouping::of(recorder, w, routes, x)
     {
-        return grouping.record(recorder, w, x, routes, per_row, epilogue, out);
+        return grouping.record(recorder, w, (x, per_row), routes, epilogue, out);
     }
     let own = matches!(source, Source::Own { .. });
     let [stored, rounds, chooses] = kernels(w.kind, &source, w.k)?;
@@ -524,14 +524,13 @@ impl Grouping {
         })
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// Records the grouping and the products. `per_row` routes share a row of `x`.
     fn record(
         &self,
         recorder: &mut Recorder,
         w: &Stack,
-        x: &QuantizedRows,
+        (x, per_row): (&QuantizedRows, usize),
         routes: Routes<'_>,
-        per_row: usize,
         epilogue: Epilogue,
         out: Rows<'_>,
     ) -> Result<(), GpuError> {

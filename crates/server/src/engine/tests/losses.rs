@@ -159,6 +159,33 @@ fn a_lost_device_is_opened_again_and_its_answers_go_on() {
 }
 
 #[test]
+fn a_device_whose_weights_were_replaced_is_not_opened_with_those_of_the_files() {
+    let (folder, _) = MODELS[0];
+    let setup = Setup {
+        reopens: Some(0),
+        ..Setup::new(folder, options(1 << 30, 1))
+    };
+    let tested = setup.start();
+    assert_eq!(tested.answer(&prompt(9, 1)).engine, 0);
+    tested.library.swap(0, "another revision", &[]).unwrap();
+    assert_eq!(tested.answer(&prompt(9, 1)).n_cached, 0);
+    tested.engines.lose(0);
+    let mut outputs = tested.ask(&plain(&[prompt(9, 2)]), 5);
+    let mut failures = Vec::new();
+    while let Some((_, output)) = outputs.blocking_recv() {
+        if let Output::Failed(error) = output {
+            failures.push(error.to_string());
+        }
+    }
+    assert!(
+        matches!(&failures[..], [said] if said.contains("weights were replaced")),
+        "{failures:?}"
+    );
+    assert_eq!(actions(&tested), ["lost", "given_up"]);
+    assert!(!tested.engines.is_well());
+}
+
+#[test]
 fn adapters_come_back_with_the_device() {
     const MODEL: &str = "reference-logits/llama";
     let setup = Setup {
