@@ -4,7 +4,8 @@
     scripts/synth-models.py --shape llama|olmoe|mamba2|lfm2|qwen35 [--type q4_k|q8_0|q4_0|q2_0|pq2_0] OUT.gguf
 
 Shapes: Llama-3.2-1B, OLMoE-1B-7B (64 experts, 8 of them a token), Mamba2-1.3B, LFM2-1.2B, Qwen3.5-2B. Matrices are random
-blocks of the type, embeddings and the head Q6_K (PQ2_0 has no rotation: it takes no part in the speed of products).
+blocks of the type, embeddings and the head Q6_K, but of PQ2_0, as published files have them (without a rotation: it takes
+no part in the speed of products).
 Answers are nonsense, at the speed of the real model. Needs the packages gguf and numpy.
 """
 
@@ -79,8 +80,9 @@ class Writer:
         self.key("embedding_length", hidden)
         self.key("block_count", layers)
         self.key("attention.layer_norm_rms_epsilon", eps)
-        self.matrix("token_embd.weight", vocabulary, hidden, "q6_k")
-        self.matrix("output.weight", vocabulary, hidden, "q6_k")
+        outer = "pq2_0" if self.dtype == "pq2_0" else "q6_k"
+        self.matrix("token_embd.weight", vocabulary, hidden, outer)
+        self.matrix("output.weight", vocabulary, hidden, outer)
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
         others = [byte for byte in range(256) if byte not in printable]
         letters = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
