@@ -3,7 +3,7 @@
 use sterna_format::DType;
 
 use super::planes::FLOAT_PADDING;
-use super::{Epilogue, Form, Linear, Piece, WeightKind};
+use super::{Epilogue, Form, Linear, WeightKind};
 use crate::kernels::quantize::{PADDING, QuantizedRows, Scaling};
 use crate::kernels::{Rows, fold};
 use crate::memory::Buffer;
@@ -181,72 +181,44 @@ impl Kernels {
                 &shader::TERNARY_GEMV,
                 &shader::TERNARY_GEMV_ROUNDING,
                 &shader::TERNARY_GEMM,
-                Some([
-                    &shader::TERNARY_GEMM_COOP,
-                    &shader::TERNARY_GEMM_COOP_FEW,
-                    &shader::TERNARY_GEMM_COOP_SUM,
-                ]),
+                Some([&shader::TERNARY_GEMM_COOP, &shader::TERNARY_GEMM_COOP_FEW]),
             ),
             WeightKind::Blocks(dtype) => match dtype {
                 DType::Q8_0 => (
                     &shader::GEMV_Q8_0,
                     &shader::GEMV_Q8_0_ROUNDING,
                     &shader::GEMM_Q8_0,
-                    Some([
-                        &shader::GEMM_Q8_0_COOP,
-                        &shader::GEMM_Q8_0_COOP_FEW,
-                        &shader::GEMM_BLOCKS_COOP_SUM,
-                    ]),
+                    Some([&shader::GEMM_Q8_0_COOP, &shader::GEMM_Q8_0_COOP_FEW]),
                 ),
                 DType::Q4_0 => (
                     &shader::GEMV_Q4_0,
                     &shader::GEMV_Q4_0_ROUNDING,
                     &shader::GEMM_Q4_0,
-                    Some([
-                        &shader::GEMM_Q4_0_COOP,
-                        &shader::GEMM_Q4_0_COOP_FEW,
-                        &shader::GEMM_BLOCKS_COOP_SUM,
-                    ]),
+                    Some([&shader::GEMM_Q4_0_COOP, &shader::GEMM_Q4_0_COOP_FEW]),
                 ),
                 DType::Q4_K => (
                     &shader::GEMV_Q4_K,
                     &shader::GEMV_Q4_K_ROUNDING,
                     &shader::GEMM_Q4_K,
-                    Some([
-                        &shader::GEMM_Q4_K_COOP,
-                        &shader::GEMM_Q4_K_COOP_FEW,
-                        &shader::GEMM_BLOCKS_COOP_SUM,
-                    ]),
+                    Some([&shader::GEMM_Q4_K_COOP, &shader::GEMM_Q4_K_COOP_FEW]),
                 ),
                 DType::Q6_K => (
                     &shader::GEMV_Q6_K,
                     &shader::GEMV_Q6_K_ROUNDING,
                     &shader::GEMM_Q6_K,
-                    Some([
-                        &shader::GEMM_Q6_K_COOP,
-                        &shader::GEMM_Q6_K_COOP_FEW,
-                        &shader::GEMM_BLOCKS_COOP_SUM,
-                    ]),
+                    Some([&shader::GEMM_Q6_K_COOP, &shader::GEMM_Q6_K_COOP_FEW]),
                 ),
                 DType::Q1_0 => (
                     &shader::GEMV_Q1_0,
                     &shader::GEMV_Q1_0_ROUNDING,
                     &shader::GEMM_Q1_0,
-                    Some([
-                        &shader::GEMM_Q1_0_COOP,
-                        &shader::GEMM_Q1_0_COOP_FEW,
-                        &shader::GEMM_BLOCKS_COOP_SUM,
-                    ]),
+                    Some([&shader::GEMM_Q1_0_COOP, &shader::GEMM_Q1_0_COOP_FEW]),
                 ),
                 DType::Q2_0 | DType::Q2_0_G128 | DType::PQ2_0 => (
                     &shader::GEMV_Q2_0,
                     &shader::GEMV_Q2_0_ROUNDING,
                     &shader::GEMM_Q2_0,
-                    Some([
-                        &shader::GEMM_Q2_0_COOP,
-                        &shader::GEMM_Q2_0_COOP_FEW,
-                        &shader::GEMM_BLOCKS_COOP_SUM,
-                    ]),
+                    Some([&shader::GEMM_Q2_0_COOP, &shader::GEMM_Q2_0_COOP_FEW]),
                 ),
                 DType::F32 => floats(
                     [&shader::GEMV_F32, &shader::GEMM_F32],
@@ -265,12 +237,16 @@ impl Kernels {
         };
         let units =
             matches!(source, Source::Stored(_)) && by_matrix_units(recorder.device(), config, w);
+        let sum = match w.kind {
+            WeightKind::Ternary => &shader::TERNARY_GEMM_COOP_SUM,
+            WeightKind::Blocks(_) => &shader::GEMM_BLOCKS_COOP_SUM,
+        };
         let coop = coop.filter(|_| units);
         Ok(Kernels {
             gemv,
             rounding,
             gemm,
-            coop: coop.map(|[wide, few, sum]| Coop { wide, few, sum }),
+            coop: coop.map(|[wide, few]| Coop { wide, few, sum }),
         })
     }
 }
@@ -546,8 +522,9 @@ pub(super) fn multiply(
         bindings.push(out.buffer.into());
         if RowClass::of(out.n_rows) == RowClass::Many {
             if let (Some(coop), Source::Stored(x)) = (&kernels.coop, &source) {
-                let bindings = (&bindings[..], Binding::from(&x.scratch));
-                multiply_by_units(recorder, coop, (w, piece), epilogue, bindings, &mut params)?;
+                let launch = CoopLaunch::of(piece.n, w.k, out.n_rows);
+                let given = (&constants[..], &bindings[..], Binding::from(&x.scratch));
+                multiply_by_units(recorder, coop, launch, epilogue, given, &mut params)?;
                 continue;
             }
             let [rows, tokens] = GEMM_TILE;
@@ -577,38 +554,37 @@ pub(super) fn multiply(
     Ok(())
 }
 
-/// Records the products of a piece by cooperative matrices. `bindings` are those that other kernels have, and `scratch`.
+/// Records the products of a piece by cooperative matrices, given the constants and bindings that other kernels have, and
+/// scratch.
 fn multiply_by_units(
     recorder: &mut Recorder,
     coop: &Coop,
-    (w, piece): (&Linear, &Piece),
+    launch: CoopLaunch,
     epilogue: Epilogue,
-    (bindings, scratch): (&[Binding<'_>], Binding<'_>),
+    (constants, bindings, scratch): (&[(&'static str, f64)], &[Binding<'_>], Binding<'_>),
     params: &mut LinearParams,
 ) -> Result<(), GpuError> {
-    let m = params.m as usize;
-    let at_end = epilogue.constants();
-    let mut constants = at_end.to_vec();
-    constants.extend(constants_of(w.kind));
-    let (tokens, parts) = match CoopLaunch::of(piece.n, w.k, m) {
+    let (n, m) = (params.n as usize, params.m as usize);
+    let (tokens, parts) = match launch {
         CoopLaunch::Wide => {
             let [rows, tokens] = COOP_TILE;
-            let grid = [piece.n.div_ceil(rows) as u32, m.div_ceil(tokens) as u32];
-            return recorder.dispatch(coop.wide, &constants, bindings, params, grid);
+            let grid = [n.div_ceil(rows) as u32, m.div_ceil(tokens) as u32];
+            return recorder.dispatch(coop.wide, constants, bindings, params, grid);
         }
         CoopLaunch::Few { tokens, parts } => (tokens, parts),
     };
     params.parts = parts as u32;
-    constants.push(("TOKENS", tokens as f64));
+    let few = [constants, &[("TOKENS", tokens as f64)]].concat();
     let bindings = [bindings, &[scratch]].concat();
-    let tiles = [piece.n.div_ceil(COOP_FEW_TILE), m.div_ceil(tokens) * parts];
+    let tiles = [n.div_ceil(COOP_FEW_TILE), m.div_ceil(tokens) * parts];
     let grid = tiles.map(|n| n as u32);
-    recorder.dispatch(coop.few, &constants, &bindings, params, grid)?;
+    recorder.dispatch(coop.few, &few, &bindings, params, grid)?;
     if parts == 1 {
         return Ok(());
     }
-    let grid = fold((piece.n.div_ceil(2) * m).div_ceil(64));
-    recorder.dispatch(coop.sum, &at_end, &bindings, params, grid)
+    let grid = fold((n.div_ceil(2) * m).div_ceil(64));
+    // It reads no weights: their constants aren't its.
+    recorder.dispatch(coop.sum, &epilogue.constants(), &bindings, params, grid)
 }
 
 #[cfg(test)]

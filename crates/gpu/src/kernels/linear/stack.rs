@@ -165,6 +165,41 @@ impl Stack {
         }
     }
 
+    /// Parameters of all products, but those of their input and of a piece.
+    fn params(&self, out: Rows<'_>) -> LinearParams {
+        LinearParams {
+            n: self.n as u32,
+            m: out.n_rows as u32,
+            out_offset: out.offset as u32,
+            out_stride: out.stride as u32,
+            ..linear_params(&self.one())
+        }
+    }
+
+    /// Constants of all products, but those of a piece. `per_row` routes share a row of the input.
+    fn constants(&self, epilogue: Epilogue, per_row: usize) -> Vec<(&'static str, f64)> {
+        let mut constants = epilogue.constants().to_vec();
+        constants.extend(constants_of(self.kind));
+        constants.extend([
+            ("ROUTES_PER_ROW", per_row.max(1) as f64),
+            ("EXPERT_STRIDE", self.stride as f64),
+        ]);
+        constants
+    }
+
+    /// The rows of each piece, how many of them come before the matrix of its first expert, and its constants.
+    fn pieces(&self) -> impl Iterator<Item = (&super::Piece, u32, [(&'static str, f64); 2])> {
+        self.pieces.iter().filter_map(|piece| {
+            let of_piece = [
+                ("EXPERTS", piece.n_experts as f64),
+                ("FIRST_EXPERT", piece.first as f64),
+            ];
+            // Stacks are in one piece each.
+            let rows = piece.rows.pieces.first()?;
+            Some((rows, (rows.begin + self.begin) as u32, of_piece))
+        })
+    }
+
     /// Whether workgroups quantize the rows `x` that they read: if their layout and the device's memory permit, with
     /// `others` bytes besides, and if it pays.
     fn rounds_itself(&self, recorder: &Recorder, x: &Rows<'_>, others: usize) -> bool {
@@ -392,16 +427,9 @@ fn record(
     let shape = GemvShape::of(limits, config, &all, own);
     let (grid, most) = (w.n.div_ceil(shape.rows()), limits.grid as usize);
     expect_most("experts: workgroups of a matrix", most, grid)?;
-    let mut params = LinearParams {
-        n: w.n as u32,
-        m: out.n_rows as u32,
-        out_offset: out.offset as u32,
-        out_stride: out.stride as u32,
-        ..linear_params(&one)
-    };
+    let mut params = w.params(out);
     let nothing = recorder.device().nothing()?;
-    let mut constants = epilogue.constants().to_vec();
-    constants.extend(constants_of(w.kind));
+    let mut constants = w.constants(epilogue, per_row);
     let mut inputs: Vec<Binding<'_>> = Vec::with_capacity(2);
     let mut norms: Option<Binding<'_>> = None;
     match source {
@@ -424,8 +452,6 @@ fn record(
         ("TOKENS", 1.0),
         ("WG", f64::from(shape.workgroup)),
         ("LANES", f64::from(shape.lanes)),
-        ("ROUTES_PER_ROW", per_row.max(1) as f64),
-        ("EXPERT_STRIDE", w.stride as f64),
     ]);
     if let Some(Choice { scores, routing }) = choice {
         constants.extend([
@@ -436,17 +462,9 @@ fn record(
             ("ROUTE_SCALE", f64::from(routing.scale)),
         ]);
     }
-    for piece in &w.pieces {
-        let mut constants = constants.clone();
-        constants.extend([
-            ("EXPERTS", piece.n_experts as f64),
-            ("FIRST_EXPERT", piece.first as f64),
-        ]);
-        // Stacks are in one piece each.
-        let Some(rows) = piece.rows.pieces.first() else {
-            continue;
-        };
-        params.begin = (rows.begin + w.begin) as u32;
+    for (rows, begin, of_piece) in w.pieces() {
+        let constants = [&constants[..], &of_piece].concat();
+        params.begin = begin;
         let mut bindings = vec![(&rows.codes).into(), (&rows.scales).into()];
         bindings.extend_from_slice(&inputs);
         bindings.push(out.buffer.into());
@@ -544,30 +562,13 @@ impl Grouping {
         let bindings = [routes.experts.into(), groups];
         recorder.dispatch(&shader::GROUP_ROUTES, &[tokens], &bindings, &params, [1, 1])?;
         let mut params = LinearParams {
-            n: w.n as u32,
-            m: out.n_rows as u32,
-            out_offset: out.offset as u32,
-            out_stride: out.stride as u32,
             parts: self.n_tiles as u32,
-            ..linear_params(&w.one())
+            ..w.params(out)
         };
-        let mut constants = epilogue.constants().to_vec();
-        constants.extend(constants_of(w.kind));
-        constants.extend([
-            tokens,
-            ("ROUTES_PER_ROW", per_row.max(1) as f64),
-            ("EXPERT_STRIDE", w.stride as f64),
-        ]);
-        for piece in &w.pieces {
-            let of_piece = [
-                ("EXPERTS", piece.n_experts as f64),
-                ("FIRST_EXPERT", piece.first as f64),
-            ];
-            // Stacks are in one piece each.
-            let Some(rows) = piece.rows.pieces.first() else {
-                continue;
-            };
-            params.begin = (rows.begin + w.begin) as u32;
+        let mut constants = w.constants(epilogue, per_row);
+        constants.push(tokens);
+        for (rows, begin, of_piece) in w.pieces() {
+            params.begin = begin;
             let bindings = [
                 (&rows.codes).into(),
                 (&rows.scales).into(),
