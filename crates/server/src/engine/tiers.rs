@@ -370,19 +370,19 @@ impl Tiers {
         }
     }
 
-    /// A sequence of `identity` from which more of `prompt` can be taken than the `n_held` tokens that are held
-    /// elsewhere, if it pays to copy it. `wake` is called once what isn't in memory was read, or can't be.
+    /// A sequence of `identity` from which more of `prompt` can be taken than the tokens that are held elsewhere, which are
+    /// counted if there is one, if it pays to copy it. `wake` is called once what isn't in memory was read, or can't be.
     pub(super) fn find(
         &self,
         identity: &Identity,
         prompt: &[u32],
-        n_held: usize,
+        n_held: impl FnOnce() -> usize,
         wake: impl FnOnce() + Send + 'static,
     ) -> Option<Found> {
         let label = &identity.label;
         let mut state = self.state();
         let (ids, n_common) = state.longest(identity, prompt)?;
-        let n_saved = n_common.saturating_sub(n_held);
+        let n_saved = n_common.saturating_sub(n_held());
         if n_saved < WORTH_COPYING || n_saved < ids.len() / WORTH_SHARE {
             return None;
         }

@@ -604,15 +604,17 @@ impl<B: Backend> Worker<B> {
 
     /// What the tiers have of `prompt`, if that is more than is held here.
     fn find(&self, of: &Of<B>, prompt: &[u32]) -> Option<Found> {
-        let idle = self.idle.iter();
-        let idle = idle.filter(|idle| of.is_of(idle.of, &idle.model, &idle.identity));
-        let idle = idle.map(|idle| n_common(idle.sequence.ids(), prompt));
-        let running = self.running.iter();
-        let running =
-            running.filter(|own| of.is_of(own.of.held(), &own.of.model, &own.of.identity));
-        let running = running.filter_map(|own| held(&self.scheduler, own.id));
-        let running = running.map(|held| n_common(held, prompt));
-        let n_held = idle.chain(running).max().unwrap_or(0);
+        let n_held = || {
+            let idle = self.idle.iter();
+            let idle = idle.filter(|idle| of.is_of(idle.of, &idle.model, &idle.identity));
+            let idle = idle.map(|idle| n_common(idle.sequence.ids(), prompt));
+            let running = self.running.iter();
+            let running =
+                running.filter(|own| of.is_of(own.of.held(), &own.of.model, &own.of.identity));
+            let running = running.filter_map(|own| held(&self.scheduler, own.id));
+            let running = running.map(|held| n_common(held, prompt));
+            idle.chain(running).max().unwrap_or(0)
+        };
         // The last token is computed in any case.
         let (_, prompt) = prompt.split_last()?;
         let (dispatch, number) = (Arc::clone(&self.dispatch), self.number);
