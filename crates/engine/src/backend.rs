@@ -58,6 +58,11 @@ pub trait Backend: Sized {
     /// Threads of this machine, for repacking weights before they are loaded.
     fn host(&self) -> &Exec;
 
+    /// Whether blocks of `dtype` in rows of `k` columns are rewritten when they are loaded, so that the bytes they are
+    /// given in needn't stay in memory.
+    fn rewrites(&self, _dtype: DType, _k: usize) -> bool {
+        false
+    }
     /// Loads a weight matrix.
     fn load_linear(&self, source: LinearSource) -> Result<Self::Linear, BackendError>;
     /// Whether large matrices of blocks may be loaded by rows, with [`Backend::begin_linear`], so that they needn't be

@@ -45,6 +45,7 @@ pub mod hadamard;
 mod isa;
 pub mod mamba;
 mod math;
+mod memory;
 pub mod norm;
 pub mod peak;
 mod pool;

@@ -14,7 +14,9 @@ use sterna_kernels::activation::{self, Activation, Function};
 use sterna_kernels::attention::{self, Queries, attention};
 use sterna_kernels::delta::{DeltaInputs, delta_rule};
 use sterna_kernels::experts::{Routes, Routing};
-use sterna_kernels::gemm::{self, BlockMatrix, Matrix, Rounding, Screen, TernaryMatrix};
+use sterna_kernels::gemm::{
+    self, BlockMatrix, InterleavedMatrix, Matrix, Rounding, Screen, TernaryMatrix,
+};
 use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::mamba::{self, MambaInputs};
 use sterna_kernels::quant::QuantError;
@@ -200,7 +202,7 @@ impl Cpu {
         }
         let mut products: Vec<Vec<f32>> = Vec::with_capacity(w.len());
         for (w, x) in w.iter().zip(&inputs) {
-            products.push(vec![0.0; x.len() / k.max(1) * w.source.n]);
+            products.push(vec![0.0; x.len() / k.max(1) * w.n]);
         }
         let batches = w.iter().zip(&inputs).zip(&mut products);
         let batches = batches.map(|((w, x), out)| {
@@ -221,13 +223,29 @@ impl Cpu {
 /// A weight matrix in memory, usually a piece of a mapped file.
 #[derive(Debug, Clone)]
 pub struct CpuLinear {
-    source: LinearSource,
+    n: usize,
+    k: usize,
+    weights: CpuWeights,
+    /// What its rows were rotated by.
+    rotation: Option<Arc<Rotation>>,
     activations: Activations,
+}
+
+/// The form in which they are multiplied.
+#[derive(Debug, Clone)]
+enum CpuWeights {
+    /// As they were given.
+    Given(WeightData),
+    Interleaved(Arc<InterleavedMatrix>),
 }
 
 impl CpuLinear {
     fn matrix(&self) -> Result<Matrix<'_>, BackendError> {
-        let LinearSource { n, k, weights, .. } = &self.source;
+        let CpuLinear { n, k, .. } = self;
+        let weights = match &self.weights {
+            CpuWeights::Given(weights) => weights,
+            CpuWeights::Interleaved(matrix) => return Ok(Matrix::Interleaved(matrix)),
+        };
         Ok(match weights {
             WeightData::Blocks {
                 dtype,
@@ -250,28 +268,18 @@ impl CpuLinear {
         })
     }
 
-    /// The bytes it is in.
-    fn bytes(&self) -> &[u8] {
-        match &self.source.weights {
-            WeightData::Blocks { bytes, .. } => bytes,
-            WeightData::Ternary { codes, .. } => codes,
+    /// The bytes that it was given in and is in still; `None` if it was rewritten.
+    fn given_bytes(&self) -> Option<&[u8]> {
+        match &self.weights {
+            CpuWeights::Given(WeightData::Blocks { bytes, .. }) => Some(bytes),
+            CpuWeights::Given(WeightData::Ternary { codes, .. }) => Some(codes),
+            CpuWeights::Interleaved(_) => None,
         }
     }
 
     /// What its rows were rotated by.
     fn rotation(&self) -> Option<&Rotation> {
-        self.source.rotation.as_deref()
-    }
-
-    /// Its blocks; an error if it is ternary.
-    fn blocks(&self) -> Result<BlockMatrix<'_>, BackendError> {
-        match self.matrix()? {
-            Matrix::Blocks(blocks) => Ok(blocks),
-            Matrix::Ternary(_) => Err(BackendError::Weights(QuantError::Unsupported {
-                op: "screen",
-                dtype: DType::TQ2_0,
-            })),
-        }
+        self.rotation.as_deref()
     }
 }
 
@@ -323,14 +331,35 @@ impl Backend for Cpu {
         &self.exec
     }
 
+    fn rewrites(&self, dtype: DType, k: usize) -> bool {
+        self.activations == Activations::Int8
+            && self.expert_memory.get().is_none()
+            && InterleavedMatrix::is_faster(&self.exec, dtype, k)
+    }
+
     fn load_linear(&self, source: LinearSource) -> Result<CpuLinear, BackendError> {
-        let linear = CpuLinear {
-            source,
+        let LinearSource {
+            n,
+            k,
+            weights,
+            rotation,
+        } = source;
+        let mut linear = CpuLinear {
+            n,
+            k,
+            weights: CpuWeights::Given(weights),
+            rotation,
             activations: self.activations,
         };
-        linear.matrix()?;
+        // Experts of which not all are to be in memory stay in their files.
+        if let Matrix::Blocks(blocks) = linear.matrix()?
+            && self.expert_memory.get().is_none()
+            && let Some(interleaved) = InterleavedMatrix::new(&self.exec, &blocks)
+        {
+            linear.weights = CpuWeights::Interleaved(Arc::new(interleaved));
+        }
         if let Some(rotation) = linear.rotation() {
-            rotation.expect_width(linear.source.k)?;
+            rotation.expect_width(linear.k)?;
         }
         Ok(linear)
     }
@@ -343,7 +372,10 @@ impl Backend for Cpu {
     fn join_experts(&self, experts: &mut ExpertMatrices<'_, Cpu>) -> Result<(), BackendError> {
         if let Some(memory) = self.expert_memory.get() {
             let all = [&experts.gate, &experts.up, &experts.down];
-            let all = all.into_iter().flatten().map(|linear| linear.bytes());
+            let all = all
+                .into_iter()
+                .flatten()
+                .filter_map(|linear| linear.given_bytes());
             memory.loaded(&all.collect::<Vec<_>>());
         }
         Ok(())
@@ -354,7 +386,22 @@ impl Backend for Cpu {
     }
 
     fn load_screen(&self, linear: &CpuLinear, dtype: DType) -> Result<Screen, BackendError> {
-        Ok(Screen::new(&self.exec, &linear.blocks()?, dtype)?)
+        let stored;
+        let blocks = match linear.matrix()? {
+            Matrix::Blocks(blocks) => blocks,
+            Matrix::Interleaved(matrix) => {
+                stored = matrix.stored();
+                let dtype = matrix.dtype();
+                BlockMatrix::new(dtype, matrix.n(), matrix.k(), Rounding::Blocks, &stored)?
+            }
+            Matrix::Ternary(_) => {
+                return Err(BackendError::Weights(QuantError::Unsupported {
+                    op: "screen",
+                    dtype: DType::TQ2_0,
+                }));
+            }
+        };
+        Ok(Screen::new(&self.exec, &blocks, dtype)?)
     }
 
     fn buffer(&self) -> CpuBuffer {
@@ -395,7 +442,7 @@ impl Backend for Cpu {
         scale: f32,
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
-        let width = table.source.k;
+        let width = table.k;
         let out = out.shape(ids.len(), width);
         let rows = table.matrix()?;
         for (&id, out) in ids.iter().zip(out.chunks_exact_mut(width)) {
@@ -443,7 +490,7 @@ impl Backend for Cpu {
         // Matrices that read the input as it is, and those that read it rotated in one way.
         let mut groups: Vec<(Option<&Rotation>, Vec<_>)> = Vec::with_capacity(1);
         for Product { w, out, .. } in products {
-            let matrix = (w.matrix()?, out.shape(x.n_rows(), w.source.n));
+            let matrix = (w.matrix()?, out.shape(x.n_rows(), w.n));
             let rotation = w.rotation();
             match groups.iter_mut().find(|(of, _)| *of == rotation) {
                 Some((_, matrices)) => matrices.push(matrix),
@@ -483,7 +530,7 @@ impl Backend for Cpu {
         top: usize,
         out: &mut CpuBuffer,
     ) -> Result<ScreenedRows, BackendError> {
-        let out = out.shape(1, w.source.n);
+        let out = out.shape(1, w.n);
         let mut rotated = Vec::new();
         let x = match w.rotation() {
             None => &x.values,
@@ -494,7 +541,7 @@ impl Backend for Cpu {
             }
         };
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(screen.top(&self.exec, &w.blocks()?, x, top, &mut scratch, out)?)
+        Ok(screen.top(&self.exec, w.matrix()?, x, top, &mut scratch, out)?)
     }
 
     fn add_low_rank(
@@ -509,7 +556,7 @@ impl Backend for Cpu {
         inner.resize_with(updates.len().max(inner.len()), Vec::new);
         let mut matrices = Vec::with_capacity(updates.len());
         for (LowRank { a, .. }, inner) in updates.iter().zip(&mut *inner) {
-            inner.resize(n_rows * a.source.n, 0.0);
+            inner.resize(n_rows * a.n, 0.0);
             matrices.push((a.matrix()?, &mut inner[..]));
         }
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -517,9 +564,9 @@ impl Backend for Cpu {
         gemm::linear(&self.exec, own, x.width, &mut scratch, &mut matrices)?;
         for (LowRank { b, scale, out, .. }, inner) in updates.iter_mut().zip(inner) {
             vector::scale(&self.exec, inner, *scale);
-            change.resize(n_rows * b.source.n, 0.0);
+            change.resize(n_rows * b.n, 0.0);
             let product = &mut [(b.matrix()?, &mut change[..])];
-            gemm::linear(&self.exec, inner, b.source.k, &mut scratch, product)?;
+            gemm::linear(&self.exec, inner, b.k, &mut scratch, product)?;
             vector::add(&self.exec, out.rows_mut(&rows), change)?;
         }
         Ok(())
@@ -1071,12 +1118,12 @@ impl Backend for Cpu {
         if let Some(memory) = memory {
             let experts = routes.experts().map(|(expert, _)| expert);
             let own = experts.flat_map(|expert| products.iter().map(move |p| p.w[expert]));
-            chosen.extend(own.map(CpuLinear::bytes));
+            chosen.extend(own.filter_map(CpuLinear::given_bytes));
             memory.read(&chosen);
         }
         let mut outputs: Vec<_> = (products.iter_mut())
             .map(|ExpertProduct { w, out, .. }| {
-                let n = w.first().map_or(0, |w| w.source.n);
+                let n = w.first().map_or(0, |w| w.n);
                 (&w[..], n, out.shape(n_routes, n))
             })
             .collect();

@@ -482,6 +482,29 @@ impl ModelPlan {
             .collect()
     }
 
+    /// Bytes of weights that are in another form once they are loaded, so that those of the files needn't stay in
+    /// memory. `rewrites` says which blocks, in rows of how many columns, a backend rewrites.
+    pub fn rewritten_bytes(&self, rewrites: impl Fn(DType, usize) -> bool) -> u64 {
+        let is_rewritten = |spec: &&Spec| match &spec.recipe {
+            Recipe::Linear(LinearRecipe { stored, k, .. }) => match *stored {
+                Stored::Blocks(dtype) => {
+                    let multiplied = multiplied_as(dtype);
+                    multiplied != dtype || rewrites(multiplied, *k)
+                }
+                Stored::BitLinear(dtype) => is_float(dtype) || dtype == DType::TQ1_0,
+                Stored::Masters(_) | Stored::Packed => true,
+                Stored::I2s(_) => false,
+            },
+            Recipe::Vector(_) | Recipe::HostVector(_) => true,
+        };
+        let parts = self
+            .specs
+            .iter()
+            .filter(is_rewritten)
+            .flat_map(|spec| &spec.parts);
+        parts.map(|part| part.len).sum()
+    }
+
     /// Multiply-accumulates with weights for a prompt of `n_tokens`, and the head after its last token.
     pub fn prefill_multiply_adds(&self, n_tokens: usize) -> u64 {
         let size = |id: LinearId| match self.specs[id.0].recipe {

@@ -92,7 +92,7 @@ fn gemv(isa: Isa) -> Option<Gemv> {
 mod tests {
     use half::f16;
 
-    use super::super::{Matrix, Rounding, Scratch, linear};
+    use super::super::{InterleavedMatrix, Matrix, Rounding, Scratch, linear};
     use super::*;
     use crate::Exec;
     use crate::quant::{decode_row, encode_row_quick};
@@ -143,8 +143,12 @@ mod tests {
         }
 
         fn multiply(&self, exec: &Exec, x: &[f32]) -> Vec<f32> {
+            self.multiply_as(Matrix::Blocks(self.matrix()), exec, x)
+        }
+
+        fn multiply_as(&self, matrix: Matrix<'_>, exec: &Exec, x: &[f32]) -> Vec<f32> {
             let mut out = vec![f32::NAN; x.len().checked_div(self.k).unwrap_or(0) * self.n];
-            let outputs = &mut [(Matrix::Blocks(self.matrix()), &mut out[..])];
+            let outputs = &mut [(matrix, &mut out[..])];
             linear(exec, x, self.k, &mut Scratch::default(), outputs).unwrap();
             out
         }
@@ -165,14 +169,14 @@ mod tests {
         fn check(&self, x: &[f32]) {
             let expected = self.expected(x);
             for exec in exec_matrix() {
-                let got = self.multiply(&exec, x);
-                for (i, (got, want)) in got.iter().zip(&expected).enumerate() {
-                    let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
-                    let Weights { dtype, n, k, .. } = self;
-                    assert!(
-                        same,
-                        "{dtype} [{n}, {k}] {exec:?} at {i}: {got}, not {want}"
-                    );
+                let interleaved = InterleavedMatrix::on_any_level(&exec, &self.matrix());
+                let forms = interleaved.iter().map(Matrix::Interleaved);
+                for form in forms.chain([Matrix::Blocks(self.matrix())]) {
+                    let got = self.multiply_as(form, &exec, x);
+                    for (i, (got, want)) in got.iter().zip(&expected).enumerate() {
+                        let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                        assert!(same, "{form:?} {exec:?} at {i}: {got}, not {want}");
+                    }
                 }
             }
         }

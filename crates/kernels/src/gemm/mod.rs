@@ -5,7 +5,7 @@
 //! | weights | activations | sums |
 //! |---|---|---|
 //! | ternary | int8, one scale per row | exact integers over the row (`ternary`) |
-//! | blocks of integers | int8, one scale per block | exact integers within a block, then floats block by block (`integer`) |
+//! | blocks of integers | int8, one scale per block | exact integers within a block, then floats block by block (`integer`, `interleaved`) |
 //! | F16 and BF16 | f32, rounded so that products are exact | floats in one fixed order (`float`) |
 //! | F32, other types, and all with [`Rounding::None`] | f32 | floats in one fixed order (`float`) |
 //!
@@ -16,6 +16,7 @@ mod activations;
 mod block;
 mod float;
 mod integer;
+mod interleaved;
 mod panel;
 #[cfg(any(
     target_arch = "x86_64",
@@ -40,6 +41,7 @@ mod unroll;
 use std::ops::Range;
 
 pub use block::{BlockMatrix, Rounding};
+pub use interleaved::InterleavedMatrix;
 pub use screen::{SCATTERED, Screen, ScreenedRows};
 pub use ternary::{TernaryMatrix, TernaryPacking};
 
@@ -54,6 +56,8 @@ use float::rounding::{FloatRows, Precision};
 pub enum Matrix<'a> {
     /// Rows of blocks or floats.
     Blocks(BlockMatrix<'a>),
+    /// Blocks of several rows side by side.
+    Interleaved(&'a InterleavedMatrix),
     /// Trits with one scale.
     Ternary(TernaryMatrix<'a>),
 }
@@ -63,6 +67,7 @@ impl Matrix<'_> {
     pub fn n(&self) -> usize {
         match self {
             Matrix::Blocks(w) => w.n(),
+            Matrix::Interleaved(w) => w.n(),
             Matrix::Ternary(w) => w.n(),
         }
     }
@@ -71,6 +76,7 @@ impl Matrix<'_> {
     pub fn k(&self) -> usize {
         match self {
             Matrix::Blocks(w) => w.k(),
+            Matrix::Interleaved(w) => w.k(),
             Matrix::Ternary(w) => w.k(),
         }
     }
@@ -79,20 +85,32 @@ impl Matrix<'_> {
     pub fn decode_row(&self, exec: &Exec, i: usize, out: &mut [f32]) {
         match self {
             Matrix::Blocks(w) => w.decode(exec.isa, i, out),
+            Matrix::Interleaved(w) => w.decode(exec.isa, i, out),
             Matrix::Ternary(w) => w.decode(i, out),
+        }
+    }
+
+    fn row_bytes(&self) -> usize {
+        match self {
+            Matrix::Blocks(w) => w.row_bytes(),
+            Matrix::Interleaved(w) => w.row_bytes(),
+            Matrix::Ternary(w) => w.row_bytes(),
         }
     }
 
     /// The form of activations that the kernel of this matrix needs.
     fn form(&self) -> Form {
+        let of_blocks = |dtype, rounding| match rounding {
+            Rounding::None => Form::Float(Precision::Full),
+            Rounding::Row => Form::RoundedF32,
+            Rounding::Blocks => {
+                integer::scaling(dtype).map_or(Form::Float(float::precision(dtype)), Form::Int8)
+            }
+        };
         match self {
             Matrix::Ternary(_) => Form::Int8(Scaling::Row),
-            Matrix::Blocks(w) => match w.rounding() {
-                Rounding::None => Form::Float(Precision::Full),
-                Rounding::Row => Form::RoundedF32,
-                Rounding::Blocks => integer::scaling(w.dtype())
-                    .map_or(Form::Float(float::precision(w.dtype())), Form::Int8),
-            },
+            Matrix::Interleaved(w) => of_blocks(w.dtype(), Rounding::Blocks),
+            Matrix::Blocks(w) => of_blocks(w.dtype(), w.rounding()),
         }
     }
 }
@@ -286,10 +304,7 @@ fn run<'a, 'w: 'a, 'o: 'a>(
 
 fn rows_per_task(w: &Matrix<'_>, m: usize) -> usize {
     let by_work = WORK_PER_TASK.div_ceil((w.k() * m).max(1));
-    let by_bytes = match w {
-        Matrix::Blocks(w) => BYTES_PER_TASK.div_ceil(w.row_bytes().max(1)),
-        Matrix::Ternary(w) => BYTES_PER_TASK.div_ceil(w.row_bytes().max(1)),
-    };
+    let by_bytes = BYTES_PER_TASK.div_ceil(w.row_bytes().max(1));
     by_work.min(by_bytes).next_multiple_of(ROWS)
 }
 
@@ -297,6 +312,9 @@ fn rows_per_task(w: &Matrix<'_>, m: usize) -> usize {
 fn multiply(exec: &Exec, w: &Matrix<'_>, rows: Range<usize>, scratch: &Scratch, out: &Columns<'_>) {
     match (w, w.form()) {
         (Matrix::Ternary(w), _) => ternary::multiply(exec.isa, w, rows, &scratch.row, out),
+        (Matrix::Interleaved(w), _) => {
+            interleaved::multiply(exec.isa, w, rows, &scratch.blocks32, out);
+        }
         (Matrix::Blocks(w), Form::Float(precision)) => {
             let x = match precision {
                 Precision::Full => &scratch.float,

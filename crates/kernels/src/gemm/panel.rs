@@ -31,6 +31,8 @@ mod x86;
 use std::cell::RefCell;
 use std::ops::Range;
 
+use sterna_format::DType;
+
 use super::activations::{Order, QuantizedRows, Tiles};
 use super::ternary::TernaryMatrix;
 use super::{BlockMatrix, Columns};
@@ -50,16 +52,16 @@ type Lanes<T> = [T; ROWS];
 
 /// A range of columns of sixteen rows of weights.
 #[repr(C, align(64))]
-struct Panel {
+pub(super) struct Panel {
     /// `[columns / 4][row][4]`: the integers of a block, plus the bias of the type.
-    codes: [Lanes<[u8; 4]>; COLUMNS / 4],
+    pub(super) codes: [Lanes<[u8; 4]>; COLUMNS / 4],
     /// The integer scale of each 16 columns of a block of 256.
     scales: [Lanes<i32>; 16],
     /// What the sums of each two 16 activations are multiplied with: the minimums of a block of 256
     /// if its type has them, else its scales.
     offsets: [Lanes<[i16; 2]>; 8],
     /// The scale of a block of 256, or of each 32 columns.
-    d: [Lanes<f32>; 8],
+    pub(super) d: [Lanes<f32>; 8],
     /// The scale of the minimums of a block of 256.
     dmin: Lanes<f32>,
 }
@@ -188,11 +190,33 @@ pub(super) fn multiply_blocks(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    let kernel = kernels::blocks(isa, x.tiles().order(), w.dtype())
-        .expect("every type with a scaling has a kernel");
-    let k = w.k();
-    let (len, size) = (w.dtype().block_len(), w.dtype().block_bytes());
+    let (dtype, k) = (w.dtype(), w.k());
+    let (len, size) = (dtype.block_len(), dtype.block_bytes());
     let bytes = |columns: &Range<usize>| columns.start / len * size..columns.end / len * size;
+    let unpack = |first: usize| {
+        let blocks = panel_rows(first, &rows, |i| w.rows(i, 1));
+        move |columns: Range<usize>, panel: &mut Panel| {
+            let next = columns.end..k.min(columns.end + SUPER_LEN);
+            prefetch(&blocks, bytes(&next));
+            unpack::blocks(isa, dtype, &blocks, bytes(&columns), panel);
+        }
+    };
+    multiply_groups(isa, (dtype, k), rows.clone(), x, out, unpack);
+}
+
+/// The products of the rows `rows` of a matrix of `k` columns with every activation row. `unpack` is called with the first
+/// of sixteen rows, and what it returns with one range of 256 columns of these after another, to write them into a panel;
+/// rows past `rows` may be anything.
+pub(super) fn multiply_groups<U: FnMut(Range<usize>, &mut Panel)>(
+    isa: Isa,
+    (dtype, k): (DType, usize),
+    rows: Range<usize>,
+    x: &QuantizedRows,
+    out: &Columns<'_>,
+    unpack: impl Fn(usize) -> U,
+) {
+    let kernel = kernels::blocks(isa, x.tiles().order(), dtype)
+        .expect("every type with a scaling has a kernel");
     // SAFETY: it was picked by `isa`, which this machine has been seen to offer.
     unsafe { (kernel.begin)() };
     SCRATCH.with_borrow_mut(|scratch| {
@@ -203,14 +227,10 @@ pub(super) fn multiply_blocks(
             floats.resize(columns.len().div_ceil(ROWS) * x.tiles().m(), [0.0; ROWS]);
             let firsts = columns.clone().step_by(ROWS);
             for (first, sums) in firsts.zip(floats.chunks_exact_mut(x.tiles().m())) {
-                let blocks = panel_rows(first, &rows, |i| w.rows(i, 1));
+                let mut unpack = unpack(first);
                 for start in (0..k).step_by(SUPER_LEN) {
                     let columns = start..k.min(start + SUPER_LEN);
-                    prefetch(
-                        &blocks,
-                        bytes(&(columns.end..k.min(columns.end + SUPER_LEN))),
-                    );
-                    unpack::blocks(isa, w.dtype(), &blocks, bytes(&columns), panel);
+                    unpack(columns.clone(), panel);
                     // SAFETY: it was picked by `isa`, which this machine has been seen to offer;
                     // activations have the columns of the weights.
                     unsafe { (kernel.add)(panel, x.tiles(), columns, sums) };

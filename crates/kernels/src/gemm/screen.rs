@@ -165,7 +165,7 @@ impl Screen {
     pub fn top(
         &self,
         exec: &Exec,
-        w: &BlockMatrix<'_>,
+        w: Matrix<'_>,
         x: &[f32],
         top: usize,
         scratch: &mut Scratch,
@@ -175,19 +175,18 @@ impl Screen {
         expect_len("top: columns of the matrix", self.k, w.k())?;
         expect_len("top: activations", self.k, x.len())?;
         expect_len("top: output", self.n, out.len())?;
-        let full = Matrix::Blocks(*w);
         let worth_it = |n_rows: usize| n_rows.saturating_mul(SCATTERED) < self.n;
         let mut screened = 0;
-        if top > 0 && worth_it(top) && full.form() == self.form {
+        if top > 0 && worth_it(top) && w.form() == self.form {
             let copy = Matrix::Blocks(self.matrix());
             linear(exec, x, self.k, scratch, &mut [(copy, &mut *out)])?;
-            scratch.prepare(exec, x, self.k, once(full))?;
+            scratch.prepare(exec, x, self.k, once(w))?;
             screened = self.n;
             if let Some(computed) = self.compute_top(exec, w, top, scratch, out, worth_it) {
                 return Ok(ScreenedRows { screened, computed });
             }
         }
-        linear(exec, x, self.k, scratch, &mut [(full, out)])?;
+        linear(exec, x, self.k, scratch, &mut [(w, out)])?;
         let computed = self.n;
         Ok(ScreenedRows { screened, computed })
     }
@@ -197,7 +196,7 @@ impl Screen {
     fn compute_top(
         &self,
         exec: &Exec,
-        w: &BlockMatrix<'_>,
+        w: Matrix<'_>,
         top: usize,
         scratch: &Scratch,
         out: &mut [f32],
@@ -292,14 +291,7 @@ impl Scratch {
 }
 
 /// Computes some rows of a product, in ascending order, with prepared activations.
-fn compute_rows(
-    exec: &Exec,
-    w: &BlockMatrix<'_>,
-    rows: &[u32],
-    scratch: &Scratch,
-    out: &mut [f32],
-) {
-    let matrix = Matrix::Blocks(*w);
+fn compute_rows(exec: &Exec, w: Matrix<'_>, rows: &[u32], scratch: &Scratch, out: &mut [f32]) {
     let n = out.len();
     let out = Columns {
         out: SharedSlice::new(out),
@@ -309,7 +301,7 @@ fn compute_rows(
     exec.pool.for_ranges(rows.len(), rows_per_task, |range| {
         for run in rows[range].chunk_by(|a, b| a + 1 == *b) {
             let first = run[0] as usize;
-            super::multiply(exec, &matrix, first..first + run.len(), scratch, &out);
+            super::multiply(exec, &w, first..first + run.len(), scratch, &out);
         }
     });
 }
@@ -576,7 +568,14 @@ mod tests {
                 let full = self.multiply(&exec, x);
                 let mut out = vec![f32::NAN; self.n];
                 let scratch = &mut Scratch::default();
-                let rows = screen.top(&exec, &self.matrix(), x, top, scratch, &mut out);
+                let rows = screen.top(
+                    &exec,
+                    Matrix::Blocks(self.matrix()),
+                    x,
+                    top,
+                    scratch,
+                    &mut out,
+                );
                 let rows = rows.unwrap();
                 let mut sorted: Vec<f32> = full.iter().copied().filter(|v| !v.is_nan()).collect();
                 sorted.sort_by(|a, b| b.total_cmp(a));
@@ -796,7 +795,14 @@ mod tests {
         let screen = Screen::new(exec, &pairs.matrix(), DType::Q5_K).unwrap();
         let mut out = vec![0.0; n];
         let scratch = &mut Scratch::default();
-        let rows = screen.top(exec, &pairs.matrix(), &x, 1, scratch, &mut out);
+        let rows = screen.top(
+            exec,
+            Matrix::Blocks(pairs.matrix()),
+            &x,
+            1,
+            scratch,
+            &mut out,
+        );
         assert!(rows.unwrap().computed < n / 2);
         let best = full.iter().copied().fold(f32::MIN, f32::max);
         let places = |values: &[f32]| values.iter().filter(|v| **v == best).count();
@@ -852,7 +858,14 @@ mod tests {
         let screen = Screen::new(exec, &weights.matrix(), DType::Q5_K).unwrap();
         let top = |w: &Weights, n_x: usize, n_out: usize| {
             let (x, mut out) = (vec![0.0; n_x], vec![0.0; n_out]);
-            screen.top(exec, &w.matrix(), &x, 1, &mut Scratch::default(), &mut out)
+            screen.top(
+                exec,
+                Matrix::Blocks(w.matrix()),
+                &x,
+                1,
+                &mut Scratch::default(),
+                &mut out,
+            )
         };
         assert!(top(&weights, k, n).is_ok());
         assert!(top(&weights, 2 * k, n).is_err());

@@ -43,7 +43,8 @@ pub struct LocalModel {
 pub enum Weights {
     /// In the mapped files.
     Mapped,
-    /// Read into memory of this process, in huge pages where the system has them.
+    /// Read into memory of this process, in huge pages where the system has them; files most of whose weights are rewritten
+    /// when they are loaded are mapped until then.
     Read,
     /// Read if they are no more bytes than this, else mapped.
     ReadUpTo(u64),
@@ -175,11 +176,18 @@ impl LocalModel {
         options: &LoadFrom<'_>,
     ) -> Result<Loaded<B>> {
         let all_bytes = || self.sources.iter().map(SourceFile::len).sum::<u64>();
+        let is_rewritten = || {
+            let rewrites = |dtype, k| backend.rewrites(dtype, k);
+            plan.rewritten_bytes(rewrites) > all_bytes() / 2
+        };
         let kept = match options.weights {
             _ if options.experts.is_some() => Kept::Released,
+            Weights::Mapped => Kept::Mapped,
+            // Read, they would be in memory twice.
+            Weights::Read | Weights::ReadUpTo(_) if is_rewritten() => Kept::Mapped,
             Weights::Read => Kept::Read,
             Weights::ReadUpTo(n_bytes) if all_bytes() <= n_bytes => Kept::Read,
-            Weights::Mapped | Weights::ReadUpTo(_) => Kept::Mapped,
+            Weights::ReadUpTo(_) => Kept::Mapped,
         };
         let experts = options.experts.map(|bound| {
             let files = self.sources.iter().filter_map(SourceFile::mapped);

@@ -10,9 +10,12 @@ use super::{Products, sum_each, sum_halves};
 /// Rows that are summed together, one per lane.
 const ROWS: usize = 8;
 
+/// Tiles of [`ROWS`] from one that is multiplied to one that is prefetched.
+const AHEAD: usize = 2;
+
 /// Elements that a kernel multiplies at a time, and groups of them that share a scale of activations.
-pub(super) const SPAN: usize = 256;
-pub(super) const GROUPS: usize = 8;
+const SPAN: usize = 256;
+const GROUPS: usize = 8;
 
 /// How a type stores the elements of a span.
 pub(super) trait Span {
@@ -82,8 +85,8 @@ pub(super) unsafe fn gemv<P: Products, S: Span>(
             let mut acc = _mm256_setzero_ps();
             for s in 0..n_spans {
                 for span in spans {
-                    let next = span.wrapping_add(ROWS * row_bytes);
-                    prefetch::lines(prefetch::Level::Second, next, S::BYTES);
+                    let later = span.wrapping_add(AHEAD * ROWS * row_bytes);
+                    prefetch::lines(prefetch::Level::Second, later, S::BYTES);
                 }
                 acc = add_span::<P, S>(acc, spans, Activations::load::<P, S>(x, s));
                 spans = spans.map(|span| span.wrapping_add(S::BYTES));
@@ -559,7 +562,7 @@ fn source_of_crumbs(i: usize) -> usize {
 /// # Safety
 /// Inlined into code compiled for AVX2.
 #[inline(always)]
-pub(super) unsafe fn arrange_crumbs(q: &[i8; SPAN], out: &mut [i8; SPAN]) {
+unsafe fn arrange_crumbs(q: &[i8; SPAN], out: &mut [i8; SPAN]) {
     for (q, out) in q.chunks_exact(128).zip(out.chunks_exact_mut(128)) {
         // SAFETY: the caller's promise; both have 128 elements.
         unsafe {

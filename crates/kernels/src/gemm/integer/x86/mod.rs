@@ -1,11 +1,11 @@
 //! One row of activations with rows of blocks, straight from the stored bytes, on x86-64.
 //!
-//! Nearly everything is in registers of 256 bits, and the levels differ in [`Products`] only; two-bit codes in blocks of
-//! 128, which take more instructions a byte than memory leaves time for, have a kernel of their own for AVX-512.
+//! Everything is in registers of 256 bits, and the levels differ in [`Products`] only. Two-bit codes in blocks of 128
+//! take more instructions a byte than memory leaves time for: where there is AVX-512 they are
+//! [`interleaved`](super::super::interleaved).
 
 mod blocks256;
 mod blocks32;
-mod crumbs;
 
 use std::arch::x86_64::*;
 
@@ -39,18 +39,8 @@ fn avx_vnni(dtype: DType, rows: &[u8], row_bytes: usize, x: QuantizedRow<'_>, ou
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn avx512(dtype: DType, rows: &[u8], row_bytes: usize, x: QuantizedRow<'_>, out: &mut [f32]) {
-    let is_crumbs = matches!(dtype, DType::Q2_0_G128 | DType::PQ2_0);
-    let whole = match is_crumbs && row_bytes.is_multiple_of(crumbs::BYTES) {
-        true => out.len() / crumbs::ROWS * crumbs::ROWS,
-        false => 0,
-    };
-    let (rows, rest) = rows.split_at(whole * row_bytes);
-    let (out, out_of_rest) = out.split_at_mut(whole);
-    if whole > 0 {
-        crumbs::gemv(rows, row_bytes, x, out);
-    }
     // SAFETY: compiled for AVX2, F16C and the VNNI of AVX-512.
-    unsafe { multiply::<Avx512>(dtype, rest, row_bytes, x, out_of_rest) }
+    unsafe { multiply::<Avx512>(dtype, rows, row_bytes, x, out) }
 }
 
 /// # Safety
