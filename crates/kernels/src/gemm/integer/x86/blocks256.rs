@@ -9,6 +9,9 @@ use super::{Products, sum_each, sum_halves};
 /// Rows that are summed together, one per lane.
 const ROWS: usize = 4;
 
+/// Tiles of [`ROWS`] from one that is multiplied to one that is prefetched.
+const AHEAD: usize = 4;
+
 /// Elements of a superblock, and sums of activations that belong to it.
 const LEN: usize = 256;
 const N_SUMS: usize = 16;
@@ -45,15 +48,16 @@ pub(super) unsafe fn gemv<P: Products, B: SuperBlock>(
         // Missing rows are replaced by the last one.
         let last = i * ROWS + out.len() - 1;
         let mut blocks = [0, 1, 2, 3].map(|r| rows[last.min(i * ROWS + r) * row_bytes..].as_ptr());
-        let next = blocks[0].wrapping_add(ROWS * row_bytes);
+        let later = blocks[0].wrapping_add(AHEAD * ROWS * row_bytes);
         let mut sums = [0.0; ROWS];
         // SAFETY: features by the caller's promise. Every row has `n_blocks` blocks and the
         // activations of that many are there: checked above.
         unsafe {
             let mut acc = _mm_setzero_ps();
             for b in 0..n_blocks {
-                let next = next.wrapping_add(b * ROWS * B::BYTES);
-                prefetch::lines(prefetch::Level::Second, next, ROWS * B::BYTES);
+                // As many bytes as are multiplied, of a later tile: nearer ones arrive too late from memory.
+                let later = later.wrapping_add(b * ROWS * B::BYTES);
+                prefetch::lines(prefetch::Level::Second, later, ROWS * B::BYTES);
                 let q = x.q.as_ptr().add(b * LEN);
                 let sums = _mm256_loadu_si256(x.sums.as_ptr().add(b * N_SUMS).cast());
                 let dx = *x.scales.get_unchecked(b);
