@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use sterna_format::DType;
-use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
+use sterna_kernels::gemm::{BlockMatrix, InterleavedMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
 use sterna_kernels::quant::encode_row;
 use sterna_kernels::{Exec, Isa};
 
@@ -67,6 +67,13 @@ fn blocks(c: &mut Criterion) {
         for m in [1, 4, 16, 128] {
             products(c, dtype.name(), Matrix::Blocks(matrix), bytes.len(), m);
         }
+        let best = Exec::new(1, Isa::detect());
+        if let Some(interleaved) = InterleavedMatrix::new(&best, &matrix) {
+            let name = format!("{dtype} interleaved");
+            for m in [1, 4, 16, 128] {
+                products(c, &name, Matrix::Interleaved(&interleaved), bytes.len(), m);
+            }
+        }
     }
 }
 
@@ -81,6 +88,11 @@ fn products(c: &mut Criterion, name: &str, matrix: Matrix<'_>, n_bytes: usize, m
     });
     let mut expected: Option<Vec<f32>> = None;
     for (name, exec) in execs() {
+        if let Matrix::Interleaved(w) = matrix
+            && !InterleavedMatrix::is_faster(&exec, w.dtype(), K)
+        {
+            continue;
+        }
         let mut out = vec![0.0; m * N];
         let mut scratch = Scratch::default();
         let mut run = || {

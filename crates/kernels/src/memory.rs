@@ -2,11 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// Bytes of a huge page, on the systems and processors that matter here.
-#[cfg(not(target_family = "wasm"))]
-const HUGE_PAGE: usize = 2 << 20;
-
-/// Zeros at first, aligned to a cache line at least, and in huge pages if the system gives them.
+/// Zeros at first, aligned to a cache line at least, and in huge pages where the system has them.
 ///
 /// Pages are the system's until they are written, so threads that fill parts of it share the work of getting them.
 pub(crate) struct Pages {
@@ -22,17 +18,17 @@ impl Pages {
     /// Panics if the system has no room for `len` bytes, as a [`Vec`] does.
     pub(crate) fn zeroed(len: usize) -> Pages {
         #[cfg(not(target_family = "wasm"))]
-        let (map, align) = {
-            let map = memmap2::MmapMut::map_anon(len.saturating_add(HUGE_PAGE))
+        let map = {
+            let map = memmap2::MmapMut::map_anon(len.max(1))
                 .unwrap_or_else(|error| panic!("{len} bytes for weights: {error}"));
             // A hint: a system that doesn't support it uses ordinary pages.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
-            (map, HUGE_PAGE)
+            map
         };
         #[cfg(target_family = "wasm")]
-        let (map, align) = (vec![0; len + 64], 64);
-        let first = map.as_ptr().align_offset(align);
+        let map = vec![0; len + 64];
+        let first = map.as_ptr().align_offset(64);
         Pages { map, first, len }
     }
 }

@@ -3,7 +3,7 @@
 //! Within a block sums are exact integers. How they become floats, and in which order those are added, is
 //! fixed by [`reference`](self::reference), so that every kernel gives the same bits.
 
-mod reference;
+pub(super) mod reference;
 #[cfg(any(
     target_arch = "aarch64",
     all(target_arch = "wasm32", target_feature = "simd128")

@@ -1,10 +1,12 @@
 //! Blocks of sixteen rows side by side, as kernels with one row in each lane read them.
 //!
-//! Where blocks are small, bringing the sums of several rows together takes more instructions than the products
-//! themselves. Matrices of PQ2_0 are therefore rewritten when they are loaded, where the instruction set has a kernel
-//! for it: in as many bytes, but read in order, and without a step across lanes. Its results are those of
-//! [`integer`](super::integer), bit for bit.
+//! Kernels for blocks as they are stored have to bring the sums of several rows together, and the codes of each into the
+//! order of activations: for Q4_K and PQ2_0 that takes more instructions than the products. Their matrices are therefore
+//! rewritten when they are loaded, where the instruction set has a kernel for it: in as many bytes, but read in order,
+//! and without a step across lanes. The results are those of [`integer`](super::integer), bit for bit.
 
+mod crumbs;
+mod q4_k;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -15,87 +17,59 @@ use sterna_format::DType;
 
 use super::activations::{QuantizedRow, QuantizedRows};
 use super::panel::{self, Panel};
-use super::{BlockMatrix, Columns, ROWS, Rounding};
+use super::{BlockMatrix, Columns, ROWS, Rounding, Scratch, integer};
 use crate::Exec;
-use crate::isa::{Isa, Level, multiversion};
+use crate::isa::Isa;
 use crate::memory::Pages;
 use crate::pool::SharedSlice;
-use crate::quant::f16_to_f32;
+use crumbs::Crumbs;
+use q4_k::Q4K;
 
-/// Columns of a [`Span`], and of one of its blocks: what shares a scale.
+/// Columns of a [`Span`].
 const SPAN: usize = 256;
-const BLOCK: usize = 128;
 
-/// Columns that share a scale of activations.
-const GROUP: usize = 32;
-
-/// Columns whose codes are together in a row: four bytes.
-const WORD: usize = 16;
-
-/// Bytes of a block as it is stored: its scale, then element `4j + i` at bits `2i` of byte `j`.
-const BLOCK_BYTES: usize = 34;
-
-/// 256 columns of sixteen rows: two blocks of each.
+/// Some columns of sixteen rows.
 ///
-/// Column `16w + 4s + j` is at bits `2s` of byte `j` of word `w`, so that a shift and a mask give four adjacent columns.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-struct Span {
-    /// `[block][row]`, f16.
-    scales: [[u16; ROWS]; SPAN / BLOCK],
-    /// `[word][row]`.
-    codes: [[u32; ROWS]; SPAN / WORD],
+/// # Safety
+/// Any bytes are one, and any of its bytes may be read.
+unsafe trait Span: Sized + Send + Sync + 'static {
+    /// Bytes in which these columns of a row are stored.
+    const STORED: usize;
+
+    /// Takes in the stored columns of each row.
+    fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]);
+
+    /// Writes the columns of row `r` as they are stored.
+    fn write_row(&self, r: usize, stored: &mut [u8]);
+
+    /// Writes the columns into a panel.
+    fn unpack(&self, isa: Isa, panel: &mut Panel);
+
+    /// The kernel that is faster than those for stored rows, if there is one.
+    fn kernel(isa: Isa) -> Option<Kernel<Self>>;
 }
 
-impl Span {
-    /// The stored blocks of a row.
-    fn row(&self, r: usize) -> [[u8; BLOCK_BYTES]; SPAN / BLOCK] {
-        let mut blocks = [[0; BLOCK_BYTES]; SPAN / BLOCK];
-        for (b, block) in blocks.iter_mut().enumerate() {
-            let (scale, codes) = block.split_at_mut(2);
-            scale.copy_from_slice(&self.scales[b][r].to_le_bytes());
-            let words = &self.codes[b * BLOCK / WORD..];
-            for (to, word) in codes.as_chunks_mut().0.iter_mut().zip(words) {
-                *to = transposed(word[r]).to_le_bytes();
-            }
-        }
-        blocks
-    }
-}
+/// The products of sixteen rows, which have as many spans as the activations, with a row of activations.
+///
+/// # Safety
+/// The machine has the instructions that the function was made for.
+type Kernel<S> = unsafe fn(tile: &[S], x: QuantizedRow<'_>) -> [f32; ROWS];
 
-multiversion! {
-    /// Sets a span to the stored blocks of up to sixteen rows.
-    fn interleave(rows: &[&[[u8; BLOCK_BYTES]; SPAN / BLOCK]], span: &mut Span) {
-        let mut words = [[0; SPAN / WORD]; ROWS];
-        for (r, (blocks, words)) in rows.iter().zip(&mut words).enumerate() {
-            for (b, block) in blocks.iter().enumerate() {
-                span.scales[b][r] = u16::from_le_bytes([block[0], block[1]]);
-                let of_block = words[b * BLOCK / WORD..].iter_mut();
-                for (to, word) in of_block.zip(block[2..].as_chunks().0) {
-                    *to = u32::from_le_bytes(*word);
-                }
+/// `$then` with the type of the spans of `$dtype`, else `$otherwise`.
+macro_rules! with_span {
+    ($dtype:expr, $S:ident => $then:expr, _ => $otherwise:expr) => {
+        match $dtype {
+            DType::Q2_0_G128 | DType::PQ2_0 => {
+                type $S = Crumbs;
+                $then
             }
-        }
-        for word in words.as_flattened_mut() {
-            *word = transposed(*word);
-        }
-        for (w, codes) in span.codes.iter_mut().enumerate() {
-            for (code, words) in codes.iter_mut().zip(&words) {
-                *code = words[w];
+            DType::Q4_K => {
+                type $S = Q4K;
+                $then
             }
+            _ => $otherwise,
         }
-    }
-}
-
-/// Sixteen codes of two bits as a matrix of four by four, transposed.
-#[inline(always)]
-fn transposed(codes: u32) -> u32 {
-    // The quadrants off the diagonal change places, then within each the codes off its diagonal.
-    let swap = |x: u32, mask: u32, by: u32| {
-        let different = (x ^ x >> by) & mask;
-        x ^ different ^ different << by
     };
-    swap(swap(codes, 0x0000_f0f0, 12), 0x00cc_00cc, 6)
 }
 
 /// A matrix `[n, k]` of blocks of integers, multiplied like a [`BlockMatrix`] of them.
@@ -103,21 +77,21 @@ pub struct InterleavedMatrix {
     dtype: DType,
     n: usize,
     k: usize,
-    /// [`Span`]s, `[n / 16][k / 256]`; rows past the last are zeros.
+    /// [`Span`]s of the type, `[n / 16][k / 256]`; what is stored for rows past the last is zeros.
     pages: Pages,
 }
 
-/// Memory as spans, as many as it has room for.
-fn spans(pages: &Pages) -> &[Span] {
-    // SAFETY: spans are integers, which any bytes are.
+/// Memory as spans.
+fn spans<S: Span>(pages: &Pages) -> &[S] {
+    // SAFETY: any bytes are spans.
     let (before, spans, _) = unsafe { pages.align_to() };
     debug_assert!(before.is_empty());
     spans
 }
 
 /// As [`spans`].
-fn spans_mut(pages: &mut Pages) -> &mut [Span] {
-    // SAFETY: spans are integers, which any bytes are, and whose bytes may be anything.
+fn spans_mut<S: Span>(pages: &mut Pages) -> &mut [S] {
+    // SAFETY: any bytes are spans, and the other way round.
     let (before, spans, _) = unsafe { pages.align_to_mut() };
     debug_assert!(before.is_empty());
     spans
@@ -126,46 +100,25 @@ fn spans_mut(pages: &mut Pages) -> &mut [Span] {
 impl InterleavedMatrix {
     /// Whether `exec` multiplies blocks of `dtype` in rows of `k` columns faster interleaved.
     pub fn is_faster(exec: &Exec, dtype: DType, k: usize) -> bool {
-        kernel(exec.isa).is_some() && has_form(dtype, k)
+        has_form(dtype, k) && with_span!(dtype, S => S::kernel(exec.isa).is_some(), _ => false)
     }
 
     /// The same weights interleaved, on all threads; `None` where `exec` multiplies them faster as they are.
     pub fn new(exec: &Exec, w: &BlockMatrix<'_>) -> Option<InterleavedMatrix> {
-        kernel(exec.isa).and_then(|_| InterleavedMatrix::on_any_level(exec, w))
+        if !InterleavedMatrix::is_faster(exec, w.dtype(), w.k()) {
+            return None;
+        }
+        InterleavedMatrix::on_any_level(exec, w)
     }
 
     /// The same, whether or not it is faster; `None` if there is no such form.
     pub(super) fn on_any_level(exec: &Exec, w: &BlockMatrix<'_>) -> Option<InterleavedMatrix> {
-        if !has_form(w.dtype(), w.k()) || w.rounding() != Rounding::Blocks {
+        let (dtype, n, k) = (w.dtype(), w.n(), w.k());
+        if !has_form(dtype, k) || w.rounding() != Rounding::Blocks {
             return None;
         }
-        let (n, k) = (w.n(), w.k());
-        let per_tile = k / SPAN;
-        let n_tiles = n.div_ceil(ROWS);
-        let mut pages = Pages::zeroed(n_tiles * per_tile * size_of::<Span>());
-        let spans = SharedSlice::new(spans_mut(&mut pages));
-        exec.pool.for_ranges(n_tiles, 1, |tiles| {
-            // SAFETY: ranges of tiles don't overlap.
-            let spans = unsafe { spans.range_mut(tiles.start * per_tile..tiles.end * per_tile) };
-            for (tile, spans) in tiles.zip(spans.chunks_exact_mut(per_tile.max(1))) {
-                let rows = tile * ROWS..n.min((tile + 1) * ROWS);
-                for (s, span) in spans.iter_mut().enumerate() {
-                    let columns = s * SPAN..(s + 1) * SPAN;
-                    let mut blocks = [&[[0; BLOCK_BYTES]; SPAN / BLOCK]; ROWS];
-                    for (row, blocks) in rows.clone().zip(&mut blocks) {
-                        let stored = w.part(row, columns.clone()).as_chunks().0;
-                        *blocks = stored.first_chunk().expect("a span is two blocks");
-                    }
-                    interleave(exec.isa, &blocks, span);
-                }
-            }
-        });
-        Some(InterleavedMatrix {
-            dtype: w.dtype(),
-            n,
-            k,
-            pages,
-        })
+        let pages = with_span!(dtype, S => interleaved::<S>(exec, w), _ => return None);
+        Some(InterleavedMatrix { dtype, n, k, pages })
     }
 
     /// Its rows as they were stored: what [`BlockMatrix`] takes with [`Rounding::Blocks`].
@@ -189,7 +142,7 @@ impl InterleavedMatrix {
     }
 
     pub(super) fn row_bytes(&self) -> usize {
-        self.k / BLOCK * BLOCK_BYTES
+        self.k / self.dtype.block_len() * self.dtype.block_bytes()
     }
 
     /// Decodes row `i` into `out`, `[k]`. Panics if there is no such row.
@@ -203,13 +156,18 @@ impl InterleavedMatrix {
     /// Row `i` as it was stored.
     fn row(&self, i: usize) -> Vec<u8> {
         assert!(i < self.n);
-        let spans = self.tile(i / ROWS).iter();
-        let blocks = spans.flat_map(|span| span.row(i % ROWS));
-        blocks.flatten().collect()
+        let mut row = vec![0; self.row_bytes()];
+        with_span!(self.dtype, S => {
+            let spans = self.tile::<S>(i / ROWS).iter();
+            for (span, stored) in spans.zip(row.chunks_exact_mut(S::STORED)) {
+                span.write_row(i % ROWS, stored);
+            }
+        }, _ => unreachable!("{}", self.dtype));
+        row
     }
 
     /// The spans of sixteen rows.
-    fn tile(&self, tile: usize) -> &[Span] {
+    fn tile<S: Span>(&self, tile: usize) -> &[S] {
         let per_tile = self.k / SPAN;
         &spans(&self.pages)[tile * per_tile..][..per_tile]
     }
@@ -217,7 +175,31 @@ impl InterleavedMatrix {
 
 /// Whether blocks of `dtype` in rows of `k` columns can be interleaved.
 fn has_form(dtype: DType, k: usize) -> bool {
-    matches!(dtype, DType::Q2_0_G128 | DType::PQ2_0) && k.is_multiple_of(SPAN)
+    k.is_multiple_of(SPAN) && with_span!(dtype, S => size_of::<S>() == ROWS * S::STORED, _ => false)
+}
+
+/// The spans of a matrix.
+fn interleaved<S: Span>(exec: &Exec, w: &BlockMatrix<'_>) -> Pages {
+    let (n, per_tile) = (w.n(), w.k() / SPAN);
+    let n_tiles = n.div_ceil(ROWS);
+    let mut pages = Pages::zeroed(n_tiles * per_tile * size_of::<S>());
+    let spans = SharedSlice::new(spans_mut::<S>(&mut pages));
+    let zeros = vec![0; S::STORED];
+    exec.pool.for_ranges(n_tiles, 1, |tiles| {
+        // SAFETY: ranges of tiles don't overlap.
+        let spans = unsafe { spans.range_mut(tiles.start * per_tile..tiles.end * per_tile) };
+        for (tile, spans) in tiles.zip(spans.chunks_exact_mut(per_tile.max(1))) {
+            let rows = tile * ROWS..n.min((tile + 1) * ROWS);
+            for (s, span) in spans.iter_mut().enumerate() {
+                let mut stored = [&zeros[..]; ROWS];
+                for (row, stored) in rows.clone().zip(&mut stored) {
+                    *stored = w.part(row, s * SPAN..(s + 1) * SPAN);
+                }
+                span.interleave(exec.isa, &stored);
+            }
+        }
+    });
+    pages
 }
 
 impl fmt::Debug for InterleavedMatrix {
@@ -230,46 +212,20 @@ impl fmt::Debug for InterleavedMatrix {
     }
 }
 
-/// The products of sixteen rows, which have as many spans as the activations, with a row of activations.
-///
-/// # Safety
-/// The machine has the instructions that the function was made for.
-type Kernel = unsafe fn(tile: &[Span], x: QuantizedRow<'_>) -> [f32; ROWS];
-
-/// The kernel that is faster than those for stored rows, if there is one.
-fn kernel(isa: Isa) -> Option<Kernel> {
-    match isa.level() {
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Amx => Some(x86::dot),
-        _ => None,
-    }
-}
-
-multiversion! {
-    /// The definition.
-    fn dot(tile: &[Span], x: QuantizedRow<'_>) -> [f32; ROWS] {
-        let mut acc = [0.0; ROWS];
-        for (s, span) in tile.iter().enumerate() {
-            for g in 0..SPAN / GROUP {
-                let words = &span.codes[g * GROUP / WORD..][..GROUP / WORD];
-                let first = s * SPAN + g * GROUP;
-                let q = x.q[first..first + GROUP].as_chunks::<4>().0;
-                let step = x.scales[first / GROUP];
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let quads = words.iter().flat_map(|word| (0..4).map(|s| word[r] >> (2 * s)));
-                    let codes = quads.map(|quad| quad.to_le_bytes().map(|code| i32::from(code & 3) - 1));
-                    let products = codes.zip(q).map(|(codes, q)| (0..4).map(|j| codes[j] * i32::from(q[j])).sum::<i32>());
-                    let scale = f16_to_f32(span.scales[g * GROUP / BLOCK][r]);
-                    *acc += products.sum::<i32>() as f32 * (scale * step);
-                }
-            }
-        }
-        acc
-    }
-}
-
-/// As [`super::integer::multiply`].
+/// As [`super::integer::multiply`], of the activations in `scratch`.
 pub(super) fn multiply(
+    isa: Isa,
+    w: &InterleavedMatrix,
+    rows: Range<usize>,
+    scratch: &Scratch,
+    out: &Columns<'_>,
+) {
+    let scaling = integer::scaling(w.dtype).expect("types that are interleaved have one");
+    let x = scratch.quantized(scaling);
+    with_span!(w.dtype, S => multiply_spans::<S>(isa, w, rows, x, out), _ => unreachable!("{}", w.dtype));
+}
+
+fn multiply_spans<S: Span>(
     isa: Isa,
     w: &InterleavedMatrix,
     rows: Range<usize>,
@@ -279,22 +235,24 @@ pub(super) fn multiply(
     if x.m() > 1 {
         let tile = |first: usize| {
             debug_assert!(first.is_multiple_of(ROWS));
-            let spans = w.tile(first / ROWS);
+            let spans = w.tile::<S>(first / ROWS);
             move |columns: Range<usize>, panel: &mut Panel| {
-                unpack(isa, &spans[columns.start / SPAN], panel);
+                spans[columns.start / SPAN].unpack(isa, panel);
             }
         };
         return panel::multiply_groups(isa, (w.dtype, w.k), rows, x, out, tile);
     }
     for t in 0..x.m() {
         for tile in rows.start / ROWS..rows.end.div_ceil(ROWS) {
-            let spans = w.tile(tile);
-            let sums = match kernel(isa) {
-                // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
-                Some(kernel) => unsafe { kernel(spans, x.row(t)) },
-                None => dot(isa, spans, x.row(t)),
-            };
             let first = tile * ROWS;
+            let sums = match S::kernel(isa) {
+                // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
+                Some(kernel) => unsafe { kernel(w.tile(tile), x.row(t)) },
+                None => std::array::from_fn(|r| match first + r {
+                    i if i < w.n => integer::reference::dot(isa, w.dtype, &w.row(i), x.row(t)),
+                    _ => 0.0,
+                }),
+            };
             let wanted = rows.start.max(first)..rows.end.min(first + ROWS);
             // SAFETY: no other task has these rows, so none writes these columns.
             let out = unsafe { out.row_mut(t, wanted.clone()) };
@@ -303,39 +261,27 @@ pub(super) fn multiply(
     }
 }
 
-multiversion! {
-    /// Writes a span into a panel.
-    fn unpack(span: &Span, panel: &mut Panel) {
-        for (word, quads) in span.codes.iter().zip(panel.codes.as_chunks_mut::<4>().0) {
-            for (s, quads) in quads.iter_mut().enumerate() {
-                for (quad, word) in quads.iter_mut().zip(word) {
-                    *quad = (word >> (2 * s) & 0x0303_0303).to_le_bytes();
-                }
-            }
-        }
-        for (g, d) in panel.d.iter_mut().enumerate() {
-            for (d, scale) in d.iter_mut().zip(&span.scales[g * GROUP / BLOCK]) {
-                *d = f16_to_f32(*scale);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::{Matrix, linear};
     use super::*;
-    use crate::test_data::{Random, exec_matrix};
+    use crate::test_data::{Random, exec_matrix, floats};
 
     #[test]
     fn rows_come_back_as_they_were() {
         let mut random = Random::new(5);
-        for (n, k) in [(16, 256), (1, 512), (37, 768), (0, 256), (3, 0)] {
-            let bytes = (0..n * k / BLOCK * BLOCK_BYTES).map(|_| random.next() as u8);
-            let bytes = bytes.collect::<Vec<_>>();
-            let w = BlockMatrix::new(DType::PQ2_0, n, k, Rounding::Blocks, &bytes).unwrap();
+        let shapes = [(16, 256), (1, 512), (37, 768), (0, 256), (3, 0)];
+        let types = [DType::PQ2_0, DType::Q4_K];
+        for (dtype, (n, k)) in types
+            .into_iter()
+            .flat_map(|t| shapes.map(|shape| (t, shape)))
+        {
+            let len = n * k / dtype.block_len() * dtype.block_bytes();
+            let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+            let w = BlockMatrix::new(dtype, n, k, Rounding::Blocks, &bytes).unwrap();
             for exec in exec_matrix() {
                 let interleaved = InterleavedMatrix::on_any_level(&exec, &w).unwrap();
-                assert_eq!(interleaved.stored(), bytes, "[{n}, {k}]");
+                assert_eq!(interleaved.stored(), bytes, "{dtype} [{n}, {k}]");
                 for i in 0..n {
                     let (mut expected, mut got) = (vec![0.0; k], vec![0.0; k]);
                     w.decode(exec.isa, i, &mut expected);
@@ -362,13 +308,27 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_transposed() {
-        let code = |x: u32, i: usize| x >> (2 * i) & 3;
-        let mut random = Random::new(6);
-        for _ in 0..100 {
-            let x = random.next() as u32;
-            for i in 0..16 {
-                assert_eq!(code(transposed(x), i), code(x, i % 4 * 4 + i / 4));
+    fn any_rows_are_those_of_the_whole_product() {
+        let mut random = Random::new(7);
+        let (n, k) = (37, 512);
+        for dtype in [DType::PQ2_0, DType::Q4_K] {
+            let len = n * k / dtype.block_len() * dtype.block_bytes();
+            let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+            let w = BlockMatrix::new(dtype, n, k, Rounding::Blocks, &bytes).unwrap();
+            let exec = Exec::new(1, Isa::detect());
+            let w = InterleavedMatrix::on_any_level(&exec, &w).unwrap();
+            let (x, mut whole) = (floats(k, 3), vec![f32::NAN; n]);
+            let mut scratch = Scratch::default();
+            let outputs = &mut [(Matrix::Interleaved(&w), &mut whole[..])];
+            linear(&exec, &x, k, &mut scratch, outputs).unwrap();
+            for rows in [0..37, 1..2, 5..33, 15..17, 36..37, 16..32] {
+                let mut part = vec![f32::NAN; n];
+                let out = SharedSlice::new(&mut part);
+                multiply(exec.isa, &w, rows.clone(), &scratch, &Columns { out, n });
+                for (i, (part, whole)) in part.iter().zip(&whole).enumerate() {
+                    let expected = if rows.contains(&i) { *whole } else { f32::NAN };
+                    assert_eq!(part.to_bits(), expected.to_bits(), "{dtype} {rows:?} {i}");
+                }
             }
         }
     }

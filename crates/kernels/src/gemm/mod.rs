@@ -146,6 +146,15 @@ impl Scratch {
         }
     }
 
+    /// The activations that were prepared in a scaling.
+    fn quantized(&self, scaling: Scaling) -> &QuantizedRows {
+        match scaling {
+            Scaling::Row => &self.row,
+            Scaling::Blocks256 => &self.blocks256,
+            Scaling::Blocks32 => &self.blocks32,
+        }
+    }
+
     fn float(&mut self, precision: Precision) -> &mut FloatRows {
         match precision {
             Precision::Full => &mut self.float,
@@ -313,7 +322,7 @@ fn multiply(exec: &Exec, w: &Matrix<'_>, rows: Range<usize>, scratch: &Scratch, 
     match (w, w.form()) {
         (Matrix::Ternary(w), _) => ternary::multiply(exec.isa, w, rows, &scratch.row, out),
         (Matrix::Interleaved(w), _) => {
-            interleaved::multiply(exec.isa, w, rows, &scratch.blocks32, out);
+            interleaved::multiply(exec.isa, w, rows, scratch, out);
         }
         (Matrix::Blocks(w), Form::Float(precision)) => {
             let x = match precision {

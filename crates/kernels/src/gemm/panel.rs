@@ -56,14 +56,14 @@ pub(super) struct Panel {
     /// `[columns / 4][row][4]`: the integers of a block, plus the bias of the type.
     pub(super) codes: [Lanes<[u8; 4]>; COLUMNS / 4],
     /// The integer scale of each 16 columns of a block of 256.
-    scales: [Lanes<i32>; 16],
+    pub(super) scales: [Lanes<i32>; 16],
     /// What the sums of each two 16 activations are multiplied with: the minimums of a block of 256
     /// if its type has them, else its scales.
-    offsets: [Lanes<[i16; 2]>; 8],
+    pub(super) offsets: [Lanes<[i16; 2]>; 8],
     /// The scale of a block of 256, or of each 32 columns.
     pub(super) d: [Lanes<f32>; 8],
     /// The scale of the minimums of a block of 256.
-    dmin: Lanes<f32>,
+    pub(super) dmin: Lanes<f32>,
 }
 
 impl Panel {

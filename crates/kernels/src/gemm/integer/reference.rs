@@ -10,7 +10,7 @@ multiversion! {
     /// One row of weights with one row of activations of its type's scaling.
     ///
     /// Every operation on floats is rounded separately. Activations beyond the row are ignored.
-    pub(super) fn dot(dtype: DType, row: &[u8], x: QuantizedRow<'_>) -> f32 {
+    pub(in crate::gemm) fn dot(dtype: DType, row: &[u8], x: QuantizedRow<'_>) -> f32 {
         let mut acc = 0.0;
         let mut b = 0;
         let done = super_blocks(dtype, row, |block| {

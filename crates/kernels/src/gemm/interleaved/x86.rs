@@ -2,80 +2,171 @@
 
 use std::arch::x86_64::*;
 
+use super::super::activations::SUM_LEN;
 use super::super::prefetch;
-use super::{BLOCK, GROUP, QuantizedRow, ROWS, SPAN, Span, WORD};
+use super::crumbs::{self, Crumbs};
+use super::q4_k::{self, Q4K};
+use super::{QuantizedRow, ROWS, SPAN};
 
-/// Bytes ahead of those that are multiplied that are prefetched.
+/// Bytes from those that are multiplied to those that are prefetched.
 const AHEAD: usize = 8 << 10;
 
-/// As [`super::dot`].
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vnni")]
-pub(super) fn dot(tile: &[Span], x: QuantizedRow<'_>) -> [f32; ROWS] {
-    assert!(x.q.len() >= tile.len() * SPAN);
-    assert!(x.scales.len() >= tile.len() * (SPAN / GROUP));
-    assert!(x.sums.len() >= tile.len() * (SPAN / SUM));
-    let mut acc = _mm512_setzero_ps();
-    for (s, span) in tile.iter().enumerate() {
-        let ahead = std::ptr::from_ref(span).cast::<u8>().wrapping_add(AHEAD);
-        prefetch::lines(prefetch::Level::Second, ahead, size_of::<Span>());
-        // SAFETY: there are as many activations.
-        unsafe {
-            acc = add_span(
-                acc,
-                span,
-                x.q.as_ptr().add(s * SPAN),
-                x.scales.as_ptr().add(s * (SPAN / GROUP)),
-                x.sums.as_ptr().add(s * (SPAN / SUM)),
-            );
-        }
-    }
+/// Prefetches a span behind `span`.
+#[inline(always)]
+fn prefetch_after<S>(span: &S) {
+    let ahead = std::ptr::from_ref(span).cast::<u8>().wrapping_add(AHEAD);
+    prefetch::lines(prefetch::Level::Second, ahead, size_of::<S>());
+}
+
+/// Four activations in each lane.
+///
+/// # Safety
+/// Inlined into code compiled for AVX-512; they are there.
+#[inline(always)]
+unsafe fn quad(q: *const i8) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
+}
+
+/// The sums of sixteen rows, whose registers they are.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn lanes(sums: __m512) -> [f32; ROWS] {
     let mut out = [0.0; ROWS];
     // SAFETY: it is as long as a register.
-    unsafe { _mm512_storeu_ps(out.as_mut_ptr(), acc) };
+    unsafe { _mm512_storeu_ps(out.as_mut_ptr(), sums) };
     out
 }
 
-/// Activations that share a sum: half a group.
-const SUM: usize = super::super::activations::SUM_LEN;
-
-/// Adds the groups of a span, one after the other.
-///
-/// # Safety
-/// There are 256 activations, a scale for each group of them, and two sums.
-#[inline]
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vnni")]
-unsafe fn add_span(
-    mut acc: __m512,
-    span: &Span,
-    q: *const i8,
-    steps: *const f32,
-    sums: *const i16,
-) -> __m512 {
+/// The kernel of [`Crumbs`].
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn crumbs(tile: &[Crumbs], x: QuantizedRow<'_>) -> [f32; ROWS] {
+    use crumbs::{BLOCK, GROUP, WORD};
     let (first, second) = (_mm512_set1_epi8(3), _mm512_set1_epi8(12));
-    for g in 0..SPAN / GROUP {
-        // SAFETY: the caller's promise; spans are as long as their loads.
-        unsafe {
+    let of_spans = x.q.as_chunks::<SPAN>().0.iter();
+    let of_spans = of_spans.zip(x.scales.as_chunks::<{ SPAN / GROUP }>().0);
+    let of_spans = of_spans.zip(x.sums.as_chunks::<{ SPAN / SUM_LEN }>().0);
+    assert!(of_spans.len() >= tile.len());
+    let mut acc = _mm512_setzero_ps();
+    for (span, ((q, steps), sums)) in tile.iter().zip(of_spans) {
+        prefetch_after(span);
+        let halves = sums.as_chunks::<2>().0.iter();
+        for (g, (step, [one, other])) in steps.iter().zip(halves).enumerate() {
             // Codes are too large by one: sums begin with what is too much.
-            let excess = i32::from(*sums.add(2 * g)) + i32::from(*sums.add(2 * g + 1));
-            let mut even = _mm512_set1_epi32(-excess);
+            let mut even = _mm512_set1_epi32(-(i32::from(*one) + i32::from(*other)));
             let mut odd = _mm512_setzero_si512();
             for w in g * GROUP / WORD..(g + 1) * GROUP / WORD {
-                let codes = _mm512_load_si512(span.codes[w].as_ptr().cast());
-                let high = _mm512_srli_epi16::<4>(codes);
-                let quad = |s: usize| {
-                    _mm512_set1_epi32(q.add(w * WORD + 4 * s).cast::<i32>().read_unaligned())
-                };
-                // Codes at bits 2 are masked where they are: they are four times as large, and so are their sums.
-                even = _mm512_dpbusd_epi32(even, _mm512_and_si512(codes, first), quad(0));
-                odd = _mm512_dpbusd_epi32(odd, _mm512_and_si512(codes, second), quad(1));
-                even = _mm512_dpbusd_epi32(even, _mm512_and_si512(high, first), quad(2));
-                odd = _mm512_dpbusd_epi32(odd, _mm512_and_si512(high, second), quad(3));
+                let q = &q[w * WORD..][..WORD];
+                // SAFETY: words of sixteen rows fill a register, and sixteen activations are there.
+                unsafe {
+                    let codes = _mm512_load_si512(span.codes[w].as_ptr().cast());
+                    let high = _mm512_srli_epi16::<4>(codes);
+                    let q = |s: usize| quad(q.as_ptr().add(4 * s));
+                    // Codes at bits 2 are masked where they are: they are four times as large, and so are their sums.
+                    even = _mm512_dpbusd_epi32(even, _mm512_and_si512(codes, first), q(0));
+                    odd = _mm512_dpbusd_epi32(odd, _mm512_and_si512(codes, second), q(1));
+                    even = _mm512_dpbusd_epi32(even, _mm512_and_si512(high, first), q(2));
+                    odd = _mm512_dpbusd_epi32(odd, _mm512_and_si512(high, second), q(3));
+                }
             }
             let products = _mm512_add_epi32(even, _mm512_srai_epi32::<2>(odd));
-            let scales = _mm256_load_si256(span.scales[g * GROUP / BLOCK].as_ptr().cast());
-            let scale = _mm512_mul_ps(_mm512_cvtph_ps(scales), _mm512_set1_ps(*steps.add(g)));
+            // SAFETY: scales of sixteen rows fill half a register.
+            let scales =
+                unsafe { _mm256_load_si256(span.scales[g * GROUP / BLOCK].as_ptr().cast()) };
+            let scale = _mm512_mul_ps(_mm512_cvtph_ps(scales), _mm512_set1_ps(*step));
             acc = _mm512_add_ps(acc, _mm512_mul_ps(_mm512_cvtepi32_ps(products), scale));
         }
     }
-    acc
+    lanes(acc)
+}
+
+/// The kernel of [`Q4K`].
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
+    use q4_k::{SUB, WORD};
+    let (low, high) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0xf0u8 as i8));
+    let of_spans = x.q.as_chunks::<SPAN>().0.iter().zip(x.scales);
+    let of_spans = of_spans.zip(x.sums.as_chunks::<{ SPAN / SUM_LEN }>().0);
+    assert!(of_spans.len() >= tile.len());
+    let mut acc = _mm512_setzero_ps();
+    for (span, ((q, step), sums)) in tile.iter().zip(of_spans) {
+        prefetch_after(span);
+        // SAFETY: three times sixteen rows.
+        let [a, b, c] = span
+            .packed
+            .each_ref()
+            .map(|packed| unsafe { _mm512_load_si512(packed.as_ptr().cast()) });
+        let six = _mm512_set1_epi8(0x3f);
+        let two = _mm512_set1_epi8(0x30);
+        let scales = [
+            _mm512_and_si512(a, six),
+            _mm512_or_si512(
+                _mm512_and_si512(c, low),
+                _mm512_and_si512(_mm512_srli_epi32::<2>(a), two),
+            ),
+        ];
+        let mins = [
+            _mm512_and_si512(b, six),
+            _mm512_or_si512(
+                _mm512_and_si512(_mm512_srli_epi32::<4>(c), low),
+                _mm512_and_si512(_mm512_srli_epi32::<2>(b), two),
+            ),
+        ];
+        let mut products = _mm512_setzero_si512();
+        for sub in 0..SPAN / SUB {
+            let (mut even, mut odd) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+            for w in sub * SUB / WORD..(sub + 1) * SUB / WORD {
+                let q = &q[w * WORD..][..WORD];
+                // SAFETY: words of sixteen rows fill a register, and eight activations are there.
+                unsafe {
+                    let codes = _mm512_load_si512(span.codes[w].as_ptr().cast());
+                    // High codes are masked where they are: they are 16 times as large, and so are their sums.
+                    even =
+                        _mm512_dpbusd_epi32(even, _mm512_and_si512(codes, low), quad(q.as_ptr()));
+                    let q = quad(q.as_ptr().add(4));
+                    odd = _mm512_dpbusd_epi32(odd, _mm512_and_si512(codes, high), q);
+                }
+            }
+            let sums = _mm512_add_epi32(even, _mm512_srai_epi32::<4>(odd));
+            let shift = _mm_cvtsi32_si128(8 * (sub as i32 % 4));
+            let scale = _mm512_and_si512(
+                _mm512_srl_epi32(scales[sub / 4], shift),
+                _mm512_set1_epi32(0xff),
+            );
+            products = _mm512_add_epi32(products, _mm512_mullo_epi32(sums, scale));
+        }
+        let offsets = offsets(mins, sums);
+        // SAFETY: scales of sixteen rows fill half a register.
+        let [d, dmin] = span
+            .scales
+            .each_ref()
+            .map(|scales| unsafe { _mm512_cvtph_ps(_mm256_load_si256(scales.as_ptr().cast())) });
+        let step = _mm512_set1_ps(*step);
+        let products = _mm512_mul_ps(_mm512_cvtepi32_ps(products), _mm512_mul_ps(d, step));
+        let offsets = _mm512_mul_ps(_mm512_cvtepi32_ps(offsets), _mm512_mul_ps(dmin, step));
+        acc = _mm512_add_ps(acc, _mm512_sub_ps(products, offsets));
+    }
+    lanes(acc)
+}
+
+/// `Σ_s min_s · Σ_j q_j`, of minimums of 32 columns each, of which a register has four in each lane.
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vnni")]
+fn offsets(mins: [__m512i; 2], sums: &[i16; SPAN / SUM_LEN]) -> __m512i {
+    // SAFETY: sixteen sums fill a register.
+    let sums = unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) };
+    // Of 32 columns; at most 32 · 127. Seven bits, and the others with the sign, are bytes.
+    let sums = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+    let bytes = |sums| _mm_cvtsi128_si64(_mm256_cvtepi32_epi8(sums));
+    let low = bytes(_mm256_and_si256(sums, _mm256_set1_epi32(127)));
+    let high = bytes(_mm256_srai_epi32::<7>(sums));
+    let dots = |sums: i64| {
+        let first = _mm512_dpbusd_epi32(
+            _mm512_setzero_si512(),
+            mins[0],
+            _mm512_set1_epi32(sums as i32),
+        );
+        _mm512_dpbusd_epi32(first, mins[1], _mm512_set1_epi32((sums >> 32) as i32))
+    };
+    _mm512_add_epi32(dots(low), _mm512_slli_epi32::<7>(dots(high)))
 }

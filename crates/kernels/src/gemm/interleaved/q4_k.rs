@@ -1,0 +1,147 @@
+//! Q4_K: four-bit codes with six-bit scales and minimums.
+
+#[cfg(target_arch = "x86_64")]
+use super::x86;
+use super::{Kernel, Panel, ROWS, SPAN, Span};
+use crate::isa::{Isa, Level, multiversion};
+use crate::quant::f16_to_f32;
+
+/// Columns that share an integer scale and minimum.
+pub(super) const SUB: usize = 32;
+
+/// Columns whose codes are together in a row: four bytes.
+pub(super) const WORD: usize = 8;
+
+/// Bytes of a block as it is stored: `d, dmin: f16, packed: [u8; 12], codes: [u8; 128]`, of which each 32 have the first
+/// 32 of 64 columns in their low bits and the others in the high ones.
+const BLOCK_BYTES: usize = 144;
+
+/// One block of each row.
+///
+/// Column `8w + j` is in the low bits of byte `j` of word `w`, column `8w + 4 + j` in its high bits.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Q4K {
+    /// `d` and `dmin` of each row, f16.
+    pub(super) scales: [[u16; ROWS]; 2],
+    /// The scales and minimums as they are packed, `[third][row]`.
+    pub(super) packed: [[u32; ROWS]; 3],
+    /// `[word][row]`.
+    pub(super) codes: [[u32; ROWS]; SPAN / WORD],
+}
+
+// SAFETY: integers without room between them.
+unsafe impl Span for Q4K {
+    const STORED: usize = BLOCK_BYTES;
+
+    fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
+        interleave(isa, rows, self);
+    }
+
+    fn write_row(&self, r: usize, stored: &mut [u8]) {
+        let (header, codes) = stored.split_at_mut(16);
+        let halves = self.scales.iter().map(|scales| scales[r].to_le_bytes());
+        for (to, half) in header.as_chunks_mut().0.iter_mut().zip(halves) {
+            *to = half;
+        }
+        let thirds = self.packed.iter().map(|packed| packed[r].to_le_bytes());
+        for (to, third) in header[4..].as_chunks_mut().0.iter_mut().zip(thirds) {
+            *to = third;
+        }
+        let words: [u32; SPAN / WORD] = std::array::from_fn(|w| self.codes[w][r]);
+        let groups = words.as_chunks::<8>().0.iter();
+        for (group, to) in groups.zip(codes.as_chunks_mut::<32>().0) {
+            let (low, high) = group.split_at(4);
+            let pairs = low.iter().zip(high);
+            for ((low, high), to) in pairs.zip(to.as_chunks_mut::<8>().0) {
+                to[..4].copy_from_slice(&(low & LOW | (high & LOW) << 4).to_le_bytes());
+                to[4..].copy_from_slice(&(low >> 4 & LOW | high & !LOW).to_le_bytes());
+            }
+        }
+    }
+
+    fn unpack(&self, isa: Isa, panel: &mut Panel) {
+        unpack(isa, self, panel);
+    }
+
+    fn kernel(isa: Isa) -> Option<Kernel<Q4K>> {
+        match isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Amx => Some(x86::q4_k),
+            _ => None,
+        }
+    }
+}
+
+/// The low bits of four bytes.
+const LOW: u32 = 0x0f0f_0f0f;
+
+multiversion! {
+    fn interleave(rows: &[&[u8]; ROWS], span: &mut Q4K) {
+        let mut words = [[0; SPAN / WORD]; ROWS];
+        for (r, (stored, words)) in rows.iter().zip(&mut words).enumerate() {
+            let (header, codes) = stored.split_at(16);
+            for (scales, half) in span.scales.iter_mut().zip(header.as_chunks().0) {
+                scales[r] = u16::from_le_bytes(*half);
+            }
+            for (packed, third) in span.packed.iter_mut().zip(header[4..].as_chunks().0) {
+                packed[r] = u32::from_le_bytes(*third);
+            }
+            let groups = words.as_chunks_mut::<8>().0.iter_mut();
+            for (group, stored) in groups.zip(codes.as_chunks::<32>().0) {
+                let (low, high) = group.split_at_mut(4);
+                let pairs = low.iter_mut().zip(high);
+                for ((low, high), stored) in pairs.zip(stored.as_chunks::<8>().0) {
+                    let first = u32::from_le_bytes([stored[0], stored[1], stored[2], stored[3]]);
+                    let second = u32::from_le_bytes([stored[4], stored[5], stored[6], stored[7]]);
+                    *low = first & LOW | (second & LOW) << 4;
+                    *high = first >> 4 & LOW | second & !LOW;
+                }
+            }
+        }
+        for (w, codes) in span.codes.iter_mut().enumerate() {
+            for (code, words) in codes.iter_mut().zip(&words) {
+                *code = words[w];
+            }
+        }
+    }
+}
+
+/// The scales and the minimums of columns 0 to 127 and of the others, a byte for each 32.
+#[inline(always)]
+fn unpack_scales(packed: [u32; 3]) -> [[u32; 2]; 2] {
+    let [a, b, c] = packed;
+    let (six, four, two) = (0x3f3f_3f3f, LOW, 0x3030_3030);
+    [
+        [a & six, c & four | a >> 2 & two],
+        [b & six, c >> 4 & four | b >> 2 & two],
+    ]
+}
+
+multiversion! {
+    fn unpack(span: &Q4K, panel: &mut Panel) {
+        for (word, quads) in span.codes.iter().zip(panel.codes.as_chunks_mut::<2>().0) {
+            let [low, high] = quads;
+            for ((low, high), word) in low.iter_mut().zip(high).zip(word) {
+                *low = (word & LOW).to_le_bytes();
+                *high = (word >> 4 & LOW).to_le_bytes();
+            }
+        }
+        for r in 0..ROWS {
+            let [scales, mins] = unpack_scales(span.packed.map(|packed| packed[r]));
+            for sub in 0..SPAN / SUB {
+                let of_sub = |x: [u32; 2]| x[sub / 4] >> (8 * (sub % 4)) & 0xff;
+                let scale = of_sub(scales) as i32;
+                panel.scales[2 * sub][r] = scale;
+                panel.scales[2 * sub + 1][r] = scale;
+                panel.offsets[sub][r] = [of_sub(mins) as i16; 2];
+            }
+        }
+        for (d, scale) in panel.d[0].iter_mut().zip(&span.scales[0]) {
+            *d = f16_to_f32(*scale);
+        }
+        for (dmin, scale) in panel.dmin.iter_mut().zip(&span.scales[1]) {
+            *dmin = f16_to_f32(*scale);
+        }
+    }
+}
