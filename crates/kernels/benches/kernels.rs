@@ -5,7 +5,9 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use sterna_format::DType;
-use sterna_kernels::gemm::{BlockMatrix, InterleavedMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear};
+use sterna_kernels::gemm::{
+    BlockMatrix, InterleavedMatrix, Matrix, Rounding, Scratch, TernaryMatrix, linear,
+};
 use sterna_kernels::quant::encode_row;
 use sterna_kernels::{Exec, Isa};
 

@@ -390,7 +390,7 @@ impl Backend for Cpu {
         let blocks = match linear.matrix()? {
             Matrix::Blocks(blocks) => blocks,
             Matrix::Interleaved(matrix) => {
-                stored = matrix.stored();
+                stored = matrix.stored(&self.exec);
                 let dtype = matrix.dtype();
                 BlockMatrix::new(dtype, matrix.n(), matrix.k(), Rounding::Blocks, &stored)?
             }

@@ -7,6 +7,7 @@
 
 mod crumbs;
 mod q4_k;
+mod q6_k;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -24,6 +25,7 @@ use crate::memory::Pages;
 use crate::pool::SharedSlice;
 use crumbs::Crumbs;
 use q4_k::Q4K;
+use q6_k::Q6K;
 
 /// Columns of a [`Span`].
 const SPAN: usize = 256;
@@ -65,6 +67,10 @@ macro_rules! with_span {
             }
             DType::Q4_K => {
                 type $S = Q4K;
+                $then
+            }
+            DType::Q6_K => {
+                type $S = Q6K;
                 $then
             }
             _ => $otherwise,
@@ -122,8 +128,18 @@ impl InterleavedMatrix {
     }
 
     /// Its rows as they were stored: what [`BlockMatrix`] takes with [`Rounding::Blocks`].
-    pub fn stored(&self) -> Vec<u8> {
-        (0..self.n).flat_map(|i| self.row(i)).collect()
+    pub fn stored(&self, exec: &Exec) -> Vec<u8> {
+        let len = self.row_bytes();
+        let mut bytes = vec![0; self.n * len];
+        let shared = SharedSlice::new(&mut bytes);
+        exec.pool.for_ranges(self.n, ROWS, |rows| {
+            // SAFETY: ranges of rows don't overlap.
+            let bytes = unsafe { shared.range_mut(rows.start * len..rows.end * len) };
+            for (i, row) in rows.zip(bytes.chunks_exact_mut(len.max(1))) {
+                self.write_row(i, row);
+            }
+        });
+        bytes
     }
 
     /// Output features.
@@ -153,16 +169,21 @@ impl InterleavedMatrix {
             .decode(isa, 0, out);
     }
 
-    /// Row `i` as it was stored.
-    fn row(&self, i: usize) -> Vec<u8> {
-        assert!(i < self.n);
-        let mut row = vec![0; self.row_bytes()];
+    /// Writes row `i` as it was stored.
+    fn write_row(&self, i: usize, row: &mut [u8]) {
         with_span!(self.dtype, S => {
             let spans = self.tile::<S>(i / ROWS).iter();
             for (span, stored) in spans.zip(row.chunks_exact_mut(S::STORED)) {
                 span.write_row(i % ROWS, stored);
             }
         }, _ => unreachable!("{}", self.dtype));
+    }
+
+    /// Row `i` as it was stored. Panics if there is no such row.
+    fn row(&self, i: usize) -> Vec<u8> {
+        assert!(i < self.n);
+        let mut row = vec![0; self.row_bytes()];
+        self.write_row(i, &mut row);
         row
     }
 
@@ -271,7 +292,7 @@ mod tests {
     fn rows_come_back_as_they_were() {
         let mut random = Random::new(5);
         let shapes = [(16, 256), (1, 512), (37, 768), (0, 256), (3, 0)];
-        let types = [DType::PQ2_0, DType::Q4_K];
+        let types = [DType::PQ2_0, DType::Q4_K, DType::Q6_K];
         for (dtype, (n, k)) in types
             .into_iter()
             .flat_map(|t| shapes.map(|shape| (t, shape)))
@@ -281,7 +302,7 @@ mod tests {
             let w = BlockMatrix::new(dtype, n, k, Rounding::Blocks, &bytes).unwrap();
             for exec in exec_matrix() {
                 let interleaved = InterleavedMatrix::on_any_level(&exec, &w).unwrap();
-                assert_eq!(interleaved.stored(), bytes, "{dtype} [{n}, {k}]");
+                assert_eq!(interleaved.stored(&exec), bytes, "{dtype} [{n}, {k}]");
                 for i in 0..n {
                     let (mut expected, mut got) = (vec![0.0; k], vec![0.0; k]);
                     w.decode(exec.isa, i, &mut expected);
@@ -311,7 +332,7 @@ mod tests {
     fn any_rows_are_those_of_the_whole_product() {
         let mut random = Random::new(7);
         let (n, k) = (37, 512);
-        for dtype in [DType::PQ2_0, DType::Q4_K] {
+        for dtype in [DType::PQ2_0, DType::Q4_K, DType::Q6_K] {
             let len = n * k / dtype.block_len() * dtype.block_bytes();
             let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
             let w = BlockMatrix::new(dtype, n, k, Rounding::Blocks, &bytes).unwrap();

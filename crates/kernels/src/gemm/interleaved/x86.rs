@@ -6,6 +6,7 @@ use super::super::activations::SUM_LEN;
 use super::super::prefetch;
 use super::crumbs::{self, Crumbs};
 use super::q4_k::{self, Q4K};
+use super::q6_k::{self, Q6K};
 use super::{QuantizedRow, ROWS, SPAN};
 
 /// Bytes from those that are multiplied to those that are prefetched.
@@ -169,4 +170,56 @@ fn offsets(mins: [__m512i; 2], sums: &[i16; SPAN / SUM_LEN]) -> __m512i {
         _mm512_dpbusd_epi32(first, mins[1], _mm512_set1_epi32((sums >> 32) as i32))
     };
     _mm512_add_epi32(dots(low), _mm512_slli_epi32::<7>(dots(high)))
+}
+
+/// The kernel of [`Q6K`].
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q6_k(tile: &[Q6K], x: QuantizedRow<'_>) -> [f32; ROWS] {
+    use q6_k::SUB;
+    let (low, high) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
+    let of_spans = x.q.as_chunks::<SPAN>().0.iter().zip(x.scales);
+    let of_spans = of_spans.zip(x.sums.as_chunks::<{ SPAN / SUM_LEN }>().0);
+    assert!(of_spans.len() >= tile.len());
+    let mut acc = _mm512_setzero_ps();
+    for (span, ((q, step), sums)) in tile.iter().zip(of_spans) {
+        prefetch_after(span);
+        let mut products = _mm512_setzero_si512();
+        let lows = span.low.as_chunks::<2>().0.iter();
+        let subs = lows.zip(&span.high).zip(&span.scales);
+        let activations = q.as_chunks::<SUB>().0.iter().zip(sums);
+        for ((([first, second], upper), scales), (q, sum)) in subs.zip(activations) {
+            // SAFETY: words of sixteen rows fill a register, their scales a quarter, and sixteen activations are there.
+            unsafe {
+                let first = _mm512_loadu_si512(first.as_ptr().cast());
+                let second = _mm512_loadu_si512(second.as_ptr().cast());
+                let upper = _mm512_loadu_si512(upper.as_ptr().cast());
+                let join = |lower, upper| {
+                    let upper = _mm512_and_si512(upper, high);
+                    _mm512_or_si512(_mm512_and_si512(lower, low), upper)
+                };
+                let q = |s: usize| quad(q.as_ptr().add(4 * s));
+                // Codes are too large by 32: sums begin with what is too much.
+                let even = _mm512_set1_epi32(-32 * i32::from(*sum));
+                let odd = _mm512_setzero_si512();
+                let codes = join(first, _mm512_slli_epi16::<4>(upper));
+                let even = _mm512_dpbusd_epi32(even, codes, q(0));
+                let codes = join(_mm512_srli_epi16::<4>(first), _mm512_slli_epi16::<2>(upper));
+                let odd = _mm512_dpbusd_epi32(odd, codes, q(1));
+                let even = _mm512_dpbusd_epi32(even, join(second, upper), q(2));
+                let codes = join(
+                    _mm512_srli_epi16::<4>(second),
+                    _mm512_srli_epi16::<2>(upper),
+                );
+                let odd = _mm512_dpbusd_epi32(odd, codes, q(3));
+                let scales = _mm512_cvtepi8_epi32(_mm_loadu_si128(scales.as_ptr().cast()));
+                let sums = _mm512_mullo_epi32(_mm512_add_epi32(even, odd), scales);
+                products = _mm512_add_epi32(products, sums);
+            }
+        }
+        // SAFETY: scales of sixteen rows fill half a register.
+        let d = unsafe { _mm512_cvtph_ps(_mm256_load_si256(span.d.as_ptr().cast())) };
+        let d = _mm512_mul_ps(d, _mm512_set1_ps(*step));
+        acc = _mm512_add_ps(acc, _mm512_mul_ps(_mm512_cvtepi32_ps(products), d));
+    }
+    lanes(acc)
 }
