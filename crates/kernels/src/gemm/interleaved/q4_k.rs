@@ -73,8 +73,10 @@ unsafe impl Span for Q4K {
     }
 }
 
-/// The low bits of four bytes.
+/// The low four bits of four bytes, the low six, and the upper two of those.
 const LOW: u32 = 0x0f0f_0f0f;
+const SIX: u32 = 0x3f3f_3f3f;
+const UPPER: u32 = 0x3030_3030;
 
 multiversion! {
     fn interleave(rows: &[&[u8]; ROWS], span: &mut Q4K) {
@@ -107,17 +109,6 @@ multiversion! {
     }
 }
 
-/// The scales and the minimums of columns 0 to 127 and of the others, a byte for each 32.
-#[inline(always)]
-fn unpack_scales(packed: [u32; 3]) -> [[u32; 2]; 2] {
-    let [a, b, c] = packed;
-    let (six, four, two) = (0x3f3f_3f3f, LOW, 0x3030_3030);
-    [
-        [a & six, c & four | a >> 2 & two],
-        [b & six, c >> 4 & four | b >> 2 & two],
-    ]
-}
-
 multiversion! {
     fn unpack(span: &Q4K, panel: &mut Panel) {
         for (word, quads) in span.codes.iter().zip(panel.codes.as_chunks_mut::<2>().0) {
@@ -127,14 +118,26 @@ multiversion! {
                 *high = (word >> 4 & LOW).to_le_bytes();
             }
         }
+        // A register at a time: first four scales and four minimums of each row, then each of them.
+        let (mut scales, mut mins) = ([[0; ROWS]; 2], [[0; ROWS]; 2]);
         for r in 0..ROWS {
-            let [scales, mins] = unpack_scales(span.packed.map(|packed| packed[r]));
-            for sub in 0..SPAN / SUB {
-                let of_sub = |x: [u32; 2]| x[sub / 4] >> (8 * (sub % 4)) & 0xff;
-                let scale = of_sub(scales) as i32;
-                panel.scales[2 * sub][r] = scale;
-                panel.scales[2 * sub + 1][r] = scale;
-                panel.offsets[sub][r] = [of_sub(mins) as i16; 2];
+            let [a, b, c] = [span.packed[0][r], span.packed[1][r], span.packed[2][r]];
+            scales[0][r] = a & SIX;
+            scales[1][r] = c & LOW | a >> 2 & UPPER;
+            mins[0][r] = b & SIX;
+            mins[1][r] = c >> 4 & LOW | b >> 2 & UPPER;
+        }
+        let subs = panel.scales.as_chunks_mut::<2>().0.iter_mut();
+        for (sub, (halves, offsets)) in subs.zip(&mut panel.offsets).enumerate() {
+            let shift = 8 * (sub % 4);
+            for half in halves {
+                for (to, scales) in half.iter_mut().zip(&scales[sub / 4]) {
+                    *to = (scales >> shift & 0xff) as i32;
+                }
+            }
+            for (to, mins) in offsets.iter_mut().zip(&mins[sub / 4]) {
+                let min = (mins >> shift & 0xff) as i16;
+                *to = [min, min];
             }
         }
         for (d, scale) in panel.d[0].iter_mut().zip(&span.scales[0]) {

@@ -139,12 +139,14 @@ multiversion! {
     fn unpack(span: &Q6K, panel: &mut Panel) {
         let pairs = span.low.as_chunks::<2>().0.iter().zip(&span.high);
         for ((lows, high), quads) in pairs.zip(panel.codes.as_chunks_mut::<4>().0) {
-            for (s, quads) in quads.iter_mut().enumerate() {
-                for ((quad, low), high) in quads.iter_mut().zip(&lows[s / 2]).zip(high) {
-                    let low = low >> (s % 2 * 4) & NIBBLES;
-                    let high = high >> (2 * s) & CRUMBS;
-                    *quad = (low | high << 4).to_le_bytes();
-                }
+            let [first, second, third, fourth] = quads;
+            let [low, next] = lows;
+            for r in 0..ROWS {
+                let (low, next, high) = (low[r], next[r], high[r]);
+                first[r] = (low & NIBBLES | (high & CRUMBS) << 4).to_le_bytes();
+                second[r] = (low >> 4 & NIBBLES | (high >> 2 & CRUMBS) << 4).to_le_bytes();
+                third[r] = (next & NIBBLES | (high >> 4 & CRUMBS) << 4).to_le_bytes();
+                fourth[r] = (next >> 4 & NIBBLES | (high >> 6 & CRUMBS) << 4).to_le_bytes();
             }
         }
         for (to, scales) in panel.scales.iter_mut().zip(&span.scales) {
@@ -152,9 +154,10 @@ multiversion! {
                 *to = i32::from(*scale);
             }
         }
-        for (to, scales) in panel.offsets.iter_mut().zip(span.scales.as_chunks::<2>().0) {
-            for (r, to) in to.iter_mut().enumerate() {
-                *to = scales.map(|scales| i16::from(scales[r]));
+        let pairs = span.scales.as_chunks::<2>().0.iter();
+        for (offsets, [first, second]) in panel.offsets.iter_mut().zip(pairs) {
+            for ((to, first), second) in offsets.iter_mut().zip(first).zip(second) {
+                *to = [i16::from(*first), i16::from(*second)];
             }
         }
         for (to, d) in panel.d[0].iter_mut().zip(&span.d) {
