@@ -95,13 +95,18 @@ fn transposed(codes: u32) -> u32 {
     swap(swap(codes, 0x0000_f0f0, 12), 0x00cc_00cc, 6)
 }
 
+/// The first codes of four bytes.
+const CODES: u32 = 0x0303_0303;
+
 multiversion! {
     fn unpack(span: &Crumbs, panel: &mut Panel) {
         for (word, quads) in span.codes.iter().zip(panel.codes.as_chunks_mut::<4>().0) {
-            for (s, quads) in quads.iter_mut().enumerate() {
-                for (quad, word) in quads.iter_mut().zip(word) {
-                    *quad = (word >> (2 * s) & 0x0303_0303).to_le_bytes();
-                }
+            let [first, second, third, fourth] = quads;
+            for r in 0..ROWS {
+                first[r] = (word[r] & CODES).to_le_bytes();
+                second[r] = (word[r] >> 2 & CODES).to_le_bytes();
+                third[r] = (word[r] >> 4 & CODES).to_le_bytes();
+                fourth[r] = (word[r] >> 6 & CODES).to_le_bytes();
             }
         }
         for (g, d) in panel.d.iter_mut().enumerate() {

@@ -61,7 +61,12 @@ unsafe impl Span for Q4K {
     }
 
     fn unpack(&self, isa: Isa, panel: &mut Panel) {
-        unpack(isa, self, panel);
+        match isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: these levels exist only where their instructions were seen.
+            Level::Avx512 | Level::Amx => unsafe { x86::unpack_q4_k(self, panel) },
+            _ => unpack(isa, self, panel),
+        }
     }
 
     fn kernel(isa: Isa) -> Option<Kernel<Q4K>> {
@@ -113,9 +118,9 @@ multiversion! {
     fn unpack(span: &Q4K, panel: &mut Panel) {
         for (word, quads) in span.codes.iter().zip(panel.codes.as_chunks_mut::<2>().0) {
             let [low, high] = quads;
-            for ((low, high), word) in low.iter_mut().zip(high).zip(word) {
-                *low = (word & LOW).to_le_bytes();
-                *high = (word >> 4 & LOW).to_le_bytes();
+            for r in 0..ROWS {
+                low[r] = (word[r] & LOW).to_le_bytes();
+                high[r] = (word[r] >> 4 & LOW).to_le_bytes();
             }
         }
         // A register at a time: first four scales and four minimums of each row, then each of them.

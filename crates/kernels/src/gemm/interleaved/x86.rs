@@ -7,7 +7,7 @@ use super::super::prefetch;
 use super::crumbs::{self, Crumbs};
 use super::q4_k::{self, Q4K};
 use super::q6_k::{self, Q6K};
-use super::{QuantizedRow, ROWS, SPAN};
+use super::{Panel, QuantizedRow, ROWS, SPAN};
 
 /// Bytes from those that are multiplied to those that are prefetched.
 const AHEAD: usize = 8 << 10;
@@ -92,27 +92,7 @@ pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
     let mut acc = _mm512_setzero_ps();
     for (span, ((q, step), sums)) in tile.iter().zip(of_spans) {
         prefetch_after(span);
-        // SAFETY: three times sixteen rows.
-        let [a, b, c] = span
-            .packed
-            .each_ref()
-            .map(|packed| unsafe { _mm512_load_si512(packed.as_ptr().cast()) });
-        let six = _mm512_set1_epi8(0x3f);
-        let two = _mm512_set1_epi8(0x30);
-        let scales = [
-            _mm512_and_si512(a, six),
-            _mm512_or_si512(
-                _mm512_and_si512(c, low),
-                _mm512_and_si512(_mm512_srli_epi32::<2>(a), two),
-            ),
-        ];
-        let mins = [
-            _mm512_and_si512(b, six),
-            _mm512_or_si512(
-                _mm512_and_si512(_mm512_srli_epi32::<4>(c), low),
-                _mm512_and_si512(_mm512_srli_epi32::<2>(b), two),
-            ),
-        ];
+        let [scales, mins] = scales_and_minimums(span);
         let mut products = _mm512_setzero_si512();
         for sub in 0..SPAN / SUB {
             let (mut even, mut odd) = (_mm512_setzero_si512(), _mm512_setzero_si512());
@@ -129,11 +109,7 @@ pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
                 }
             }
             let sums = _mm512_add_epi32(even, _mm512_srai_epi32::<4>(odd));
-            let shift = _mm_cvtsi32_si128(8 * (sub as i32 % 4));
-            let scale = _mm512_and_si512(
-                _mm512_srl_epi32(scales[sub / 4], shift),
-                _mm512_set1_epi32(0xff),
-            );
+            let scale = byte(scales[sub / 4], sub % 4);
             products = _mm512_add_epi32(products, _mm512_mullo_epi32(sums, scale));
         }
         let offsets = offsets(mins, sums);
@@ -148,6 +124,72 @@ pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
         acc = _mm512_add_ps(acc, _mm512_sub_ps(products, offsets));
     }
     lanes(acc)
+}
+
+/// The scales, and the minimums, of the first 128 columns and of the others: four in each lane.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn scales_and_minimums(span: &Q4K) -> [[__m512i; 2]; 2] {
+    let [a, b, c] = &span.packed;
+    // SAFETY: sixteen rows fill a register.
+    let [a, b, c] = unsafe {
+        [
+            _mm512_load_si512(a.as_ptr().cast()),
+            _mm512_load_si512(b.as_ptr().cast()),
+            _mm512_load_si512(c.as_ptr().cast()),
+        ]
+    };
+    let (four, six, upper) = (
+        _mm512_set1_epi8(0x0f),
+        _mm512_set1_epi8(0x3f),
+        _mm512_set1_epi8(0x30),
+    );
+    let join = |low, high| {
+        let high = _mm512_and_si512(_mm512_srli_epi32::<2>(high), upper);
+        _mm512_or_si512(_mm512_and_si512(low, four), high)
+    };
+    [
+        [_mm512_and_si512(a, six), join(c, a)],
+        [_mm512_and_si512(b, six), join(_mm512_srli_epi32::<4>(c), b)],
+    ]
+}
+
+/// Byte `i` of each lane.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn byte(lanes: __m512i, i: usize) -> __m512i {
+    let shift = _mm_cvtsi32_si128(8 * i as i32);
+    _mm512_and_si512(_mm512_srl_epi32(lanes, shift), _mm512_set1_epi32(0xff))
+}
+
+/// Writes a span into a panel.
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn unpack_q4_k(span: &Q4K, panel: &mut Panel) {
+    let four = _mm512_set1_epi8(0x0f);
+    let [scales, mins] = scales_and_minimums(span);
+    // SAFETY: what is read and written has sixteen lanes, and a panel is aligned to them.
+    unsafe {
+        for (word, quads) in span.codes.iter().zip(panel.codes.as_chunks_mut::<2>().0) {
+            let codes = _mm512_load_si512(word.as_ptr().cast());
+            let high = _mm512_srli_epi16::<4>(codes);
+            _mm512_store_si512(quads[0].as_mut_ptr().cast(), _mm512_and_si512(codes, four));
+            _mm512_store_si512(quads[1].as_mut_ptr().cast(), _mm512_and_si512(high, four));
+        }
+        let subs = panel.scales.as_chunks_mut::<2>().0.iter_mut();
+        for (sub, (halves, offsets)) in subs.zip(&mut panel.offsets).enumerate() {
+            let scale = byte(scales[sub / 4], sub % 4);
+            for half in halves {
+                _mm512_store_si512(half.as_mut_ptr().cast(), scale);
+            }
+            let min = byte(mins[sub / 4], sub % 4);
+            let pair = _mm512_or_si512(min, _mm512_slli_epi32::<16>(min));
+            _mm512_store_si512(offsets.as_mut_ptr().cast(), pair);
+        }
+        let [d, dmin] = &span.scales;
+        let float = |of: &[u16; ROWS]| _mm512_cvtph_ps(_mm256_load_si256(of.as_ptr().cast()));
+        _mm512_store_ps(panel.d[0].as_mut_ptr(), float(d));
+        _mm512_store_ps(panel.dmin.as_mut_ptr(), float(dmin));
+    }
 }
 
 /// `Σ_s min_s · Σ_j q_j`, of minimums of 32 columns each, of which a register has four in each lane.
