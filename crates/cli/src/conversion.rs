@@ -1,12 +1,16 @@
-//! Progress and warnings of conversions on a terminal.
+//! Progress and warnings of conversions on a terminal, and folders for what is converted on its way elsewhere.
 
 use std::cell::RefCell;
 use std::fmt;
+use std::fs::{self, File, TryLockError};
+use std::path::PathBuf;
 
+use anyhow::{Context, Result};
 use sterna_convert::{Event, Warning};
+use sterna_delivery::hash::{Algorithm, digest_of};
 
 use crate::progress::Progress;
-use crate::{model, output};
+use crate::{folders, model, output};
 
 /// Shows the progress of a conversion, and prints its warnings.
 pub(crate) fn notify() -> impl Fn(Event) {
@@ -45,5 +49,51 @@ fn say(warning: &Warning) {
             "{warning}; --arch qwen3 leaves the weights as they are"
         )),
         warning => say(format_args!("{warning}")),
+    }
+}
+
+/// Where the package of one model is made, by one process at a time.
+pub(crate) struct Staging {
+    pub(crate) folder: PathBuf,
+    /// Unlocked when it is closed.
+    _lock: File,
+}
+
+impl Staging {
+    /// That of the model at `origin`; waits while another process is at it.
+    pub(crate) fn lock(origin: &str) -> Result<Staging> {
+        let parent = folders::data()?.with_file_name("converting");
+        fs::create_dir_all(&parent)
+            .with_context(|| format!("{}: cannot create", parent.display()))?;
+        let folder = parent.join(digest_of(Algorithm::Sha256, origin.as_bytes()).to_string());
+        let path = folder.with_extension("lock");
+        let cannot_lock = || format!("{}: cannot lock", path.display());
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .with_context(cannot_lock)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                output::note("waiting for another process that converts this model");
+                lock.lock().with_context(cannot_lock)?;
+            }
+            Err(TryLockError::Error(error)) => return Err(error).with_context(cannot_lock),
+        }
+        Ok(Staging {
+            folder,
+            _lock: lock,
+        })
+    }
+
+    /// Removes the folder, if it is there.
+    pub(crate) fn clear(&self) -> Result<()> {
+        if !self.folder.exists() {
+            return Ok(());
+        }
+        fs::remove_dir_all(&self.folder)
+            .with_context(|| format!("{}: cannot remove", self.folder.display()))
     }
 }

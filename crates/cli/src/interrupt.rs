@@ -21,6 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 static ANSWERING: AtomicBool = AtomicBool::new(false);
 static ASKED: AtomicBool = AtomicBool::new(false);
 static N_TRANSFERS: AtomicUsize = AtomicUsize::new(0);
+static N_PUSHES: AtomicUsize = AtomicUsize::new(0);
 static CANCEL: LazyLock<Cancel> = LazyLock::new(Cancel::new);
 
 /// Takes over Ctrl-C for the rest of the program.
@@ -44,6 +45,10 @@ fn handle() {
         );
         CANCEL.cancel();
         thread::sleep(PATIENCE);
+    } else if N_PUSHES.load(Ordering::SeqCst) > 0 {
+        output::note("\ninterrupted; what was sent stays there: the same command sends the rest");
+        CANCEL.cancel();
+        thread::sleep(PATIENCE);
     }
     process::exit(EXIT_CODE.into());
 }
@@ -53,14 +58,25 @@ pub(crate) fn is_ending() -> bool {
     CANCEL.is_cancelled()
 }
 
-/// While this lives, Ctrl-C cancels what is being fetched, so that it can be resumed, and ends the program.
-pub(crate) struct Transfer(());
+/// While this lives, Ctrl-C cancels what is being fetched or sent, so that it can be resumed, and ends the program.
+pub(crate) struct Transfer(&'static AtomicUsize);
 
 impl Transfer {
+    /// Of what is fetched.
     pub(crate) fn begin() -> Result<Transfer> {
+        Transfer::counted(&N_TRANSFERS)
+    }
+
+    /// Of what is sent.
+    #[cfg(feature = "stores")]
+    pub(crate) fn begin_push() -> Result<Transfer> {
+        Transfer::counted(&N_PUSHES)
+    }
+
+    fn counted(counter: &'static AtomicUsize) -> Result<Transfer> {
         install()?;
-        N_TRANSFERS.fetch_add(1, Ordering::SeqCst);
-        Ok(Transfer(()))
+        counter.fetch_add(1, Ordering::SeqCst);
+        Ok(Transfer(counter))
     }
 
     /// What cancels it.
@@ -71,7 +87,7 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        N_TRANSFERS.fetch_sub(1, Ordering::SeqCst);
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

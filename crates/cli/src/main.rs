@@ -71,6 +71,8 @@ enum Verb {
     Convert(verbs::convert::Convert),
     Verify(verbs::verify::Verify),
     Pull(verbs::pull::PullVerb),
+    #[cfg(feature = "stores")]
+    Push(verbs::push::Push),
     List(verbs::pull::List),
     Remove(verbs::pull::Remove),
     Cp(verbs::cp::Cp),
@@ -122,6 +124,8 @@ impl Verb {
             Verb::Convert(verb) => verb.run(),
             Verb::Verify(verb) => verb.run(),
             Verb::Pull(verb) => verb.run(),
+            #[cfg(feature = "stores")]
+            Verb::Push(verb) => verb.run(),
             Verb::List(verb) => verb.run(),
             Verb::Remove(verb) => verb.run(),
             Verb::Cp(verb) => verb.run(),

@@ -14,6 +14,10 @@
 //! # }
 //! ```
 
+#[cfg(all(feature = "stores", not(target_family = "wasm")))]
+mod artifact;
+#[cfg(all(feature = "stores", not(target_family = "wasm")))]
+mod blocking;
 #[cfg(not(target_family = "wasm"))]
 mod durable;
 pub mod fetch;
@@ -27,6 +31,8 @@ pub mod package;
 mod positioned;
 #[cfg(all(feature = "http", not(target_family = "wasm")))]
 pub mod pull;
+#[cfg(all(feature = "stores", not(target_family = "wasm")))]
+pub mod push;
 pub mod sign;
 pub mod source;
 #[cfg(not(target_family = "wasm"))]

@@ -1,6 +1,6 @@
 //! Packages made of other models, kept in the store for the next time.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,10 +15,10 @@ use sterna_format::rdrr::MANIFEST_FILE;
 use sterna_kernels::Exec;
 
 use crate::args::isa;
-use crate::conversion::notify;
+use crate::conversion::{Staging, notify};
 use crate::model::PackagePlace;
 use crate::pull::CONVERTED;
-use crate::{folders, machine, model, output, pull};
+use crate::{machine, model, output, pull};
 
 /// The name of the built-in model.
 const TALES: &str = "tiny-tales";
@@ -146,51 +146,6 @@ fn made_before(store: &Store, source: &str, wanted: Option<&str>) -> Result<Opti
         }
     }
     Ok(None)
-}
-
-/// Where the package of one model is made, by one process at a time.
-struct Staging {
-    folder: PathBuf,
-    /// Unlocked when it is closed.
-    _lock: File,
-}
-
-impl Staging {
-    /// That of the model at `origin`; waits while another process is at it.
-    fn lock(origin: &str) -> Result<Staging> {
-        let parent = folders::data()?.with_file_name("converting");
-        fs::create_dir_all(&parent)
-            .with_context(|| format!("{}: cannot create", parent.display()))?;
-        let folder = parent.join(digest_of(Algorithm::Sha256, origin.as_bytes()).to_string());
-        let path = folder.with_extension("lock");
-        let cannot_lock = || format!("{}: cannot lock", path.display());
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .with_context(cannot_lock)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                output::note("waiting for another process that converts this model");
-                lock.lock().with_context(cannot_lock)?;
-            }
-            Err(TryLockError::Error(error)) => return Err(error).with_context(cannot_lock),
-        }
-        Ok(Staging {
-            folder,
-            _lock: lock,
-        })
-    }
-
-    fn clear(&self) -> Result<()> {
-        if !self.folder.exists() {
-            return Ok(());
-        }
-        fs::remove_dir_all(&self.folder)
-            .with_context(|| format!("{}: cannot remove", self.folder.display()))
-    }
 }
 
 /// Something that changes when the files of the built-in model do.

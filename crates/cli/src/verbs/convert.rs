@@ -14,16 +14,22 @@ use sterna_convert::{
     to_gguf, to_package,
 };
 use sterna_delivery::hash::Algorithm;
+#[cfg(feature = "stores")]
+use sterna_delivery::push::{self, PackageFiles};
 use sterna_engine::plan::PlanOptions;
 use sterna_format::I2sLayout;
 use sterna_format::rdrr::RuntimeOptimizations;
 use sterna_kernels::Exec;
 
 use crate::args::{i2s_layout, isa, thread_count};
+#[cfg(feature = "stores")]
+use crate::conversion::Staging;
 use crate::conversion::notify;
 use crate::device::kernel_hints::read_hints;
 use crate::output::{self, Bytes};
 use crate::size::n_bytes;
+#[cfg(feature = "stores")]
+use crate::verbs;
 use crate::{machine, model};
 
 /// Make an RDRR package or a GGUF file from a model
@@ -34,14 +40,15 @@ use crate::{machine, model};
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  sterna convert Llama-3.2-1B/ llama-rdrr --quantize q4_k_m --embeddings f16\n  \
-                  sterna convert llama-rdrr llama.gguf"
+                  sterna convert llama-rdrr llama.gguf\n  \
+                  sterna convert llama.gguf s3://models/llama"
 )]
 pub(crate) struct Convert {
     /// GGUF file (or the first of a split set), Hugging Face folder, package, or PEFT folder of an adapter
     #[arg(value_name = "MODEL")]
     model: String,
 
-    /// Folder or GGUF file to write; must not exist
+    /// Folder or GGUF file to write, which must not exist; or where to push the package to, as `sterna push` says
     #[arg(value_name = "OUT")]
     out: PathBuf,
 
@@ -220,9 +227,89 @@ fn shard_size(text: &str) -> Result<NonZero<u64>, String> {
         .ok_or_else(|| format!("expected a multiple of {MIN_SHARD} bytes, such as 64MiB"))
 }
 
+/// Where a package goes.
+enum Output {
+    /// To a folder, or a file.
+    Path(PathBuf),
+    /// To a registry or an object store, by way of a folder.
+    #[cfg(feature = "stores")]
+    Target { address: String, staging: Staging },
+}
+
+impl Output {
+    fn of(out: &Path, to: To) -> Result<Output> {
+        let Some(address) = out.to_str().filter(|out| model::is_address(out)) else {
+            return Ok(Output::Path(out.to_owned()));
+        };
+        #[cfg(feature = "stores")]
+        {
+            push::check_target(address)?;
+            if to == To::Gguf {
+                bail!("{address}: expected a package to push, found --to gguf");
+            }
+            let staging = Staging::lock(&format!("push:{address}"))?;
+            // Of a push that was interrupted. The same bytes are made again, and those that were sent aren't again.
+            staging.clear()?;
+            let address = address.to_owned();
+            Ok(Output::Target { address, staging })
+        }
+        #[cfg(not(feature = "stores"))]
+        {
+            let _ = to;
+            bail!("{address}: expected a folder or a file, found an address");
+        }
+    }
+
+    /// The folder or the file that is written.
+    fn path(&self) -> &Path {
+        match self {
+            Output::Path(path) => path,
+            #[cfg(feature = "stores")]
+            Output::Target { staging, .. } => &staging.folder,
+        }
+    }
+
+    /// Brings the package to where it goes, and prints the result.
+    fn finish(self, summary: &PackageSummary, as_json: bool) -> Result<()> {
+        match self {
+            Output::Path(_) => say(summary, as_json),
+            #[cfg(feature = "stores")]
+            Output::Target { address, staging } => {
+                let files = PackageFiles::folder(&staging.folder);
+                let pushed = verbs::push::push(&files, &address, PARALLEL_FILES)?;
+                staging.clear()?;
+                if as_json {
+                    let summary = PackageSummary {
+                        package: address.into(),
+                        ..summary.clone()
+                    };
+                    let pushed = verbs::push::Report::of(&pushed);
+                    return output::json(&Converted { summary, pushed });
+                }
+                describe(summary);
+                output::line(verbs::push::in_words(&pushed))
+            }
+        }
+    }
+}
+
+/// Files that are sent at a time.
+#[cfg(feature = "stores")]
+const PARALLEL_FILES: NonZero<u8> = NonZero::new(4).expect("it isn't zero");
+
+/// A package that was made and pushed, for programs.
+#[cfg(feature = "stores")]
+#[derive(serde::Serialize)]
+struct Converted {
+    #[serde(flatten)]
+    summary: PackageSummary,
+    pushed: verbs::push::Report,
+}
+
 impl Convert {
     pub(crate) fn run(self) -> Result<()> {
         let to = self.to.unwrap_or_else(|| To::of(&self.out));
+        let out = Output::of(&self.out, to)?;
         let folder = Path::new(&self.model);
         if folder.join(ADAPTER_CONFIG).exists() {
             if to == To::Gguf {
@@ -237,8 +324,8 @@ impl Convert {
                 detail: self.manifest.detail(),
                 statements: self.manifest.statements()?,
             };
-            let summary = adapter_to_package(&adapter, &self.model, &self.out, &options)?;
-            return say(&summary, self.json);
+            let summary = adapter_to_package(&adapter, &self.model, out.path(), &options)?;
+            return out.finish(&summary, self.json);
         }
         let files = model::open(&self.model)?;
         let n_threads = self
@@ -266,8 +353,8 @@ impl Convert {
                     n_verify_threads: machine::default_threads(),
                     hash_on_threads: true,
                 };
-                let summary = to_package(&files, &self.out, &options, exec, &notify())?;
-                say(&summary, self.json)
+                let summary = to_package(&files, out.path(), &options, exec, &notify())?;
+                out.finish(&summary, self.json)
             }
             To::Gguf => {
                 if let Some(flag) = self.manifest.given() {
@@ -303,6 +390,12 @@ fn say(summary: &PackageSummary, as_json: bool) -> Result<()> {
     if as_json {
         return output::json(summary);
     }
+    describe(summary);
+    output::line(summary.package.display())
+}
+
+/// Says what a package has.
+fn describe(summary: &PackageSummary) {
     let resumed = match summary.n_resumed {
         0 => String::new(),
         n => format!(", {n} of them from an interrupted run"),
@@ -314,7 +407,6 @@ fn say(summary: &PackageSummary, as_json: bool) -> Result<()> {
         Bytes(summary.total_size),
         output::counted(summary.n_shards, "shard"),
     ));
-    output::line(summary.package.display())
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ pub(crate) mod logits;
 pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
+#[cfg(feature = "stores")]
+pub(crate) mod push;
 pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod sign;

@@ -57,6 +57,12 @@ pub enum Fault {
         /// The system's message.
         message: String,
     },
+    /// What the source says of its files contradicts itself, or can't be read.
+    #[error("{message}")]
+    Invalid {
+        /// What is wrong with it.
+        message: String,
+    },
     /// The source doesn't support ranges.
     #[error("it doesn't serve parts of files")]
     NoRanges,
@@ -172,6 +178,7 @@ impl Fault {
             | Self::NotData { .. }
             | Self::Encoded { .. }
             | Self::Redirect { .. }
+            | Self::Invalid { .. }
             | Self::WrongBlock { .. }
             | Self::WrongBytes(_) => Verdict::Drop,
         }

@@ -4,6 +4,10 @@ use std::{fmt, io};
 
 use sterna_format::rdrr::MANIFEST_FILE;
 
+#[cfg(feature = "object-store")]
+use crate::source::BucketError;
+#[cfg(feature = "oci")]
+use crate::source::RegistryError;
 use crate::{
     fetch::{Failure, Fault, FetchError},
     hash::Mismatch,
@@ -131,6 +135,14 @@ pub enum PullError {
     /// An invalid address.
     #[error(transparent)]
     Url(#[from] UrlError),
+    /// An object store that can't be used.
+    #[cfg(feature = "object-store")]
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
+    /// A registry that can't be used.
+    #[cfg(feature = "oci")]
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
     /// A part of a split set of GGUF files that isn't the first.
     #[error(transparent)]
     Gguf(#[from] sterna_format::gguf::GgufError),

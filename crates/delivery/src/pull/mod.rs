@@ -31,6 +31,8 @@ use std::path::Path;
 
 use sterna_format::rdrr::{MANIFEST_FILE, Package};
 
+#[cfg(feature = "stores")]
+use crate::artifact::LAYOUT_FILE;
 use crate::fetch::{
     self, Cancel, Fault, FetchError, Limits, Progress, Report, fetch_from, fetch_small, read_small,
 };
@@ -39,7 +41,13 @@ use crate::package::{
     CONFIG_FILE, Contents, HashedFile, MAX_FILE_BYTES, Offer, PackageError, check_signature,
 };
 use crate::sign::{SIGNATURE_FILE, TrustList};
+#[cfg(feature = "stores")]
+use crate::source::artifact::{ArtifactSource, Layout};
+#[cfg(feature = "object-store")]
+use crate::source::bucket::{Bucket, BucketSource, is_bucket_address};
 use crate::source::hugging_face::{Hub, Repository};
+#[cfg(feature = "oci")]
+use crate::source::registry::{Registry, RegistryAddress, RegistryBlobs, is_registry_address};
 use crate::source::{FolderSource, HttpOptions, HttpSource, Source, Url, percent_decoded};
 use crate::store::{Blob, Entry, Pull, Store, is_allowed, portable_name};
 
@@ -119,7 +127,7 @@ pub type Notify<'a> = dyn Fn(Event<'_>) + Sync + 'a;
 /// Fetches the model at `address`, and at the mirrors that `options` name, into `store`.
 ///
 /// The address is the URL of a package, of a Hugging Face repository or of a GGUF file (of a split set, the
-/// first), or a folder. A GGUF file has no digests: what is fetched is what the server sends, it is hashed here,
+/// first), a folder, or with the features for them a folder of an object store or a repository of a registry. A GGUF file has no digests: what is fetched is what the server sends, it is hashed here,
 /// and fetched again only if the server says that it has changed.
 ///
 /// Errors: [`PullError`].
@@ -594,6 +602,16 @@ fn meant(address: &str) -> Cow<'_, str> {
 
 fn source<'a>(address: &str, notify: &'a Notify<'a>) -> Result<Box<dyn Source + 'a>, PullError> {
     let address = &*meant(address);
+    #[cfg(feature = "object-store")]
+    if is_bucket_address(address) {
+        let source = ArtifactSource::new(Layout(BucketSource(Bucket::open(address)?)));
+        return Ok(Box::new(WarnOnce::new(source, notify)));
+    }
+    #[cfg(feature = "oci")]
+    if is_registry_address(address) {
+        let source = ArtifactSource::new(RegistryBlobs(Registry::open(address)?));
+        return Ok(Box::new(WarnOnce::new(source, notify)));
+    }
     if address.contains("://") {
         let url = Url::parse(address.trim_end_matches('/'))?;
         let source = HttpSource::new(url, HttpOptions::default());
@@ -605,11 +623,20 @@ fn source<'a>(address: &str, notify: &'a Notify<'a>) -> Result<Box<dyn Source + 
             address: address.to_owned(),
         });
     }
-    Ok(Box::new(FolderSource::new(address)))
+    let folder = FolderSource::new(address);
+    #[cfg(feature = "stores")]
+    if Path::new(address).join(LAYOUT_FILE).is_file() {
+        return Ok(Box::new(ArtifactSource::new(Layout(folder))));
+    }
+    Ok(Box::new(folder))
 }
 
 /// The default name of a model: the last part of its address.
 fn name_of(address: &str) -> Result<String, PullError> {
+    #[cfg(feature = "oci")]
+    if is_registry_address(address) {
+        return Ok(portable_name(&RegistryAddress::parse(address)?.stem()));
+    }
     let (is_url, path) = match address.split_once("://") {
         Some((_, rest)) => (true, rest),
         None => (false, address),
@@ -661,10 +688,18 @@ mod tests {
             ("https://example.org/big-00001-of-00003.gguf", "big"),
             ("https://example.org/a%20tiny.gguf", "a-tiny"),
             ("https://example.org/tiny.GGUF", "tiny"),
+            ("s3://bucket/models/tiny/", "tiny"),
         ] {
             assert_eq!(name_of(address).unwrap(), name, "{address}");
         }
         assert!(name_of("///").is_err());
+        #[cfg(feature = "oci")]
+        for (address, name) in [
+            ("oci://ghcr.io/me/tiny", "tiny"),
+            ("oci://localhost:5000/tiny:v2", "tiny-v2"),
+        ] {
+            assert_eq!(name_of(address).unwrap(), name, "{address}");
+        }
     }
 
     #[test]

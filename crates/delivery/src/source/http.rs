@@ -91,6 +91,18 @@ impl HttpSource {
 
     /// Requests `url`, which may be outside the folder.
     pub(super) fn get(&self, url: Url, range: Option<Range<u64>>) -> Result<Answer, Fault> {
+        let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        self.get_as(url, range, bearer.as_deref(), None)
+    }
+
+    /// The same with these headers `Authorization`, which is sent as a token is, and `Accept`.
+    pub(super) fn get_as(
+        &self,
+        url: Url,
+        range: Option<Range<u64>>,
+        authorization: Option<&str>,
+        accept: Option<&str>,
+    ) -> Result<Answer, Fault> {
         let agent = self
             .agent
             .lock()
@@ -103,8 +115,11 @@ impl HttpSource {
                 let last = range.end.saturating_sub(1);
                 request = request.header(header::RANGE, format!("bytes={}-{last}", range.start));
             }
-            if let Some(token) = self.token.as_ref().filter(|_| url.same_origin(&self.base)) {
-                request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            if let Some(authorization) = authorization.filter(|_| url.same_origin(&self.base)) {
+                request = request.header(header::AUTHORIZATION, authorization);
+            }
+            if let Some(accept) = accept {
+                request = request.header(header::ACCEPT, accept);
             }
             let response = request.call().map_err(fault)?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {

@@ -5,7 +5,10 @@ use std::{
     ops::Range,
 };
 
-use crate::fetch::{Fault, Head};
+use crate::{
+    fetch::{Fault, Head},
+    hash::Mismatch,
+};
 
 /// A source of blobs by name.
 pub trait Source: Send + Sync {
@@ -31,6 +34,10 @@ pub struct Answer {
 
 /// Classifies an error while reading a response's body.
 pub(crate) fn body_fault(error: &io::Error, received: u64, expected: u64) -> Fault {
+    let mismatch = error.get_ref().and_then(|error| error.downcast_ref());
+    if let Some(mismatch) = mismatch {
+        return Fault::WrongBytes(Mismatch::clone(mismatch));
+    }
     match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fault::Stalled,
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {

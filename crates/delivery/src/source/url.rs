@@ -89,6 +89,15 @@ impl Url {
         }
     }
 
+    /// The address of `path` below this folder, whose characters are those of addresses.
+    #[cfg(all(feature = "oci", not(target_family = "wasm")))]
+    pub(super) fn below_verbatim(&self, path: &str) -> Self {
+        Self {
+            path: format!("{}{path}", self.path),
+            ..self.clone()
+        }
+    }
+
     /// The folder that contains it, without the query; a folder, whose path ends in `/`, is its own.
     pub fn folder(&self) -> Self {
         let path = self.path();
@@ -140,6 +149,23 @@ impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}{}", self.scheme, self.authority, self.path)
     }
+}
+
+/// Whether an address is one of this machine.
+#[cfg(all(feature = "object-store", not(target_family = "wasm")))]
+pub(super) fn is_loopback(address: &str) -> bool {
+    Url::parse(address).is_ok_and(|url| is_loopback_host(&url.authority))
+}
+
+/// Whether a host, perhaps with a port, is this machine.
+#[cfg(all(feature = "stores", not(target_family = "wasm")))]
+pub(super) fn is_loopback_host(authority: &str) -> bool {
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(rest),
+        None => authority.split(':').next().unwrap_or(authority),
+    };
+    let address = host.parse::<std::net::IpAddr>();
+    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// A path with all reserved characters percent-encoded.
