@@ -15,8 +15,18 @@
 //! ```
 
 #[cfg(all(feature = "stores", not(target_family = "wasm")))]
+// Either of the two features that need it uses a part.
+#[cfg_attr(
+    not(all(feature = "oci", feature = "object-store")),
+    allow(dead_code, unused_imports)
+)]
 mod artifact;
 #[cfg(all(feature = "stores", not(target_family = "wasm")))]
+// Either of the two features that need it uses a part.
+#[cfg_attr(
+    not(all(feature = "oci", feature = "object-store")),
+    allow(dead_code, unused_imports)
+)]
 mod blocking;
 #[cfg(not(target_family = "wasm"))]
 mod durable;
