@@ -200,6 +200,11 @@ impl Sampler {
         &self.config
     }
 
+    /// Whether its random sequence is at its beginning, which the seed alone decides.
+    pub fn is_fresh(&self) -> bool {
+        self.rng == Xoshiro256PlusPlus::from_seed(self.config.seed)
+    }
+
     /// How many of the largest logits a choice depends on, with those that equal the least of them; `None` if
     /// on all. Others may be −∞ without changing a choice.
     pub fn top(&self) -> Option<usize> {
@@ -259,6 +264,14 @@ impl Sampler {
             }
         }
         self.choose()
+    }
+
+    /// `logits` with biases and penalties: a greedy choice is the largest of these.
+    pub fn adjusted(&mut self, logits: &[f32]) -> &[f32] {
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+        self.adjust();
+        &self.logits
     }
 
     /// Chooses a token for `self.logits`; `None` if there is none above −∞.
@@ -492,7 +505,7 @@ impl Window {
 
 /// The xoshiro256++ generator of Blackman and Vigna (<https://prng.di.unimi.it>), its state filled
 /// by SplitMix64 as they recommend.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Xoshiro256PlusPlus {
     state: [u64; 4],
 }

@@ -242,6 +242,16 @@ pub enum I2sLayout {
 impl I2sLayout {
     /// The names that files and command lines have for layouts.
     pub const NAMES: [&str; 3] = ["block128", "block64", "rows4"];
+
+    /// Its name among these, if it has one.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            I2sLayout::Block128 => Some("block128"),
+            I2sLayout::Block64 => Some("block64"),
+            I2sLayout::Rows4 => Some("rows4"),
+            I2sLayout::PaddedRows => None,
+        }
+    }
 }
 
 /// A name that isn't a layout of I2_S.
@@ -294,6 +304,7 @@ mod tests {
     #[test]
     fn layouts_by_name() {
         let layouts: [I2sLayout; 3] = I2sLayout::NAMES.map(|name| name.parse().unwrap());
+        assert_eq!(layouts.map(I2sLayout::name), I2sLayout::NAMES.map(Some));
         let named = [I2sLayout::Block128, I2sLayout::Block64, I2sLayout::Rows4];
         assert_eq!(layouts, named);
         assert_eq!(

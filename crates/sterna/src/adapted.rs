@@ -9,6 +9,7 @@ use sterna_format::DType;
 
 use crate::error::{Context, Result};
 use crate::model::{AdapterFiles, ModelFiles};
+use crate::receipt::AdapterId;
 use crate::warning::Warning;
 
 /// A model, and the adapters that its sessions begin with.
@@ -81,6 +82,17 @@ impl<B: Backend> Adapted<B> {
             hasher.update(form.as_bytes());
         }
         hasher.finish()
+    }
+
+    /// The adapters, as receipts name them.
+    pub(crate) fn adapter_ids(&self) -> impl Iterator<Item = AdapterId> + '_ {
+        let all = self.adapters.iter().zip(&self.forms);
+        all.map(|(active, (digest, scale, dtype))| AdapterId {
+            name: active.adapter.name().to_owned(),
+            blake3: (*digest).into(),
+            scale: *scale,
+            dtype: dtype.map(|dtype| dtype.name().to_owned()),
+        })
     }
 
     /// The model.

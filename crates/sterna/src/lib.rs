@@ -25,6 +25,7 @@
 //! | generate by hand: sans-IO, token by token | [`generate::Generator`] |
 //! | make vectors of texts | [`embedding::embed`] |
 //! | make answers match a schema | [`TextModel::constraint`] |
+//! | have an answer checked by others | [`receipt`] |
 //! | run many answers in shared steps | [`scheduler::Scheduler`] |
 //! | replace weights of a running model | [`ModelFiles::swap`] |
 //!
@@ -43,6 +44,7 @@ pub mod generate;
 mod model;
 #[cfg(all(feature = "native", not(target_family = "wasm")))]
 pub mod native;
+pub mod receipt;
 pub mod sampling;
 pub mod scheduler;
 pub mod sequence;

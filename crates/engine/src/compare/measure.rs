@@ -157,19 +157,24 @@ impl Work {
                 rounding: Rounding::Row,
                 ..
             } => Work::Ternary,
-            WeightData::Blocks { dtype, .. } => match dtype {
-                DType::F32 | DType::F64 => Work::Floats,
-                DType::F16 | DType::BF16 => Work::Halves,
-                DType::Q4_0
-                | DType::Q8_0
-                | DType::Q4_K
-                | DType::Q6_K
-                | DType::Q1_0
-                | DType::Q2_0
-                | DType::Q2_0_G128
-                | DType::PQ2_0 => Work::Blocks,
-                _ => Work::Held,
-            },
+            WeightData::Blocks { dtype, .. } => Work::blocks(*dtype),
+        }
+    }
+
+    /// Of a product with blocks of this type.
+    pub(super) fn blocks(dtype: DType) -> Work {
+        match dtype {
+            DType::F32 | DType::F64 => Work::Floats,
+            DType::F16 | DType::BF16 => Work::Halves,
+            DType::Q4_0
+            | DType::Q8_0
+            | DType::Q4_K
+            | DType::Q6_K
+            | DType::Q1_0
+            | DType::Q2_0
+            | DType::Q2_0_G128
+            | DType::PQ2_0 => Work::Blocks,
+            _ => Work::Held,
         }
     }
 

@@ -18,12 +18,13 @@ use sterna_kernels::experts::Routing;
 use sterna_kernels::quant::QuantError;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, CausalConvolution, DeltaNet, ExpertInput,
-    ExpertMatrices, ExpertProduct, KvCache, LatentInputs, LinearSource, LowRank, OutputLayout,
-    Product, ScreenedRows, SelectiveScan, Sequence, Ssm, TimeMix, TokenShift,
+    Attention, Backend, BackendError, CacheShape, CacheType, CausalConvolution, DeltaNet,
+    ExpertInput, ExpertMatrices, ExpertProduct, KvCache, LatentInputs, LinearSource, LowRank,
+    OutputLayout, Product, ScreenedRows, SelectiveScan, Sequence, Ssm, TimeMix, TokenShift,
 };
 use crate::config::LatentConfig;
 use crate::halves;
+use crate::plan::{ModelPlan, Stored, multiplied_as};
 use crate::stage::{Operation, Stage};
 use half::{Reference, Tested};
 use measure::Work;
@@ -52,6 +53,21 @@ pub enum Comparison {
     Layers,
     /// Each layer, from the previous layer's own values: shows how errors accumulate.
     Drift,
+}
+
+/// How far apart the logits of two correct backends may be, errors of all layers accumulated: the Euclidean norm of the
+/// differences over that of the reference's values, for the weights of `plan` and a cache of `cache`. The table in
+/// docs/gpu.md has it by type.
+pub fn logits_bound(plan: &ModelPlan, cache: CacheType) -> f64 {
+    let work = plan.stored().map(|stored| match stored {
+        Stored::Blocks(dtype) => Work::blocks(multiplied_as(dtype)),
+        // Blocks may turn out to be other than trits.
+        Stored::BitLinear(dtype) => Work::Ternary.max(Work::blocks(dtype)),
+        Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => Work::Ternary,
+    });
+    let head = plan.head_dtype().map(Work::blocks);
+    let all = work.chain(head).chain([Work::attention(cache)]);
+    all.fold(Work::Elements, Work::max).in_model()
 }
 
 #[derive(Debug, Default)]

@@ -75,6 +75,11 @@ impl ModelPlan {
         Ok(self)
     }
 
+    /// The type that the head is converted to, if it differs from the one it is stored in.
+    pub fn head_dtype(&self) -> Option<DType> {
+        self.head.dtype
+    }
+
     /// Fails if the head can't have a screen of type `dtype`.
     fn check_screen(&self, dtype: DType) -> Result<(), PlanError> {
         let what = "screen of the output head";

@@ -451,6 +451,22 @@ impl ModelPlan {
         (self.specs.iter().filter(is_ternary)).filter_map(|spec| spec.parts.first())
     }
 
+    /// How I2_S weights are read, if there are any.
+    pub fn i2s_layout(&self) -> Option<I2sLayout> {
+        self.stored().find_map(|stored| match stored {
+            Stored::I2s(layout) => Some(layout),
+            _ => None,
+        })
+    }
+
+    /// How each matrix is stored.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = Stored> {
+        self.specs.iter().filter_map(|spec| match &spec.recipe {
+            Recipe::Linear(recipe) => Some(recipe.stored),
+            Recipe::Vector(_) | Recipe::HostVector(_) => None,
+        })
+    }
+
     /// The families of kernels that a backend computes it with.
     pub fn kernels(&self) -> KernelFamilies {
         let c = &self.config;
@@ -469,12 +485,8 @@ impl ModelPlan {
 
     /// The forms that matrices have once they are loaded; blocks of a BitLinear layer may also become trits.
     fn weight_forms(&self) -> BTreeSet<WeightForm> {
-        let recipes = self.specs.iter().filter_map(|spec| match &spec.recipe {
-            Recipe::Linear(recipe) => Some(recipe),
-            Recipe::Vector(_) | Recipe::HostVector(_) => None,
-        });
-        recipes
-            .flat_map(|recipe| match recipe.stored {
+        self.stored()
+            .flat_map(|stored| match stored {
                 Stored::Blocks(dtype) => vec![WeightForm::Blocks(multiplied_as(dtype))],
                 Stored::BitLinear(dtype) => vec![WeightForm::Blocks(dtype), WeightForm::Ternary],
                 Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => vec![WeightForm::Ternary],

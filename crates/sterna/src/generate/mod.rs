@@ -39,11 +39,13 @@ mod stop;
 mod text;
 
 use std::mem;
+use std::sync::Arc;
 
 use sterna_engine::{Logits, Sampler};
 use sterna_text::Tokenizer;
 
 use crate::error::{Error, ErrorCode, Result, bail};
+use crate::receipt::{Asking, Receipt, Recorder, Setup};
 use constraint::{Constrained, Next};
 use speculate::Drafter;
 use text::TextStream;
@@ -73,6 +75,8 @@ pub struct Request {
     pub text: Option<TextOptions>,
     /// What the answer has to match. It does unless it is cut off: by a limit, or a stop string.
     pub constraint: Option<Box<dyn TokenConstraint>>,
+    /// What computes the answer, if a [receipt](Generator::receipt) of it is to be written.
+    pub receipt: Option<Arc<Setup>>,
 }
 
 impl Request {
@@ -87,6 +91,7 @@ impl Request {
             logprobs: None,
             text: None,
             constraint: None,
+            receipt: None,
         }
     }
 }
@@ -181,6 +186,7 @@ pub struct Generator {
     sampler: Sampler,
     /// Knows the prompt and the answer so far.
     drafter: Option<Drafter>,
+    recorder: Option<Recorder>,
     n_logprobs: Option<usize>,
     text: Option<TextStream>,
     constraint: Option<Constrained>,
@@ -274,6 +280,7 @@ impl Generator {
             logprobs,
             text,
             constraint,
+            receipt,
         } = request;
         let n_prompt = prompt.len();
         if n_prompt == 0 {
@@ -288,6 +295,17 @@ impl Generator {
                 "the prompt has {n_prompt} tokens, but the context holds {ctx_len}"
             );
         }
+        let recorder = receipt.map(|setup| {
+            Recorder::new(&Asking {
+                setup: &setup,
+                sampler: &sampler,
+                max_tokens,
+                stop_ids: &stop_ids,
+                prompt: &prompt,
+                has_constraint: constraint.is_some(),
+            })
+        });
+        let recorder = recorder.transpose()?;
         // The last token is always computed: its logits begin the answer.
         let n_held = n_equal(&prompt, held).min(n_prompt - 1);
         sampler.clear_history();
@@ -308,6 +326,7 @@ impl Generator {
             stop_ids,
             sampler,
             drafter,
+            recorder,
             n_logprobs: logprobs,
             state: State::Append { n_asked: 0 },
             stop_id: None,
@@ -329,9 +348,12 @@ impl Generator {
     /// events to take first, or the answer is over. Repeated calls return the same.
     pub fn wanted(&mut self, max_ids: usize) -> Option<Wanted<'_>> {
         let max_ids = max_ids.max(1);
-        let one = match (self.n_logprobs, &self.constraint) {
-            (None, None) => self.sampler.top().map_or(Logits::Last, Logits::Top),
-            _ => Logits::Last,
+        // Others read logits beside the sampler.
+        let is_plain =
+            self.n_logprobs.is_none() && self.constraint.is_none() && self.recorder.is_none();
+        let one = match is_plain {
+            true => self.sampler.top().map_or(Logits::Last, Logits::Top),
+            false => Logits::Last,
         };
         let (ids, logits, draw) = match &mut self.state {
             State::Append { n_asked } => {
@@ -348,11 +370,8 @@ impl Generator {
             }
             State::Decode { batch } => {
                 batch.truncate(max_ids);
-                let is_plain = self.drafter.is_none()
-                    && self.n_logprobs.is_none()
-                    && self.constraint.is_none();
                 match batch.len() {
-                    1 if is_plain => {
+                    1 if is_plain && self.drafter.is_none() => {
                         let draw = Draw {
                             sampler: &self.sampler,
                             n_left: self.max_tokens - self.stats.n_generated,
@@ -539,6 +558,9 @@ impl Generator {
         let logprobs = logits
             .zip(self.n_logprobs)
             .map(|(logits, n)| Logprobs::new(logits, id, n));
+        if let (Some(recorder), Some(logits)) = (&mut self.recorder, logits) {
+            recorder.push(id, logits);
+        }
         if self.stop_ids.contains(&id) {
             self.stop_id = Some(id);
             self.state = self.stopped(StopReason::StopToken);
@@ -630,6 +652,17 @@ impl Generator {
     /// The stop token that ended the answer.
     pub fn stop_id(&self) -> Option<u32> {
         self.stop_id
+    }
+
+    /// The receipt of the answer, once it has ended, if the request [asked for one](Request::receipt).
+    pub fn receipt(&self) -> Option<Receipt> {
+        let (recorder, reason) = (self.recorder.as_ref()?, self.stats.stop?);
+        recorder.receipt(
+            &self.tokens[..self.n_prompt],
+            self.answer(),
+            reason,
+            self.stop_id,
+        )
     }
 
     /// Statistics so far.

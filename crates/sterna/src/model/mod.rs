@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::Value;
-use sterna_delivery::hash::Expected;
+use sterna_delivery::hash::{Algorithm, Digest, Expected, Hasher};
 use sterna_delivery::package::MAX_FILE_BYTES;
 use sterna_engine::plan::{PlanOptions, TensorRequest};
 use sterna_engine::{Activations, CacheType, ModelPlan, SessionOptions};
@@ -45,6 +45,9 @@ pub use load::{EarlyPrompt, LoadOptions, Loaded, Verification};
 pub use names::may_be_called;
 pub use package::{PackageFiles, PackageHeader, Signatures};
 pub use text::GGUF_TOKENIZER_FILE;
+
+/// Bytes of a file that are hashed at once.
+const DIGEST_PIECE: u64 = 16 << 20;
 
 /// The operation of hints whose kernels differ in precision.
 const MATMUL: &str = "matmul";
@@ -367,6 +370,34 @@ impl ModelFiles {
                 }),
         );
         Ok(config)
+    }
+
+    /// A digest of all that the model's logits depend on: of a package its manifest, which has the hashes of the shards,
+    /// and its tensor map; of others the files with weights, which are read for that. `progress` is told how many bytes
+    /// of them were.
+    pub fn digest<'a>(&'a self, progress: impl Fn(u64) + 'a) -> Machine<'a, Digest> {
+        Machine::new(move |files| async move {
+            let mut hasher = Hasher::new(Algorithm::Blake3);
+            match &self.header {
+                Header::Package(header) => hasher.update(header.digest.as_bytes()),
+                _ => {
+                    for file in &self.files {
+                        hasher.update(&file.len.to_le_bytes());
+                        let mut at = 0;
+                        while at < file.len {
+                            let end = file.len.min(at + DIGEST_PIECE);
+                            hasher.update(&files.bytes(&file.name, at..end).await);
+                            progress(end - at);
+                            at = end;
+                        }
+                    }
+                }
+            }
+            if let Some(config) = self.config_json()? {
+                hasher.update(config.to_string().as_bytes());
+            }
+            Ok(hasher.finish())
+        })
     }
 
     /// What the engine makes of the files, the output head as it is stored.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
-use sterna_delivery::hash::Expected;
+use sterna_delivery::hash::{Algorithm, Expected, Hasher};
 use sterna_delivery::package::hashed_files;
 use sterna_delivery::sign::SIGNATURE_FILE;
 use sterna_format::I2sLayout;
@@ -38,6 +38,8 @@ pub trait Signatures: Send + Sync {
 pub struct PackageHeader {
     /// The manifest and the tensor map.
     pub package: Package,
+    /// The digest of the bytes of both.
+    pub(super) digest: Digest,
     /// The prefix of the names of files in messages.
     prefix: String,
     /// Files that are not shards, with digests in the manifest.
@@ -56,7 +58,7 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
     // Read once: what was signed is what is parsed.
     let bytes = read_manifest(&options, files).await?;
     check_signed(&bytes, &options, files).await?;
-    let package = parse(&bytes, &options, files).await?;
+    let (package, digest) = parse(&bytes, &options, files).await?;
     let manifest = package.manifest();
     let mut shards = Vec::new();
     for shard in &manifest.shards {
@@ -110,6 +112,7 @@ pub(super) async fn open(options: OpenOptions, files: &Files) -> Result<ModelFil
             .map(|(name, file)| (name.to_owned(), file.hash))
             .collect(),
         package,
+        digest,
         prefix: options.prefix.clone(),
         gguf_text: None,
         config: None,
@@ -148,7 +151,7 @@ impl PackageFiles {
     pub fn open(options: OpenOptions) -> Machine<'static, Package> {
         Machine::new(move |files| async move {
             let bytes = read_manifest(&options, &files).await?;
-            parse(&bytes, &options, &files).await
+            Ok(parse(&bytes, &options, &files).await?.0)
         })
     }
 }
@@ -195,8 +198,8 @@ async fn check_signed(manifest: &[u8], options: &OpenOptions, files: &Files) -> 
     }
 }
 
-/// The package with `bytes` as its manifest.
-async fn parse(bytes: &[u8], options: &OpenOptions, files: &Files) -> Result<Package> {
+/// The package with `bytes` as its manifest, and the digest of these and of its tensor map.
+async fn parse(bytes: &[u8], options: &OpenOptions, files: &Files) -> Result<(Package, Digest)> {
     let manifest = Manifest::parse(bytes).with_context(|| options.label(MANIFEST_FILE))?;
     let map = match manifest.tensor_map_file() {
         Some(name) => read_one(name, options, files)
@@ -204,6 +207,12 @@ async fn parse(bytes: &[u8], options: &OpenOptions, files: &Files) -> Result<Pac
             .map(|bytes| (name.to_owned(), bytes)),
         None => None,
     };
+    let mut hasher = Hasher::new(Algorithm::Blake3);
+    let map_bytes = map.as_ref().map(|(_, bytes)| &bytes[..]);
+    for bytes in [bytes, map_bytes.unwrap_or_default()] {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    }
     let package = Package::open(manifest, |_| match &map {
         Some((name, bytes)) => {
             let tensors = TensorMap::parse(bytes).with_context(|| options.label(name))?;
@@ -211,7 +220,8 @@ async fn parse(bytes: &[u8], options: &OpenOptions, files: &Files) -> Result<Pac
         }
         None => Ok(None),
     });
-    package.with_context(|| options.name.clone())
+    let package = package.with_context(|| options.name.clone())?;
+    Ok((package, hasher.finish()))
 }
 
 impl PackageHeader {

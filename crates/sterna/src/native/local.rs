@@ -7,7 +7,7 @@ use std::thread;
 
 use bytes::Bytes;
 use serde_json::Value;
-use sterna_delivery::hash::{Algorithm, Digest, Hasher};
+use sterna_delivery::hash::Digest;
 use sterna_engine::backend::ExpertMemory;
 use sterna_engine::plan::TensorRequest;
 use sterna_engine::{Backend, Model, ModelPlan};
@@ -19,15 +19,12 @@ use super::find::Located;
 use super::shards::{Kept, Shards};
 use crate::error::{Context, Result};
 use crate::model::{
-    ADAPTER_CONFIG, AdapterFiles, Header, LoadOptions, Loaded, ModelFiles, OpenOptions,
-    PackageFiles, Signatures, Verification,
+    ADAPTER_CONFIG, AdapterFiles, LoadOptions, Loaded, ModelFiles, OpenOptions, PackageFiles,
+    Signatures, Verification,
 };
 use crate::swap::Group;
 use crate::want::{Joined, Machine, Want};
 use crate::warning::Warning;
-
-/// Bytes of a file that are hashed at once.
-const DIGEST_PIECE: usize = 16 << 20;
 
 /// A model whose files are on this machine, or on their way to it: what they say ([`ModelFiles`]), and the
 /// files.
@@ -100,28 +97,12 @@ impl LocalModel {
         &self.sources
     }
 
-    /// A digest of the model's files: that of its package, else of the files with weights and what is read beside them.
-    /// All of those are read for that; `progress` is told how many bytes were.
+    /// A digest of the model's files ([`ModelFiles::digest`]); `progress` is told how many bytes of weights were read
+    /// for that.
     ///
     /// Errors: they can't be had.
     pub fn digest(&self, progress: &dyn Fn(u64)) -> Result<Digest> {
-        if let Header::Package(header) = self.model.header()
-            && let Some(digest) = header.package.manifest().blake3_full
-        {
-            return Ok(digest);
-        }
-        let mut hasher = Hasher::new(Algorithm::Blake3);
-        for source in &self.sources {
-            hasher.update(&source.len().to_le_bytes());
-            for piece in source.bytes()?.chunks(DIGEST_PIECE) {
-                hasher.update(piece);
-                progress(piece.len() as u64);
-            }
-        }
-        if let Some(config) = self.model.config_json()? {
-            hasher.update(config.to_string().as_bytes());
-        }
-        Ok(hasher.finish())
+        self.opened().drive(self.model.digest(progress))
     }
 
     /// The small file called `name` in the model's folder, as it is now, if there is one.
@@ -243,14 +224,19 @@ impl LocalModel {
     ) -> Result<(u64, Vec<Warning>)> {
         let options = LoadOptions::default();
         let machine = self.model.swap(running, plan, groups, options);
+        let swapped = self.opened().drive(machine)?;
+        self.settle()?;
+        Ok(swapped)
+    }
+
+    /// The files with weights as they were opened.
+    fn opened(&self) -> Opened<'_> {
         let mut opened = Opened::new(&*self.files);
         for (file, source) in self.model.files().iter().zip(&self.sources) {
             let source = Some(source.clone());
             opened.opened.insert(file.name.clone(), source);
         }
-        let swapped = opened.drive(machine)?;
-        self.settle()?;
-        Ok(swapped)
+        opened
     }
 }
 
