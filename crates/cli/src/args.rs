@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use sterna::native::{ComputeOptions, Device, ExpertsInMemory};
+use sterna::receipt::Settings;
 use sterna::{DEFAULT_CTX_LEN, Loaded, ModelFiles, Warning};
 use sterna_engine::plan::{HeadOptions, HeadScreen};
 use sterna_engine::{Activations, CacheType, Model, ModelPlan, SessionOptions};
@@ -58,6 +59,24 @@ impl ModelFlags {
     /// The layout of I2_S weights.
     pub(crate) fn i2s_layout(&self) -> I2sLayout {
         self.i2s_layout
+    }
+
+    /// Those that a receipt with `settings` was written with.
+    ///
+    /// Errors: a type that no flag has.
+    pub(crate) fn of_receipt(settings: &Settings) -> Result<ModelFlags> {
+        let head = settings.head.as_deref().map(|name| {
+            HeadFlag::from_str(name, true)
+                .map_err(|_| anyhow::anyhow!("receipt: settings.head: unknown type {name:?}"))
+        });
+        let layout = settings.i2s_layout.as_deref().map(str::parse);
+        Ok(ModelFlags {
+            i2s_layout: (layout.transpose())
+                .context("receipt: settings.i2s_layout")?
+                .unwrap_or_default(),
+            head: head.transpose()?.unwrap_or_default(),
+            head_screen: ScreenFlag::Off,
+        })
     }
 
     /// How the output head is loaded.
@@ -254,10 +273,29 @@ enum CacheFlag {
     Q8_0,
 }
 
+impl CacheFlag {
+    fn of(cache: CacheType) -> CacheFlag {
+        match cache {
+            CacheType::F32 => CacheFlag::F32,
+            CacheType::F16 => CacheFlag::F16,
+            CacheType::Q8_0 => CacheFlag::Q8_0,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ActivationsFlag {
     Int8,
     F32,
+}
+
+impl ActivationsFlag {
+    fn of(activations: Activations) -> ActivationsFlag {
+        match activations {
+            Activations::Int8 => ActivationsFlag::Int8,
+            Activations::F32 => ActivationsFlag::F32,
+        }
+    }
 }
 
 /// More threads than any machine can use; each takes memory of its own.
@@ -311,17 +349,21 @@ impl EngineFlags {
 
     /// These, with what the package of `files` asks for where no flag says otherwise.
     pub(crate) fn for_model(mut self, files: &ModelFiles) -> EngineFlags {
-        self.cache = self.cache.or(files.cache_type().map(|cache| match cache {
-            CacheType::F32 => CacheFlag::F32,
-            CacheType::F16 => CacheFlag::F16,
-            CacheType::Q8_0 => CacheFlag::Q8_0,
-        }));
-        let asked = files.activations().map(|activations| match activations {
-            Activations::Int8 => ActivationsFlag::Int8,
-            Activations::F32 => ActivationsFlag::F32,
-        });
+        self.cache = self.cache.or(files.cache_type().map(CacheFlag::of));
+        let asked = files.activations().map(ActivationsFlag::of);
         self.activations = self.activations.or(asked);
         self
+    }
+
+    /// The same with the settings of a receipt, whatever a package asks for.
+    pub(crate) fn of_receipt(self, settings: &Settings) -> EngineFlags {
+        let session = settings.session();
+        EngineFlags {
+            ctx: NonZero::new(session.ctx_len),
+            cache: Some(CacheFlag::of(session.cache)),
+            activations: Some(ActivationsFlag::of(settings.activations())),
+            ..self
+        }
     }
 
     /// Threads to use.
@@ -362,6 +404,14 @@ impl EngineFlags {
                 )
             }
             _ => Ok(n_tokens),
+        }
+    }
+
+    /// What weights stored as blocks of integers are multiplied with.
+    pub(crate) fn activations(&self) -> Activations {
+        match self.activations {
+            None | Some(ActivationsFlag::Int8) => Activations::Int8,
+            Some(ActivationsFlag::F32) => Activations::F32,
         }
     }
 
@@ -439,10 +489,7 @@ impl EngineFlags {
         Ok(ComputeOptions {
             n_threads,
             isa: isa()?,
-            activations: match self.activations {
-                None | Some(ActivationsFlag::Int8) => Activations::Int8,
-                Some(ActivationsFlag::F32) => Activations::F32,
-            },
+            activations: self.activations(),
             session: self.session(self.ctx_len(plan.config().max_ctx)),
         })
     }

@@ -15,6 +15,7 @@ mod environment;
 mod folders;
 mod grammar;
 mod interrupt;
+mod key_file;
 mod machine;
 mod model;
 mod multicall;
@@ -70,6 +71,7 @@ enum Verb {
     Bench(verbs::bench::Bench),
     Convert(verbs::convert::Convert),
     Verify(verbs::verify::Verify),
+    Check(verbs::check::Check),
     Pull(verbs::pull::PullVerb),
     #[cfg(feature = "stores")]
     Push(verbs::push::Push),
@@ -123,6 +125,7 @@ impl Verb {
             Verb::Bench(verb) => verb.run(),
             Verb::Convert(verb) => verb.run(),
             Verb::Verify(verb) => verb.run(),
+            Verb::Check(verb) => verb.run(),
             Verb::Pull(verb) => verb.run(),
             #[cfg(feature = "stores")]
             Verb::Push(verb) => verb.run(),

@@ -10,11 +10,13 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use sterna::native::{
     self, BUILTIN, Device, ExpertsInMemory, FileSet, IncomingFiles, LoadFrom, LocalFolder,
-    LocalModel, Located, StoredFiles, Weights, builtin,
+    LocalModel, Located, SourceFile, StoredFiles, Weights, builtin,
 };
+use sterna::receipt::{self, Setup};
 use sterna::swap::{Revisions, SwappedGroup};
 use sterna::{Adapted, AdapterFiles, ModelEntry, Signatures, Warning};
 use sterna_delivery::fetch::Limits;
+use sterna_delivery::hash::Digest;
 use sterna_delivery::pull::{PullError, PullOptions, source_and_name};
 use sterna_delivery::store::{self, StoreError, portable_name};
 use sterna_engine::plan::{HeadOptions, PlanOptions};
@@ -22,7 +24,7 @@ use sterna_engine::{Backend, Model, ModelPlan, Session};
 use sterna_format::hf::GenerationConfig;
 use sterna_format::rdrr::MANIFEST_FILE;
 
-use crate::args::{EngineFlags, LoraFlag, ModelFlags, WeightsFlag};
+use crate::args::{EngineFlags, LoraFlag, ModelFlags, WeightsFlag, isa};
 use crate::machine::{self, Machine};
 use crate::progress::Progress;
 use crate::{output, pull, trust};
@@ -455,6 +457,37 @@ pub(crate) fn adapted(
     tell_long_context(files, plan, ctx_len);
     let model = load(files, plan, flags, flags.n_threads())?;
     adapt(model, files, flags.lora())
+}
+
+/// What computes answers, for receipts of them: `adapted`, made of `files` by `flags`, which are those for it. All weights
+/// are read, but for those of packages.
+pub(crate) fn setup(
+    files: &LocalModel,
+    plan: &ModelPlan,
+    flags: &EngineFlags,
+    ctx_len: usize,
+    adapted: &Adapted<Device>,
+) -> Result<Setup> {
+    let device = computing(adapted.model().backend())?;
+    let (activations, session) = (flags.activations(), flags.session(ctx_len));
+    let digest = digest(files)?;
+    let setup = Setup::new(files.stem(), digest, plan, activations, session, device);
+    Ok(setup.with_adapters(adapted)?)
+}
+
+/// The digest of the model's files.
+pub(crate) fn digest(files: &LocalModel) -> Result<Digest> {
+    let n_bytes = files.sources().iter().map(SourceFile::len).sum();
+    let progress = Progress::bytes("hashing", n_bytes);
+    Ok(files.digest(&|n| progress.add(n))?)
+}
+
+/// What `device` is, as receipts name it.
+pub(crate) fn computing(device: &Device) -> Result<receipt::Device> {
+    Ok(match native::gpu_name(device) {
+        Some(name) => receipt::Device::Gpu(name),
+        None => receipt::Device::Cpu(isa()?.name().to_owned()),
+    })
 }
 
 /// Tells of a context that is longer than what the model was trained for.

@@ -15,6 +15,7 @@ use sterna::ErrorCode;
 use sterna::conversation::{ChatPrompt, Conversation, Role, Room};
 use sterna::generate::{Event, FirstWord, Generator, Request, Stats, TextOptions, TokenConstraint};
 use sterna::native::Device;
+use sterna::receipt::{Receipt, Setup};
 use sterna::scheduler::{Scheduler, SequenceId};
 use sterna::sequence::Sequence;
 use sterna_engine::{Logits, Sampler, Session};
@@ -65,6 +66,8 @@ pub(crate) struct ChatOptions {
     pub(crate) saves_cache: bool,
     /// The weights of the model.
     pub(crate) weights: Replaceable,
+    /// What computes answers, if receipts of them are to be written.
+    pub(crate) receipt: Option<Arc<Setup>>,
 }
 
 /// An answer, whole or interrupted.
@@ -72,6 +75,8 @@ pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) ids: Vec<u32>,
     pub(crate) stats: Stats,
+    /// If it was asked for and the answer is whole.
+    pub(crate) receipt: Option<Receipt>,
     /// Messages that were left out for lack of room.
     n_forgotten: usize,
 }
@@ -111,6 +116,7 @@ impl Chat {
             stop_ids: options.stop_ids.clone(),
             speculate: options.speculate,
             constraint: options.constraint.clone(),
+            receipt: options.receipt.clone(),
             text: Some(TextOptions {
                 tokenizer: options.tokenizer.clone(),
                 stop_strings: options.stop_strings.clone(),
@@ -123,12 +129,14 @@ impl Chat {
         let generator = self.scheduler.finish(self.sequence);
         let generator = generator.expect("an answer was started");
         let (ids, stats) = (generator.answer().to_vec(), *generator.stats());
+        let receipt = generator.receipt();
         // The next answer continues its random sequence.
         self.options.sampler = generator.into_sampler();
         Ok(Answer {
             text: told?,
             ids,
             stats,
+            receipt,
             n_forgotten,
         })
     }
@@ -560,6 +568,7 @@ mod tests {
                 PlanOptions::default(),
                 HeadOptions::default(),
             ),
+            receipt: None,
         };
         let session = model::session(&files, plan, &flags.engine, 256)?;
         Ok(Chat::new(session, || bail!("no such file"), options))

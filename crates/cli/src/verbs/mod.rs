@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod bundle;
+pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod convert;
 pub(crate) mod cp;

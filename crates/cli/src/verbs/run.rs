@@ -3,15 +3,17 @@
 use std::io::{self, IsTerminal};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use sterna::constraint::Constraints;
 use sterna::conversation::Conversation;
 use sterna::generate::FirstWord;
 use sterna::native::{self, BUILTIN, LocalModel};
+use sterna_delivery::write_whole;
 use sterna_engine::Sampler;
 use sterna_engine::plan::PlanOptions;
 use sterna_text::{ChatTemplate, Tokenizer};
@@ -20,6 +22,7 @@ use crate::args::{EngineFlags, ModelFlags};
 use crate::batch::{self, BatchOptions};
 use crate::chat::{Answer, Chat, ChatOptions};
 use crate::grammar::GrammarFlags;
+use crate::key_file::KeyFile;
 use crate::model::{self, Replaceable};
 use crate::numbers::{max_tokens, positive};
 use crate::output;
@@ -32,6 +35,7 @@ const EXAMPLE: &str = "Example:
   sterna run model.gguf -f prompt.txt
   sterna run model.gguf --batch prompts.jsonl
   sterna run model.gguf -p 'Describe a fox.' --json-schema animal.json
+  sterna run model.gguf -p 'Describe a fox.' --receipt fox.json
   echo 'What is 3 plus 4?' | sterna run builtin --temperature 0";
 
 /// Generate text, or chat
@@ -102,6 +106,19 @@ pub(crate) struct Run {
     )]
     speculate: Option<usize>,
 
+    /// Write a receipt of the answer to FILE, which anyone who has the model can check (`sterna check`); of an
+    /// answer of a GPU only at temperature 0
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["batch", "GrammarFlags"])]
+    receipt: Option<PathBuf>,
+
+    /// Sign the receipt with the secret key in FILE (`sterna sign --generate`)
+    #[arg(long, value_name = "FILE", requires = "receipt")]
+    receipt_key: Option<PathBuf>,
+
+    /// File whose first line is the key's password [default: asked for on the terminal]
+    #[arg(long, value_name = "FILE", requires = "receipt_key")]
+    password_file: Option<PathBuf>,
+
     /// Don't remember the messages of this chat for later ones
     #[arg(long)]
     no_history: bool,
@@ -149,6 +166,14 @@ impl Run {
         if is_chat && self.json {
             bail!("--json: expected a prompt (-p, -f, or on standard input), found a chat");
         }
+        if is_chat && self.receipt.is_some() {
+            bail!("--receipt: expected a prompt (-p, -f, or on standard input), found a chat");
+        }
+        let key = self.receipt_key.as_deref().map(|path| {
+            let password = self.password_file.as_deref();
+            KeyFile { path, password }.read()
+        });
+        let key = key.transpose()?;
         // Before anything that takes time.
         let prompt = match (self.prompt.take(), &self.file) {
             (Some(prompt), _) => Some(prompt),
@@ -208,8 +233,16 @@ impl Run {
             i2s_layout: self.files.i2s_layout(),
         };
         let weights = Replaceable::new(&files, &plan, options, self.files.head());
+        let adapted = model::adapted(&files, &plan, &engine, ctx_len)?;
+        let receipt = match self.receipt.is_some() {
+            true => Some(Arc::new(model::setup(
+                &files, &plan, &engine, ctx_len, &adapted,
+            )?)),
+            false => None,
+        };
+        let session = adapted.session(engine.session(ctx_len))?;
+        drop(adapted);
         let open = move || model::session(&files, plan.clone(), &engine, ctx_len);
-        let session = open()?;
         let n_layers = session.model().config().n_layers;
         let n_gpu_layers = native::n_gpu_layers(session.model().backend());
         let mut conversation = template.map(Conversation::new);
@@ -230,6 +263,7 @@ impl Run {
             shows_timings: false,
             saves_cache: true,
             weights,
+            receipt,
         };
         let mut chat = Chat::new(session, open, options);
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
@@ -246,8 +280,19 @@ impl Run {
         };
         let answer = chat.answer(prompt, || false, tell)?;
         let Answer {
-            text, ids, stats, ..
+            text,
+            ids,
+            stats,
+            receipt,
+            ..
         } = answer;
+        if let (Some(file), Some(mut receipt)) = (&self.receipt, receipt) {
+            if let Some(key) = &key {
+                receipt.sign(key)?;
+            }
+            write_whole(file, format!("{}\n", receipt.to_json()).as_bytes())
+                .with_context(|| format!("{}: cannot write", file.display()))?;
+        }
         if self.json {
             output::json(&Report {
                 text: &text,

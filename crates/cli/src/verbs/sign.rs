@@ -1,10 +1,10 @@
 //! `sterna sign`: keys and signatures.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use clap::Args;
 use serde::Serialize;
@@ -13,6 +13,7 @@ use sterna_delivery::sign::{SIGNATURE_FILE, SecretKey};
 use sterna_delivery::write_whole;
 use sterna_format::rdrr::MANIFEST_FILE;
 
+use crate::key_file::KeyFile;
 use crate::model::PackagePlace;
 use crate::{output, pull, trust};
 
@@ -70,7 +71,7 @@ impl Sign {
         let key = if self.generate {
             self.generate()?
         } else {
-            self.read_key()?
+            self.key_file().read()?
         };
         let mut signature = None;
         let mut comment = None;
@@ -106,6 +107,13 @@ impl Sign {
         output::line(output::table(&rows))
     }
 
+    fn key_file(&self) -> KeyFile<'_> {
+        KeyFile {
+            path: &self.key,
+            password: self.password_file.as_deref(),
+        }
+    }
+
     /// Makes a key and its two files. No file is overwritten: a lost key can't be had again.
     fn generate(&self) -> Result<SecretKey> {
         let (key, file) = if self.no_password {
@@ -113,7 +121,7 @@ impl Sign {
             let file = key.to_unencrypted_file()?;
             (key, file)
         } else {
-            SecretKey::generate_encrypted(&self.password(Ask::Twice)?)?
+            SecretKey::generate_encrypted(&self.key_file().new_password()?)?
         };
         let mut public = self.key.clone().into_os_string();
         public.push(".pub");
@@ -124,44 +132,6 @@ impl Sign {
             .with_context(|| format!("{}: cannot write", public.display()))?;
         Ok(key)
     }
-
-    fn read_key(&self) -> Result<SecretKey> {
-        let place = self.key.display();
-        let file = trust::read_key_file(&self.key)?;
-        let is_encrypted = SecretKey::is_encrypted(&file).with_context(|| place.to_string())?;
-        let password = is_encrypted.then(|| self.password(Ask::Once)).transpose()?;
-        SecretKey::parse(&file, password.as_deref()).with_context(|| place.to_string())
-    }
-
-    fn password(&self, ask: Ask) -> Result<String> {
-        if let Some(path) = &self.password_file {
-            let text = trust::read_key_file(path)?;
-            return Ok(text.lines().next().unwrap_or_default().to_owned());
-        }
-        ensure!(
-            io::stdin().is_terminal(),
-            "the key needs a password, and there is no terminal to ask; use --password-file{}",
-            if self.generate {
-                " or --no-password"
-            } else {
-                ""
-            }
-        );
-        let prompt =
-            |text: &str| rpassword::prompt_password(text).context("cannot ask for a password");
-        let password = prompt(&format!("Password of {}: ", self.key.display()))?;
-        if ask == Ask::Twice && prompt("Again: ")? != password {
-            bail!("the passwords differ");
-        }
-        Ok(password)
-    }
-}
-
-/// How often to ask for a password: twice where a slip would lock the key for ever.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ask {
-    Once,
-    Twice,
 }
 
 struct Manifest {
