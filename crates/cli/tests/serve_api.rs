@@ -589,3 +589,69 @@ fn a_server_takes_the_weights_of_another_revision() {
     let (_, swapped) = post("/v1/models/swap", json!({"model": name, "revision": other}));
     assert_eq!(swapped["generation"], 1, "{swapped}");
 }
+
+#[test]
+fn receipts_of_a_server_are_checked_by_the_program() {
+    let home = tempfile::tempdir().unwrap();
+    let program = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        let command = command.args(args).env("STERNA_HOME", home.path());
+        outcome(command.current_dir(home.path()))
+    };
+    let made = program(&["sign", "--generate", "--no-password", "--key", "k"]);
+    assert!(made.0, "{}", made.2);
+    let trusted = program(&["trust", "us", "k.pub"]);
+    assert!(trusted.0, "{}", trusted.2);
+    let key = home.path().join("k");
+    // As a file has it.
+    let config = home.path().join("serve.toml");
+    let settings = format!(
+        "receipts = true\nreceipt-key = {:?}\ngrammars = true\n",
+        key
+    );
+    fs::write(&config, settings).unwrap();
+    let server = start(
+        sterna(home.path())
+            .args(["builtin", "--no-files", "--backend", "cpu", "--config"])
+            .arg(&config),
+    );
+    let body = chat(&json!({"receipt": true, "max_tokens": 30, "seed": 4}));
+    let (status, body) = server.ask("POST /v1/chat/completions", "", &body);
+    assert_eq!(status, 200, "{body}");
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    let receipt = &answer["choices"][0]["receipt"];
+    let file = home.path().join("a.json");
+    fs::write(&file, serde_json::to_string_pretty(receipt).unwrap()).unwrap();
+    let n = receipt["answer"].as_array().unwrap().len();
+    let (ok, said, error) = program(&["check", "a.json"]);
+    assert!(ok, "{error}");
+    let expected = format!("a.json: {n} tokens of builtin, the same bits; signed by us\n");
+    assert_eq!(said, expected);
+    let mut changed = receipt.clone();
+    changed["sampling"]["seed"] = json!("5");
+    fs::write(&file, changed.to_string()).unwrap();
+    let (ok, _, error) = program(&["check", "a.json"]);
+    assert!(!ok && error.contains("does not fit"), "{error}");
+    // A key for nothing.
+    let refused = outcome(
+        sterna(home.path())
+            .args(["builtin", "--check", "--receipt-key"])
+            .arg(&key),
+    );
+    assert!(!refused.0);
+    assert!(
+        refused.2.contains("receipt-key: expected receipts with it"),
+        "{}",
+        refused.2
+    );
+    let (status, body) = {
+        let plain = start(sterna(home.path()).args(["builtin", "--no-files"]));
+        plain.ask(
+            "POST /v1/chat/completions",
+            "",
+            &chat(&json!({"receipt": true})),
+        )
+    };
+    assert_eq!(status, 400, "{body}");
+    assert!(body.contains("it was started without --receipts"), "{body}");
+}

@@ -59,7 +59,7 @@ use model::ModelText;
 pub use api::{Keys, KeysError};
 pub use engine::{CacheFolder, EngineOptions};
 pub use model::Served;
-pub use settings::{CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, PARALLEL, QUEUE, Settings};
+pub use settings::{CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, PARALLEL, QUEUE, Settings, Sign};
 pub use trace::{Span, Trace, Tracer};
 
 /// The version of this runtime.

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use sterna::constraint::Constraints;
 use sterna::embedding::Pooling;
+use sterna::receipt::Setup;
 use sterna::swap::SwappedGroup;
 use sterna::{Adapted, AdapterFiles, ModelFiles, Result, Warning};
 use sterna_engine::{Backend, Model, ModelPlan, SessionOptions};
@@ -46,6 +47,7 @@ impl<B: Backend> Served<B> {
             bytes: plan.memory_bytes(),
             session,
             cache_bytes: Arc::new(move |len| plan.cache_bytes(len, cache)),
+            describe: None,
             loaded: None,
             load: None,
             swap: None,
@@ -128,6 +130,18 @@ impl<B: Backend> Served<B> {
         self
     }
 
+    /// The same, with receipts of answers for who asks for them; `describe` says what an engine's model computes them
+    /// by.
+    #[must_use]
+    pub fn with_receipts(
+        mut self,
+        describe: impl Fn(&Adapted<B>) -> Result<Setup> + Send + Sync + 'static,
+    ) -> Served<B> {
+        self.source.describe = Some(Arc::new(describe));
+        self.text.has_receipts = true;
+        self
+    }
+
     /// What clients call it.
     pub fn name(&self) -> &str {
         &self.text.name
@@ -156,6 +170,8 @@ pub(crate) struct ModelText {
     pub(crate) origin: Option<String>,
     /// The digest of its files, where that is known.
     pub(crate) hash: Option<String>,
+    /// Whether receipts of its answers are written.
+    pub(crate) has_receipts: bool,
     pub(crate) tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
     /// For conversations with tools.
@@ -251,6 +267,7 @@ impl ModelText {
             created: created.unwrap_or_default().as_secs(),
             origin: None,
             hash: None,
+            has_receipts: false,
             thinks: tokenizer.token_id(THOUGHT).is_some(),
             stop_ids: files.stop_ids(Some(&tokenizer), &recommended)?,
             infill: Infill::of(&tokenizer),

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use sterna::Result;
+use sterna::receipt::Receipt;
 
 use crate::api::Keys;
 use crate::engine::{CacheFolder, EngineOptions};
@@ -10,6 +12,11 @@ use crate::trace::Tracer;
 
 /// Takes records of the log: what happened, to which request. No record has a word of a prompt or an answer.
 pub type Log = Arc<dyn Fn(&Map<String, Value>) + Send + Sync>;
+
+/// Signs the receipt of an answer.
+///
+/// Errors: it can't; the answer fails then.
+pub type Sign = Arc<dyn Fn(&mut Receipt) -> Result<()> + Send + Sync>;
 
 /// Logs `record`, an object.
 pub(crate) fn tell(log: &Log, record: Value) {
@@ -35,6 +42,8 @@ pub struct Settings {
     pub max_body: usize,
     /// Whether clients may say what answers have to match.
     pub grammars: bool,
+    /// Signs receipts of answers, where [they are written](crate::Served::with_receipts).
+    pub sign: Option<Sign>,
     /// Whether metrics are read without a key. They have the names of keys.
     pub public_metrics: bool,
     /// The commit that the program was built from.
@@ -75,6 +84,7 @@ impl Default for Settings {
             cors: Vec::new(),
             max_body: MAX_BODY,
             grammars: true,
+            sign: None,
             public_metrics: false,
             commit: None,
             log: Arc::new(|_| {}),

@@ -15,6 +15,7 @@ use sterna::native::{LoadFrom, LocalFolder, LocalModel, Located, Weights, open_a
 use sterna::receipt::{Checked, Device, Difference, Receipt, Setup};
 use sterna::scheduler::{Scheduler, SchedulerOptions};
 use sterna::sequence::Sequence;
+use sterna::swap::Group;
 use sterna::{Adapted, ErrorCode};
 use sterna_delivery::sign::{SecretKey, SignatureError, TrustList, Verdict};
 use sterna_engine::plan::{HeadOptions, PlanOptions};
@@ -700,5 +701,19 @@ fn answers_of_a_gpu_are_checked_within_a_margin() {
     assert!(
         matches!(difference, Difference::Margin { index: 0, .. }),
         "{difference}"
+    );
+}
+
+#[test]
+fn replaced_weights_are_not_those_of_the_files() {
+    let case = Case::of(STORIES);
+    let (adapted, setup) = case.load(1, Isa::detect());
+    let (files, plan) = case.open();
+    let swapped = files.swap_into(adapted.model(), plan, &[Group::Layer(1)]);
+    assert_eq!(swapped.unwrap().0, 1);
+    let error = setup.with_adapters(&adapted).unwrap_err();
+    assert!(
+        error.to_string().contains("whose weights were replaced"),
+        "{error}"
     );
 }

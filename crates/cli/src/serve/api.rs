@@ -11,20 +11,21 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use sterna::native::{BUILTIN, Device, LocalModel, SourceFile, gpu_name};
+use sterna::native::{BUILTIN, Device, LocalModel, gpu_name};
+use sterna::receipt::{Receipt, Setup};
 use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_engine::plan::PlanOptions;
 use sterna_server::{
     CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, Models, PARALLEL, QUEUE,
-    Served, Server, Settings,
+    Served, Server, Settings, Sign,
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
 use crate::device::gpus::Gpus;
+use crate::key_file::KeyFile;
 use crate::model::Replaceable;
 use crate::numbers::{positive, whole};
-use crate::progress::Progress;
 use crate::{model, output, size};
 
 #[cfg(feature = "otel")]
@@ -147,6 +148,19 @@ pub(super) struct ApiFlags {
     #[arg(long)]
     no_grammars: bool,
 
+    /// Write receipts of answers for requests that ask for them (`"receipt": true`), which anyone who has the model can
+    /// check; models that aren't packages are hashed for it
+    #[arg(long)]
+    receipts: bool,
+
+    /// Sign receipts with the secret key in FILE (`sterna sign --generate`)
+    #[arg(long, value_name = "FILE", env = "STERNA_SERVE_RECEIPT_KEY")]
+    receipt_key: Option<PathBuf>,
+
+    /// File whose first line is the password of that key [default: asked for on the terminal]
+    #[arg(long, value_name = "FILE", env = "STERNA_SERVE_RECEIPT_PASSWORD_FILE")]
+    receipt_password_file: Option<PathBuf>,
+
     /// Let everybody read /metrics, without a key; it has the names of keys
     #[arg(long)]
     public_metrics: bool,
@@ -178,6 +192,9 @@ pub(super) struct ConfigFile {
     cors: Vec<String>,
     max_body: Option<String>,
     grammars: Option<bool>,
+    receipts: Option<bool>,
+    receipt_key: Option<PathBuf>,
+    receipt_password_file: Option<PathBuf>,
     pub(super) pages: Option<bool>,
     public_metrics: Option<bool>,
     adapters: Vec<String>,
@@ -214,6 +231,8 @@ pub(super) struct Chosen {
     adapters: Vec<AdapterFlag>,
     gpus: Option<Gpus>,
     allow_anyone: bool,
+    /// Receipts are written for who asks.
+    receipts: bool,
     /// Something about the API was asked for.
     is_asked: bool,
 }
@@ -273,6 +292,11 @@ impl ApiFlags {
             true => file.adapters.iter().map(|text| text.parse()).collect(),
             false => Ok(self.adapter.clone()),
         };
+        let receipts = self.receipts || file.receipts.unwrap_or(false);
+        let sign = self.sign(file)?;
+        if sign.is_some() && !receipts {
+            bail!("receipt-key: expected receipts with it, found none");
+        }
         let gpus = match (&self.gpus, &file.gpus) {
             (Some(gpus), _) => Some(Ok(gpus.clone())),
             (None, Some(CountOrText::Count(n))) => Some(n.to_string().parse()),
@@ -285,6 +309,7 @@ impl ApiFlags {
             adapters: adapters.map_err(|error: String| anyhow!("adapters: {error}"))?,
             is_asked: self.no_files || allow_anyone || !keys.is_empty(),
             allow_anyone,
+            receipts,
             settings: Settings {
                 engine: EngineOptions {
                     parallel: parallel.map_or(PARALLEL, NonZero::get),
@@ -301,6 +326,7 @@ impl ApiFlags {
                 cors,
                 max_body: max_body.map_or(MAX_BODY, |bytes| bytes.try_into().unwrap_or(usize::MAX)),
                 grammars: !self.no_grammars && file.grammars.unwrap_or(true),
+                sign,
                 public_metrics: self.public_metrics || file.public_metrics.unwrap_or(false),
                 commit: option_env!("STERNA_COMMIT").map(str::to_owned),
                 log: Arc::new(log),
@@ -331,6 +357,27 @@ impl ApiFlags {
             true => bail!("tls-cert: this program was built without TLS"),
             false => Ok(None),
         }
+    }
+}
+
+impl ApiFlags {
+    /// What signs receipts: as the flags say, or `file`, or nothing.
+    fn sign(&self, file: &ConfigFile) -> Result<Option<Sign>> {
+        let key = self.receipt_key.as_ref().or(file.receipt_key.as_ref());
+        let password = self.receipt_password_file.as_ref();
+        let password = password.or(file.receipt_password_file.as_ref());
+        let Some(path) = key else {
+            if password.is_some() {
+                bail!("receipt-password-file: expected a receipt-key with it, found none");
+            }
+            return Ok(None);
+        };
+        let password = password.map(PathBuf::as_path);
+        let key = KeyFile { path, password }.read()?;
+        Ok(Some(Arc::new(move |receipt: &mut Receipt| {
+            let signed = receipt.sign(&key);
+            signed.map_err(|error| sterna::Error::typed(ErrorCode::Compute, error))
+        })))
     }
 }
 
@@ -430,7 +477,7 @@ impl Chosen {
     ///
     /// Errors: a GPU that isn't there; `--gpus` beside another device.
     pub(super) fn engines(&self, flags: &EngineFlags) -> Result<Devices> {
-        let needs_hashes = self.settings.cache_folder.is_some();
+        let (needs_hashes, receipts) = (self.settings.cache_folder.is_some(), self.receipts);
         match &self.gpus {
             Some(gpus) => {
                 let (engines, names) = flags.on_each(gpus)?.into_iter().unzip();
@@ -438,12 +485,14 @@ impl Chosen {
                     engines,
                     names,
                     needs_hashes,
+                    receipts,
                 })
             }
             None => Ok(Devices {
                 engines: vec![flags.clone()],
                 names: Vec::new(),
                 needs_hashes,
+                receipts,
             }),
         }
     }
@@ -535,6 +584,8 @@ pub(super) struct Devices {
     pub(super) names: Vec<String>,
     /// What they compute is kept for later, so that it has to be known which models they are.
     needs_hashes: bool,
+    /// Receipts are written of what they compute.
+    receipts: bool,
 }
 
 /// A model that can be loaded.
@@ -609,18 +660,22 @@ pub(super) fn open(
             open_adapter(&lora.folder, &files).map_err(library_error)
         });
     }
-    let hash = match files.header() {
+    let stated = match files.header() {
         Header::Package(header) => header.package.manifest().blake3_full,
         _ => None,
     };
-    let hash = match hash {
-        None if devices.needs_hashes => {
-            let n_bytes = files.sources().iter().map(SourceFile::len).sum();
-            let progress = Progress::bytes("hashing", n_bytes);
-            Some(files.digest(&|n| progress.add(n))?)
-        }
-        hash => hash,
-    };
+    let is_hashed = devices.receipts || devices.needs_hashes && stated.is_none();
+    let digest = is_hashed.then(|| model::digest(&files)).transpose()?;
+    let hash = stated.or(digest);
+    if let Some(digest) = digest.filter(|_| devices.receipts) {
+        let (activations, name) = (engines[0].activations(), served.name().to_owned());
+        let described = plan.clone();
+        served = served.with_receipts(move |adapted| {
+            let device = model::computing(adapted.model().backend()).map_err(library_error)?;
+            let setup = Setup::new(&name, digest, &described, activations, session, device);
+            setup.with_adapters(adapted)
+        });
+    }
     let options = PlanOptions {
         i2s_layout: flags.i2s_layout(),
     };

@@ -13,6 +13,7 @@ use std::time::Instant;
 use serde_json::{Map, Value};
 use sterna::constraint::Grammar;
 use sterna::generate::{Logprobs, Request, StopReason, TextOptions, Token, TokenConstraint};
+use sterna::receipt::Receipt;
 use sterna::sampling::{SamplingOptions, random_seed};
 use sterna::{Error, ErrorCode, Result};
 use sterna_engine::Sampler;
@@ -20,6 +21,7 @@ use sterna_text::{Decode, Tokenizer};
 
 use crate::engine::{Output, Outputs};
 use crate::model::{ChatPrompt, Conversation, ModelText, THINK, THOUGHT};
+use crate::settings::Sign;
 use crate::trace::Tracing;
 use budget::ThoughtBudget;
 use split::{Expected, Part, Splitter};
@@ -45,6 +47,8 @@ pub(crate) struct Ask {
     pub(crate) grammar: Option<Grammar>,
     /// What calls there may be.
     pub(crate) calls: Calls,
+    /// Whether a receipt is to be written.
+    pub(crate) receipt: bool,
 }
 
 /// What is to be continued.
@@ -127,6 +131,11 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         Some(n_left) => within(model, n_left, opens_thinking, constraint),
         None => constraint,
     };
+    if ask.receipt && constraint.is_some() {
+        let message = "receipt: expected an answer that needn't match anything, found a schema, a grammar, a required \
+                       call, or a limit of thoughts";
+        return Err(Error::new(ErrorCode::Unsupported, message).into());
+    }
     let expected = Expected {
         opens_thinking,
         may_think,
@@ -324,6 +333,8 @@ pub(crate) enum Event {
     Ended {
         finish: Finish,
         usage: Usage,
+        /// If it was asked for.
+        receipt: Option<Box<Receipt>>,
     },
     /// The same.
     Failed(Error),
@@ -367,6 +378,7 @@ impl Reader {
                 reason,
                 text,
                 stats,
+                receipt,
             } => {
                 let mut parts = self.splitter.push(&text);
                 parts.extend(self.splitter.finish());
@@ -382,7 +394,11 @@ impl Reader {
                     n_generated: stats.n_generated,
                     n_reasoning: self.n_reasoning,
                 };
-                let ended = Event::Ended { finish, usage };
+                let ended = Event::Ended {
+                    finish,
+                    usage,
+                    receipt,
+                };
                 parts.into_iter().map(event).chain([ended]).collect()
             }
             Output::Failed(error) => vec![Event::Failed(error)],
@@ -424,6 +440,8 @@ pub(crate) struct Answers {
     summary: Summary,
     /// Is told at the end.
     tell: Option<Tell>,
+    /// Signs their receipts.
+    sign: Option<Sign>,
 }
 
 /// Takes what is said of answers in logs.
@@ -532,7 +550,7 @@ impl Summary {
     /// Notes what happened to the answer `choice`.
     fn note(&mut self, choice: usize, event: &Event) {
         let finish = match event {
-            Event::Ended { finish, usage } => {
+            Event::Ended { finish, usage, .. } => {
                 self.usage.n_prompt += usage.n_prompt;
                 self.usage.n_cached += usage.n_cached;
                 self.usage.n_generated += usage.n_generated;
@@ -567,10 +585,11 @@ impl Drop for Answers {
 }
 
 impl Answers {
-    /// Those whose outputs are `outputs`; `tell` is told how they ended.
+    /// Those whose outputs are `outputs`; `sign` signs their receipts, and `tell` is told how they ended.
     pub(crate) fn new(
         outputs: Outputs,
         readers: Vec<Reader>,
+        sign: Option<Sign>,
         tell: impl FnOnce(&Summary) + Send + 'static,
     ) -> Answers {
         let courses = vec![Course::default(); readers.len()];
@@ -587,6 +606,7 @@ impl Answers {
                 courses,
             },
             tell: Some(Box::new(tell)),
+            sign,
         }
     }
 
@@ -606,7 +626,21 @@ impl Answers {
                 continue;
             };
             self.summary.came(choice, &output);
-            let events = reader.read(output);
+            let mut events = reader.read(output);
+            if let Some(sign) = &self.sign {
+                for event in &mut events {
+                    let Event::Ended {
+                        receipt: Some(receipt),
+                        ..
+                    } = event
+                    else {
+                        continue;
+                    };
+                    if let Err(error) = sign(receipt) {
+                        *event = Event::Failed(error);
+                    }
+                }
+            }
             events
                 .iter()
                 .for_each(|event| self.summary.note(choice, event));
@@ -639,6 +673,7 @@ pub(crate) struct Whole {
     pub(crate) logprobs: Vec<ScoredToken>,
     pub(crate) finish: Option<Finish>,
     pub(crate) usage: Usage,
+    pub(crate) receipt: Option<Box<Receipt>>,
 }
 
 impl Whole {
@@ -665,9 +700,14 @@ impl Whole {
             }
             Event::CallEnded => {}
             Event::Logprobs(token) => self.logprobs.push(token),
-            Event::Ended { finish, usage } => {
+            Event::Ended {
+                finish,
+                usage,
+                receipt,
+            } => {
                 self.finish = Some(finish);
                 self.usage = usage;
+                self.receipt = receipt;
             }
             Event::Failed(error) => return Err(error),
         }

@@ -472,7 +472,7 @@ impl Encoder for MessageStream {
                 }
                 Event::CallEnded => self.close(frames),
                 Event::Logprobs(_) => {}
-                Event::Ended { finish, usage } => {
+                Event::Ended { finish, usage, .. } => {
                     if self.n_blocks == 0 && self.open.is_none() {
                         let block = json!({"type": "text", "text": "", "citations": []});
                         self.open(Block::Text, block, frames);

@@ -229,6 +229,7 @@ impl App {
         asks: Vec<Ask>,
     ) -> Result<Answers, ApiError> {
         let text = Arc::clone(&model.text);
+        let receipt = asks.iter().any(|ask| ask.receipt);
         if text.is_encoder {
             return Err(ApiError::invalid(format!(
                 "the model `{}` makes vectors of texts: expected a request to /v1/embeddings",
@@ -260,6 +261,7 @@ impl App {
                 adapter: model.key(),
                 key: caller.key,
                 work: Work::Generate(Box::new(request)),
+                receipt,
                 reply,
             });
         self.engines.submit(jobs.collect())?;
@@ -276,18 +278,24 @@ impl App {
             "dialect": dialect,
             "model": model.name,
         });
-        Ok(Answers::new(outputs, readers, move |summary: &Summary| {
-            let mut record = match head {
-                Value::Object(members) => members,
-                _ => Map::new(),
-            };
-            summary.add_to(&mut record);
-            app.spend(&caller, summary.n_read, "generated");
-            if let Some(tracing) = &caller.tracing {
-                summary.trace(tracing);
-            }
-            log(&record);
-        }))
+        let sign = self.settings.sign.clone();
+        Ok(Answers::new(
+            outputs,
+            readers,
+            sign,
+            move |summary: &Summary| {
+                let mut record = match head {
+                    Value::Object(members) => members,
+                    _ => Map::new(),
+                };
+                summary.add_to(&mut record);
+                app.spend(&caller, summary.n_read, "generated");
+                if let Some(tracing) = &caller.tracing {
+                    summary.trace(tracing);
+                }
+                log(&record);
+            },
+        ))
     }
 
     /// Logs `record`, an object.
@@ -317,6 +325,7 @@ impl App {
             adapter: model.key(),
             key: caller.key,
             work,
+            receipt: false,
             reply,
         });
         self.engines.submit(jobs.collect())?;

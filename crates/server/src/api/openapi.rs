@@ -186,6 +186,7 @@ const CHAT_CHOICE: Shape = Shape::Object(&[&[
         ]]),
     ),
     field("logprobs", ANYTHING),
+    field("receipt", ANYTHING),
 ]]);
 
 const TEXT_CHOICE: Shape = Shape::Object(&[&[
@@ -193,6 +194,7 @@ const TEXT_CHOICE: Shape = Shape::Object(&[&[
     required("text", TEXT),
     required("finish_reason", TEXT),
     field("logprobs", ANYTHING),
+    field("receipt", ANYTHING),
 ]]);
 
 /// What is answered, by the names that routes have for it.

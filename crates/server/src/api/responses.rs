@@ -479,7 +479,7 @@ impl ResponseStream {
             }
             Event::CallEnded => self.close("completed", frames),
             Event::Logprobs(_) => {}
-            Event::Ended { finish, usage } => return Some(self.finish(&finish, usage, frames)),
+            Event::Ended { finish, usage, .. } => return Some(self.finish(&finish, usage, frames)),
             Event::Failed(error) => {
                 let error = ApiError::from(error).response_error();
                 let output = std::mem::take(&mut self.output);

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use sterna::receipt::AdapterId;
 use sterna::{AdapterFiles, Context, ErrorCode, Result};
 use sterna_engine::lora::{ActiveAdapter, AdapterOptions, AdapterSource};
 use sterna_engine::{Backend, Model};
@@ -36,8 +37,8 @@ pub(crate) struct Adapters<B: Backend> {
 /// What a key stands for.
 struct Loaded<B: Backend> {
     key: Weak<AdapterKey>,
-    /// A digest of what it computes, with its scale.
-    form: String,
+    /// What tells it from others.
+    id: AdapterId,
     /// Where it is loaded from again, for a device that was lost.
     source: AdapterSource,
     scale: f32,
@@ -81,10 +82,10 @@ impl<B: Backend> Adapters<B> {
     }
 
     /// What tells the adapter of `key` from those that compute something else.
-    pub(super) fn form(&self, key: &AdapterKey) -> Option<String> {
+    pub(super) fn id(&self, key: &AdapterKey) -> Option<AdapterId> {
         let all = self.all();
         let loaded = all.iter().find(|loaded| loaded.is_of(key))?;
-        Some(loaded.form.clone())
+        Some(loaded.id.clone())
     }
 
     /// Takes `model` for that of the engine `number`, whose device was lost, and loads all adapters for it.
@@ -139,7 +140,12 @@ where
 {
     fn load_as(&self, key: &Arc<AdapterKey>, files: AdapterFiles, scale: f32) -> Result<()> {
         let refusal = files.refusal();
-        let form = format!("{} {scale:?}", files.digest());
+        let id = AdapterId {
+            name: key.name.clone(),
+            blake3: files.digest().into(),
+            scale,
+            dtype: None,
+        };
         // Until it is loaded everywhere, no engine comes back.
         let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut adapters, mut lost) = (Vec::new(), None);
@@ -164,7 +170,7 @@ where
         }
         self.all().push(Loaded {
             key: Arc::downgrade(key),
-            form,
+            id,
             source: files.source,
             scale,
             adapters,

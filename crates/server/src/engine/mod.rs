@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use sterna::embedding::Pooling;
 use sterna::generate::{Generator, Logprobs, Request, Stats, StopReason};
+use sterna::receipt::Receipt;
 use sterna::{Adapted, Error, ErrorCode, Result};
 use sterna_engine::lora::ActiveAdapter;
 use sterna_engine::{Backend, Model};
@@ -68,6 +69,8 @@ pub(crate) struct Job {
     /// Whose turn is taken.
     pub(crate) key: usize,
     pub(crate) work: Work,
+    /// Whether a receipt of the answer is to be written.
+    pub(crate) receipt: bool,
     pub(crate) reply: Reply,
 }
 
@@ -160,6 +163,8 @@ pub(crate) enum Output {
         /// Text that had been held back.
         text: String,
         stats: Stats,
+        /// If it was asked for.
+        receipt: Option<Box<Receipt>>,
     },
     /// Of each token but the first.
     Scored(Vec<Logprobs>),

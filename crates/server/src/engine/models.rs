@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
+use sterna::receipt::Setup;
 use sterna::swap::SwappedGroup;
 use sterna::{Adapted, AdapterFiles, Context, Error, ErrorCode, Result};
 use sterna_engine::lora::ActiveAdapter;
@@ -23,6 +24,8 @@ pub(super) struct EngineModel<B: Backend> {
     pub(super) weights: u64,
     /// Settings of its sequences.
     pub(super) session: SessionOptions,
+    /// Says what computes answers, if receipts of them are written.
+    pub(super) describe: Option<Arc<Describe<B>>>,
     /// Bytes of a sequence's cache by its number of tokens.
     pub(super) cache_bytes: Arc<CacheBytes>,
     /// Adapters that requests may name, beside those of all sequences. All engines share them.
@@ -41,6 +44,9 @@ pub(crate) type LoadModel<B> = dyn Fn(&[usize]) -> Result<Vec<Adapted<B>>> + Sen
 /// called so, or all that differ if none is named. What changed to what.
 pub(crate) type SwapGroups<B> =
     dyn Fn(&[Arc<Model<B>>], &str, &[String]) -> Result<Vec<SwappedGroup>> + Send + Sync;
+
+/// What answers are computed by, for receipts of them.
+pub(crate) type Describe<B> = dyn Fn(&Adapted<B>) -> Result<Setup> + Send + Sync;
 
 /// Why weights aren't replaced.
 #[derive(Debug)]
@@ -76,6 +82,8 @@ pub(crate) struct ModelSource<B: Backend> {
     /// Bytes that it takes on each engine.
     pub(crate) bytes: u64,
     pub(crate) session: SessionOptions,
+    /// Without it, no receipts are written.
+    pub(crate) describe: Option<Arc<Describe<B>>>,
     pub(crate) cache_bytes: Arc<CacheBytes>,
     /// As it is from the beginning, for each engine, if it is.
     pub(crate) loaded: Option<Vec<Adapted<B>>>,
@@ -267,6 +275,7 @@ where
             weights,
             hash: source.hash.clone(),
             session: source.session,
+            describe: source.describe.clone(),
             cache_bytes: Arc::clone(&source.cache_bytes),
             adapters: Arc::clone(adapters),
             _guard: CopyGuard {

@@ -172,6 +172,7 @@ impl<'a> Setup<'a> {
             bytes: 1,
             session,
             cache_bytes,
+            describe: None,
             loaded: Some(adapted),
             load,
             // Equal weights, under another name.
@@ -250,6 +251,7 @@ impl Tested {
                 max_tokens: n,
                 ..self.request(prompt, i as u64)
             })),
+            receipt: false,
             reply,
         });
         self.engines.submit(jobs.collect()).unwrap();
@@ -282,6 +284,7 @@ fn job(work: Work, reply: Reply) -> Job {
         adapter: None,
         key: 0,
         work,
+        receipt: false,
         reply,
     }
 }

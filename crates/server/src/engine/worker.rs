@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use sterna::embedding::embed;
 use sterna::generate::{Event, Logprobs, Request};
+use sterna::receipt::{AdapterId, Setup};
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::{SavedSequence, Sequence};
 use sterna::{Error, ErrorCode, Result};
@@ -70,6 +71,24 @@ impl<B: Backend> Of<B> {
         self.held() == held && Arc::ptr_eq(&self.model, model) && self.identity == *identity
     }
 
+    /// The same for receipts of answers.
+    ///
+    /// Errors: they aren't written; its weights were replaced.
+    fn setup(&self) -> Result<Arc<Setup>> {
+        let describe = self.model.describe.as_ref().ok_or_else(|| {
+            Error::new(
+                ErrorCode::Unsupported,
+                "a receipt: expected a model that receipts are written of, found another",
+            )
+        });
+        let mut setup = describe?(&self.model.adapted)?;
+        if let Some(key) = &self.adapter {
+            // One that is gone has no session either.
+            setup.extend_adapters(self.model.adapters.id(key));
+        }
+        Ok(Arc::new(setup))
+    }
+
     /// A job of it.
     fn job(self, work: Work, reply: Reply) -> Job {
         Job {
@@ -77,6 +96,8 @@ impl<B: Backend> Of<B> {
             adapter: self.adapter,
             key: self.key,
             work,
+            // What was begun has it already.
+            receipt: false,
             reply,
         }
     }
@@ -125,6 +146,11 @@ struct Idle<B: Backend> {
     n_prompt: usize,
     /// Its tokens, to be reported.
     ids: Arc<[u32]>,
+}
+
+/// What tells an adapter from those that compute something else.
+fn form(id: &AdapterId) -> String {
+    format!("{} {:?}", id.blake3, id.scale)
 }
 
 /// Templates write the end of a prompt otherwise once the answer is a part of it: fewer tokens than this.
@@ -459,9 +485,17 @@ impl<B: Backend> Worker<B> {
             Ok(sequence) => sequence,
             Err(error) => return self.refuse(job, error),
         };
-        let Job { work, reply, .. } = job;
+        let Job {
+            work,
+            receipt,
+            reply,
+            ..
+        } = job;
         let task = match work {
-            Work::Generate(request) => {
+            Work::Generate(mut request) => {
+                if receipt {
+                    request.receipt = Some(of.setup()?);
+                }
                 return self.begin_answer(of, (sequence, tier), *request, reply, busy);
             }
             Work::Continue(continued) => {
@@ -587,9 +621,9 @@ impl<B: Backend> Worker<B> {
         adapter: Option<&AdapterKey>,
     ) -> Identity {
         let (own, SessionOptions { ctx_len, cache, .. }) = (&model.adapted, model.session);
-        let adapter = adapter.map(|key| model.adapters.form(key));
+        let adapter = adapter.map(|key| model.adapters.id(key));
         // One that is gone has no sequences.
-        let adapter = adapter.map(Option::unwrap_or_default);
+        let adapter = adapter.map(|id| id.map_or(String::new(), |id| form(&id)));
         let (adapters, weights) = (own.adapters_digest(), model.weights);
         let settings = format!("{adapters} {adapter:?} {cache:?} {ctx_len} {weights}");
         Identity::of(&Computing {
@@ -781,6 +815,7 @@ impl<B: Backend> Worker<B> {
                     reason,
                     text,
                     stats: generator.map(|answer| *answer.stats()).unwrap_or_default(),
+                    receipt: generator.and_then(|answer| answer.receipt()).map(Box::new),
                 }
             }
             Event::Failed(error) => Output::Failed(error),

@@ -94,11 +94,9 @@ impl Setup {
         Ok(self)
     }
 
-    /// The same with one more adapter.
-    #[must_use]
-    pub fn with_adapter(mut self, adapter: AdapterId) -> Setup {
-        self.adapters.push(adapter);
-        self
+    /// Adds `adapters`, which are applied after those that it has.
+    pub fn extend_adapters(&mut self, adapters: impl IntoIterator<Item = AdapterId>) {
+        self.adapters.extend(adapters);
     }
 
     /// Refuses what can't be checked.

@@ -11,8 +11,8 @@ use super::super::shape::{COUNT, Shape, field, required};
 use super::super::stream::{self, Encoder, Frame};
 use super::super::{ApiError, Caller, Shared};
 use super::{
-    Chunks, Head, UsageSum, conversation, fields, finish_reason, grammar, max_thought, messages,
-    n_choices, sampling, scored, streaming, tools,
+    Chunks, Head, UsageSum, add_receipt, conversation, fields, finish_reason, grammar, max_thought,
+    messages, n_choices, receipt, sampling, scored, streaming, tools,
 };
 use crate::answer::{Ask, Call, Event, Prompt, Whole, whole};
 use crate::model::{Begun, Conversation};
@@ -91,6 +91,7 @@ pub(crate) async fn answer(
         logprobs,
         grammar: grammar(&at, &app.settings)?,
         calls,
+        receipt: receipt(&at, &model.text)?,
     };
     let (is_streamed, with_usage) = streaming(&at);
     let answers = app.answers(&caller, &model, "chat", vec![ask]).await?;
@@ -152,12 +153,14 @@ impl Form {
             true => self.logprobs(answer.logprobs.iter()),
             false => Value::Null,
         };
-        json!({
+        let mut choice = json!({
             "index": index,
             "message": message,
             "logprobs": logprobs,
             "finish_reason": finish_reason(answer.finish.as_ref()),
-        })
+        });
+        add_receipt(&mut choice, answer.receipt.as_deref());
+        choice
     }
 
     fn logprobs<'a>(&self, tokens: impl Iterator<Item = &'a crate::answer::ScoredToken>) -> Value {
@@ -181,14 +184,18 @@ struct ChatStream {
 }
 
 impl ChatStream {
-    fn delta(&self, choice: usize, delta: Value, logprobs: Value, finish: Value) -> Frame {
-        let choice = json!({
+    fn delta(&self, choice: usize, delta: Value, logprobs: Value) -> Frame {
+        let choice = Self::choice(choice, delta, logprobs, Value::Null);
+        self.chunks.of(&self.form.head, choice)
+    }
+
+    fn choice(choice: usize, delta: Value, logprobs: Value, finish: Value) -> Value {
+        json!({
             "index": choice,
             "delta": delta,
             "logprobs": logprobs,
             "finish_reason": finish,
-        });
-        self.chunks.of(&self.form.head, choice)
+        })
     }
 }
 
@@ -220,10 +227,15 @@ impl Encoder for ChatStream {
                     json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
                 }
                 Event::CallEnded | Event::Logprobs(_) => continue,
-                Event::Ended { finish, usage } => {
+                Event::Ended {
+                    finish,
+                    usage,
+                    receipt,
+                } => {
                     let reason = finish_reason(Some(&finish)).into();
-                    let logprobs = logprobs.take();
-                    frames.push_back(self.delta(choice, json!({}), logprobs, reason));
+                    let mut last = Self::choice(choice, json!({}), logprobs.take(), reason);
+                    add_receipt(&mut last, receipt.as_deref());
+                    frames.push_back(self.chunks.of(&self.form.head, last));
                     self.chunks.ended(choice, usage);
                     continue;
                 }
@@ -232,12 +244,12 @@ impl Encoder for ChatStream {
                     continue;
                 }
             };
-            let frame = self.delta(choice, delta, logprobs.take(), Value::Null);
+            let frame = self.delta(choice, delta, logprobs.take());
             frames.push_back(frame);
         }
         // Of a token whose text is held back.
         if !logprobs.is_null() {
-            frames.push_back(self.delta(choice, json!({}), logprobs, Value::Null));
+            frames.push_back(self.delta(choice, json!({}), logprobs));
         }
     }
 

@@ -13,8 +13,8 @@ use super::super::shape::{COUNT, Shape, TEXT, field, required};
 use super::super::stream::{self, Encoder, Frame};
 use super::super::{ApiError, Caller, Named, Shared};
 use super::{
-    Chunks, Head, Input, MAX_TOP, UsageSum, encoded, fields, finish_reason, finite, grammar,
-    inputs, n_choices, sampling, streaming, token_text,
+    Chunks, Head, Input, MAX_TOP, UsageSum, add_receipt, encoded, fields, finish_reason, finite,
+    grammar, inputs, n_choices, receipt, sampling, streaming, token_text,
 };
 use crate::answer::{Ask, Calls, Event, Prompt, ScoredToken, Usage, Whole, whole};
 use crate::engine::{Output, Refused, Work};
@@ -97,6 +97,7 @@ pub(crate) async fn answer(
         logprobs,
         grammar: grammar(&at, &app.settings)?,
         calls: Calls::None,
+        receipt: receipt(&at, &model.text)?,
         prompt: Prompt::default(),
     };
     let (is_streamed, with_usage) = streaming(&at);
@@ -246,12 +247,14 @@ impl Form {
             for token in &answer.logprobs {
                 logprobs.add(token, &self.head.model.tokenizer);
             }
-            json!({
+            let mut choice = json!({
                 "index": index,
                 "text": format!("{text}{}", answer.text),
                 "logprobs": self.has_logprobs.then(|| logprobs.json()),
                 "finish_reason": finish_reason(answer.finish.as_ref()),
-            })
+            });
+            add_receipt(&mut choice, answer.receipt.as_deref());
+            choice
         });
         let choices: Vec<Value> = choices.collect();
         let mut body = self.head.body("text_completion", choices.into());
@@ -320,16 +323,20 @@ struct CompletionStream {
 }
 
 impl CompletionStream {
-    fn text(&mut self, choice: usize, text: &str, logprobs: Logprobs, finish: Value) -> Frame {
+    fn text(&mut self, choice: usize, text: &str, logprobs: Logprobs) -> Frame {
+        let choice = self.choice(choice, text, logprobs, Value::Null);
+        self.chunks.of(&self.form.head, choice)
+    }
+
+    fn choice(&mut self, choice: usize, text: &str, logprobs: Logprobs, finish: Value) -> Value {
         self.offsets[choice] = logprobs.offset.max(self.offsets[choice]);
         let has_some = self.form.has_logprobs && !logprobs.tokens.is_empty();
-        let choice = json!({
+        json!({
             "index": choice,
             "text": text,
             "logprobs": has_some.then(|| logprobs.json()),
             "finish_reason": finish,
-        });
-        self.chunks.of(&self.form.head, choice)
+        })
     }
 }
 
@@ -352,22 +359,27 @@ impl Encoder for CompletionStream {
                         let mut of_echo = Logprobs::default();
                         of_echo.add_echo(echo, &self.form.head.model.tokenizer);
                         let text = echo.text.clone();
-                        let frame = self.text(choice, &text, of_echo, Value::Null);
+                        let frame = self.text(choice, &text, of_echo);
                         frames.push_back(frame);
                     }
                 }
                 Event::Text(text) => {
                     is_said = true;
                     let logprobs = std::mem::take(&mut logprobs);
-                    let frame = self.text(choice, &text, logprobs, Value::Null);
+                    let frame = self.text(choice, &text, logprobs);
                     frames.push_back(frame);
                 }
-                Event::Ended { finish, usage } => {
+                Event::Ended {
+                    finish,
+                    usage,
+                    receipt,
+                } => {
                     is_said = true;
                     let reason = finish_reason(Some(&finish)).into();
                     let logprobs = std::mem::take(&mut logprobs);
-                    let frame = self.text(choice, "", logprobs, reason);
-                    frames.push_back(frame);
+                    let mut last = self.choice(choice, "", logprobs, reason);
+                    add_receipt(&mut last, receipt.as_deref());
+                    frames.push_back(self.chunks.of(&self.form.head, last));
                     self.chunks.ended(choice, usage);
                 }
                 Event::Failed(error) => {
@@ -377,7 +389,7 @@ impl Encoder for CompletionStream {
             }
         }
         if !is_said {
-            let frame = self.text(choice, "", logprobs, Value::Null);
+            let frame = self.text(choice, "", logprobs);
             frames.push_back(frame);
         }
     }

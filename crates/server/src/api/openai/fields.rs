@@ -34,6 +34,7 @@ pub(crate) const ANSWERS: &[Field] = &[
     field("stop", STOPS),
     field("stop_token_ids", IDS),
     field("ignore_eos", Shape::Flag),
+    field("receipt", Shape::Flag),
     field("stream", Shape::Flag),
     field(
         "stream_options",

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 use sterna::constraint::Grammar;
+use sterna::receipt::Receipt;
 use sterna::sampling::SamplingOptions;
 use sterna_text::{Encode, Tokenizer};
 
@@ -55,6 +56,29 @@ pub(super) fn sampling(body: &At<'_>) -> SamplingOptions {
         presence_penalty: body.get("presence_penalty").number(),
         logit_bias: logit_bias(&body.get("logit_bias")),
         seed: body.get("seed").seed(),
+    }
+}
+
+/// Whether a receipt of the answer is asked for.
+///
+/// Errors: none are written of `model`.
+pub(super) fn receipt(body: &At<'_>, model: &ModelText) -> Result<bool, ApiError> {
+    let field = body.get("receipt");
+    match field.flag() {
+        Some(true) if !model.has_receipts => {
+            Err(field.refused("this server writes no receipts: it was started without --receipts"))
+        }
+        asked => Ok(asked.unwrap_or(false)),
+    }
+}
+
+/// Adds the receipt of an answer to `choice`, if there is one.
+///
+/// It is made of its text, in which numbers are as short as they are signed.
+fn add_receipt(choice: &mut Value, receipt: Option<&Receipt>) {
+    if let Some(receipt) = receipt {
+        let json = serde_json::from_str(&receipt.to_json());
+        choice["receipt"] = json.expect("what was written is JSON");
     }
 }
 

@@ -14,6 +14,7 @@ fn job(key: usize, name: u32) -> (Job, Outputs) {
             ids: vec![name],
             n_top: 0,
         },
+        receipt: false,
         reply: all.remove(0),
     };
     (job, outputs)
