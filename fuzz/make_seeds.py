@@ -310,3 +310,24 @@ for name, text in re.findall(r'const (PREHASHED|LEGACY): &str = "(.*?)";', SIGN,
 KEY = re.search(r'const KEY: &str = "(.*?)";', SIGN)[1]
 write("minisign", "public", KEY.encode())
 write("minisign", "public-file", f"untrusted comment: minisign public key\n{KEY}\n".encode())
+
+# Receipts, and ones with what those of the test data lack; the digests needn't be right.
+for path in sorted(glob.glob("testdata/receipts/*.json")):
+    with open(path, "rb") as f:
+        write("receipt", os.path.basename(path), f.read())
+with open("testdata/receipts/greedy.json", encoding="utf-8") as f:
+    GREEDY = json.load(f)
+ADAPTER = {"name": "red", "blake3": HEX, "scale": -0.5, "dtype": "F16"}
+SHORT = {"answer": [], "logits": dict(GREEDY["logits"], steps=[])}
+for name, change in {
+    "adapters": {"adapters": [ADAPTER, dict(ADAPTER, dtype=None)]},
+    "gpu": {"machine": dict(GREEDY["machine"], device="gpu", name="some (Vulkan, 1.0)")},
+    "banned": {"sampling": dict(GREEDY["sampling"], logit_bias=[[3, None], [9, 1.5]], repeat_last_n=None, seed=str(2**64 - 1))},
+    "converted": {"settings": dict(GREEDY["settings"], head="Q6_K", i2s_layout="block64", activations="f32")},
+    "empty": dict(SHORT, end={"reason": "max_tokens"}, max_tokens=0),
+    "stopped": dict(SHORT, end={"reason": "stop_string"}, max_tokens=None),
+    "full": dict(SHORT, end={"reason": "context_full"}, settings=dict(GREEDY["settings"], context=len(GREEDY["prompt"]) - 1)),
+    "signed": {"signature": "untrusted comment: x\nRUQ=\ntrusted comment: sterna receipt\nAA==\n"},
+    "later": {"receipt": 2},
+}.items():
+    write("receipt", name, json.dumps(dict(GREEDY, **change)).encode())

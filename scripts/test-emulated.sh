@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# test-emulated.sh - test the kernels with instruction sets that this machine doesn't have.
+# test-emulated.sh - test the kernels, and check receipts, with instruction sets that this machine doesn't have.
 #
 # 64-bit Arm runs under QEMU, as a processor with everything and as one without dot products;
 # WebAssembly runs in Node.js, with and without relaxed SIMD (one build has both). Both must come to the
 # hashes in src/golden.rs, which x86-64 comes to, and pass the tests of kernels that have instructions
-# of their own there; emulated, all tests would take many minutes. Compilers and emulators come from
+# of their own there; emulated, all tests would take many minutes. Receipts in testdata/receipts, which were
+# written with AVX-512, are to check on both. Compilers and emulators come from
 # rustup and, on Debian, from its packages; what can't be had is skipped, and said.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,6 +39,13 @@ arm() {
   say "Arm, cortex-a53"
   CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$runner cortex-a53" \
     cargo test --quiet -p sterna-kernels --lib --target $target -- these_bits
+  say "receipts on Arm"
+  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$runner max" check_receipts $target
+}
+
+# check_receipts TARGET
+check_receipts() {
+  cargo run --quiet -p sterna-testing --no-default-features --features receipts --bin check-receipts --target "$1"
 }
 
 wasm() {
@@ -47,10 +55,12 @@ wasm() {
   ((major >= 20)) || { say "skipped WebAssembly: no Node.js 20 or newer"; return 0; }
   # Before 21 relaxed SIMD was an experiment, and the quick compiler got its dot product wrong.
   ((major >= 21)) || node+=(--experimental-wasm-relaxed-simd --no-liftoff)
+  export CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-Ctarget-feature=+simd128,+relaxed-simd"
+  export CARGO_TARGET_WASM32_WASIP1_RUNNER="${node[*]} $PWD/scripts/wasi-run.mjs"
   say "WebAssembly"
-  CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-Ctarget-feature=+simd128,+relaxed-simd" \
-    CARGO_TARGET_WASM32_WASIP1_RUNNER="${node[*]} $PWD/scripts/wasi-run.mjs" \
-    cargo test --quiet -p sterna-kernels --lib --target $target -- "${filters[@]}"
+  cargo test --quiet -p sterna-kernels --lib --target $target -- "${filters[@]}"
+  say "receipts in WebAssembly"
+  check_receipts $target
 }
 
 # Tests of products, in which instructions of the targets are, and of the hashes.

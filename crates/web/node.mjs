@@ -1,5 +1,6 @@
 // Generates in Node.js: node node.mjs MODEL_FOLDER PROMPT [TEMPERATURE] [SEED] [PIECE]
 // prints the token ids as JSON. The files are given in pieces of at most PIECE bytes.
+// node node.mjs MODEL_FOLDER --check RECEIPT checks a receipt, and prints what came of it.
 import { closeSync, existsSync, openSync, readFileSync, readSync, statSync } from "node:fs";
 
 const built = new URL("../../packages/sterna/dist/wasm/", import.meta.url);
@@ -18,6 +19,10 @@ const files = {
   },
 };
 const model = await Model.load(files, { name: folder, backend: "cpu", threads: 1 }, () => {});
+if (prompt === "--check") {
+  console.log(JSON.stringify(await model.check(readFileSync(temperature, "utf8"), files, [])));
+  process.exit();
+}
 const messages = [{ role: "user", content: prompt }];
 const ids = model.info().hasTemplate ? model.prompt(messages, {}) : model.encode(prompt);
 model.start(model.session(), ids, { temperature: Number(temperature), seed: Number(seed) });

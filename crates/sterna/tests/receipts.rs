@@ -577,6 +577,16 @@ fn what_is_no_receipt_is_refused_by_place() {
             "expected a whole number below 2^64",
         ),
         (
+            "/sampling/min_p",
+            json!(1e39),
+            "number out of range at line",
+        ),
+        (
+            "/sampling/logit_bias",
+            json!([[1, -1e39]]),
+            "number out of range at line",
+        ),
+        (
             "/prompt",
             json!([]),
             "receipt: prompt: expected tokens, found none",
@@ -716,4 +726,63 @@ fn replaced_weights_are_not_those_of_the_files() {
         error.to_string().contains("whose weights were replaced"),
         "{error}"
     );
+}
+
+/// Receipts of the built-in model, written with AVX-512. `sterna-testing` checks them on other machines.
+#[test]
+fn receipts_of_the_built_in_model_check_everywhere() {
+    for name in ["drawn", "greedy"] {
+        let path = at("testdata/receipts").join(name).with_extension("json");
+        let receipt = Receipt::parse(&fs::read(path).unwrap()).unwrap();
+        assert_eq!(receipt.machine().name, "avx512");
+        let mut case = Case::of("crates/sterna/models/tiny-tales");
+        case.session = receipt.settings().session();
+        for isa in Isa::available() {
+            let checked = case.check_at(&receipt, isa).unwrap();
+            assert_eq!(checked, Checked::Same, "{name} {}", isa.name());
+        }
+    }
+}
+
+#[path = "../../../fuzz/checks/receipt.rs"]
+mod check;
+
+#[test]
+fn inputs_of_the_fuzzer() {
+    sterna_testing::fuzz::replay("receipt", check::check);
+}
+
+/// Inputs with bytes and whole parts exchanged, `STERNA_MUTATIONS` of them.
+#[test]
+fn mutations_of_inputs_of_the_fuzzer() {
+    let n = std::env::var("STERNA_MUTATIONS").map_or(3000, |n| n.parse().unwrap());
+    let inputs = sterna_testing::fuzz::inputs("receipt");
+    let mut state = 1u64;
+    let mut below = |n: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % n.max(1)
+    };
+    for _ in 0..n {
+        let mut input = inputs[below(inputs.len())].1.clone();
+        let other = &inputs[below(inputs.len())].1;
+        for _ in 0..1 + below(3) {
+            let at = below(input.len());
+            match below(4) {
+                0 => input[at] = other[below(other.len())],
+                1 => input[at] = below(256) as u8,
+                2 => drop(input.drain(at..(at + below(40)).min(input.len()))),
+                _ => {
+                    let from = below(other.len());
+                    let part = other[from..(from + below(60)).min(other.len())].to_vec();
+                    input.splice(at..at, part);
+                }
+            }
+            if input.is_empty() {
+                break;
+            }
+        }
+        check::check(&input);
+    }
 }

@@ -7,16 +7,20 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use js_sys::{Array, Function, Object, Uint8Array, Uint32Array};
+use sterna::receipt::{self, Receipt};
 use sterna::scheduler::SchedulerOptions;
 use sterna::{Error, ErrorCode, ModelEntry, ModelFiles, OpenOptions, Result};
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{Cpu, Gpu};
+use sterna_kernels::Isa;
 use wasm_bindgen::JsValue;
 use wasm_bindgen::prelude::wasm_bindgen;
 
 use crate::files::drive;
 use crate::js::{self, Constraint, Files, failure, from_js, to_js};
-use crate::options::{AdapterUse, BackendChoice, ModelInfo, ModelOptions, PromptOptions, Reason};
+use crate::options::{
+    AdapterUse, BackendChoice, ModelInfo, ModelOptions, PromptOptions, Reason, ReceiptCheck,
+};
 
 use self::core::{Core, Early};
 use self::place::Place;
@@ -234,6 +238,35 @@ impl Model {
     pub async fn logits(&self, ids: Vec<u32>, all: bool) -> Result<Vec<f32>, JsValue> {
         let logits = with!(&self.loaded, core => core.logits(&ids, all).await);
         logits.map_err(|error| failure(&error))
+    }
+
+    /// Computes the answer of `receipt`, JSON, again, with `adapters`; `files` are those that the model was loaded
+    /// from.
+    pub async fn check(
+        &self,
+        receipt: String,
+        files: Files,
+        adapters: JsValue,
+    ) -> Result<JsValue, JsValue> {
+        let adapters: Vec<AdapterUse> = from_js("adapters", &adapters)?;
+        let checked = self.checked(&receipt, &files, &adapters).await;
+        to_js(&ReceiptCheck::of(checked.map_err(|error| failure(&error))?))
+    }
+
+    async fn checked(
+        &self,
+        receipt: &str,
+        from: &Files,
+        adapters: &[AdapterUse],
+    ) -> Result<receipt::Checked> {
+        let receipt = Receipt::parse(receipt.as_bytes())?;
+        let digest = drive(self.files.digest(|_| {}), from).await?;
+        let device = match &self.loaded {
+            Loaded::Cpu(_) => receipt::Device::Cpu(Isa::detect().name().to_owned()),
+            Loaded::Gpu(core) => receipt::Device::Gpu(core.backend().device().info().name.clone()),
+        };
+        let files = &self.files;
+        with!(&self.loaded, core => core.check(&receipt, files, digest, device, adapters).await)
     }
 
     /// Loads an adapter under `name`.

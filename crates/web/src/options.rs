@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sterna::receipt::Checked;
 use sterna::sampling::SamplingOptions;
 
 /// How to load a model.
@@ -183,6 +184,40 @@ pub(crate) struct TopToken {
     pub(crate) id: u32,
     pub(crate) text: String,
     pub(crate) logprob: f32,
+}
+
+/// What came of checking a receipt.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ReceiptCheck {
+    ok: bool,
+    /// Of an answer of a GPU, how many tokens aren't the best, but within the margin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    within_margin: Option<usize>,
+    /// What differs first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    difference: Option<String>,
+    /// The place in the answer of the token that does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+}
+
+impl ReceiptCheck {
+    pub(crate) fn of(checked: Checked) -> ReceiptCheck {
+        let (within_margin, difference) = match checked {
+            Checked::Same => (None, None),
+            Checked::WithinMargin { n_others } => (Some(n_others), None),
+            Checked::Differs(difference) => (None, Some(difference)),
+        };
+        ReceiptCheck {
+            ok: difference.is_none(),
+            within_margin,
+            index: difference
+                .as_ref()
+                .and_then(|difference| difference.index()),
+            difference: difference.map(|difference| difference.to_string()),
+        }
+    }
 }
 
 /// A group that was replaced.

@@ -187,6 +187,8 @@ export class Model {
   recover(files: Files, progress: (doneBytes: number, totalBytes: number) => void): Promise<void>
   /** Logits after each of `ids`, or the last only; rows of `vocabulary`. */
   logits(ids: Uint32Array, all: boolean): Promise<Float32Array>
+  /** Computes the answer of a receipt, JSON, again; on the CPU only. `files` are those that the model was loaded from. */
+  check(receipt: string, files: Files, adapters: { name: string; scale?: number }[]): Promise<{ ok: boolean; withinMargin?: number; difference?: string; index?: number }>
   addAdapter(name: string, files: Files): Promise<void>
   removeAdapter(name: string): void
   /** The adapters of a session with their strengths; drops its cache where they change. */

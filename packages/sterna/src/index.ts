@@ -16,5 +16,5 @@ export { SternaError, type ErrorCode } from './error.js'
 export { openai, type OpenAi, type OpenAiOptions, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from './openai.js'
 export type {
   AdapterUse, ConvertOptions, ConvertSource, Doctor, EngineOptions, FinishReason, GenerateOptions, JsonSchema, LoadOptions, Message, ModelInfo, Notice, Plan, Progress,
-  Schema, Source, SourceOptions, StorageUsage, StoredModel, StoreKind, SwapResult, TokenLogprob, TrustedKey, Usage, WasmUrls, WorkerOptions,
+  Schema, Source, SourceOptions, StorageUsage, StoredModel, StoreKind, SwapResult, ReceiptCheck, TokenLogprob, TrustedKey, Usage, WasmUrls, WorkerOptions,
 } from './types.js'

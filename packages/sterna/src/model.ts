@@ -6,11 +6,13 @@ import type { Remote } from './rpc.js'
 import { wireGrammar } from './schema.js'
 import { wireSource } from './source.js'
 import type {
-  AdapterUse, Calls, GenerateOptions, Message, ModelInfo, Notice, Progress, Sampling, Source, SourceOptions, SwapResult,
+  AdapterUse, Calls, GenerateOptions, Message, ModelInfo, Notice, Progress, ReceiptCheck, Sampling, Source, SourceOptions, SwapResult,
 } from './types.js'
 
 /** `model.chat(options)` begins a chat; `model.chat.completions.create` is shaped like OpenAI's. */
 export type ChatFactory = ((options?: ChatOptions) => Chat) & OpenAi['chat']
+
+const adapterUse = (adapter: string | AdapterUse): AdapterUse => typeof adapter === 'string' ? { name: adapter } : adapter
 
 /** A loaded model, in its Worker. Made by `Sterna.load`. */
 export class Model {
@@ -70,6 +72,11 @@ export class Model {
     return this.#remote.call('logits', { ids: Uint32Array.from(ids), all }, { signal })
   }
 
+  /** Computes the answer of a receipt again, on the CPU: whether its bits are those of this model. Adapters in the receipt's order. */
+  check(receipt: string | object, { adapters = [] }: { adapters?: (string | AdapterUse)[] } = {}): Promise<ReceiptCheck> {
+    return this.#remote.call('check', { receipt: typeof receipt === 'string' ? receipt : JSON.stringify(receipt), adapters: adapters.map(adapterUse) })
+  }
+
   /** LoRA adapters. */
   readonly adapters = {
     /** Loads an adapter under a name. */
@@ -81,7 +88,7 @@ export class Model {
     },
     /** Those of the answers from now on, in place of the ones before. A name alone has strength 1. */
     use: async (...adapters: (string | AdapterUse)[]): Promise<void> => {
-      await this.#remote.call('useAdapters', adapters.map(adapter => typeof adapter === 'string' ? { name: adapter } : adapter))
+      await this.#remote.call('useAdapters', adapters.map(adapterUse))
     },
   }
 

@@ -229,6 +229,17 @@ export interface Doctor {
   storage: StorageUsage & { opfs: boolean; syncAccess: boolean; sharedReads: boolean; indexeddb: boolean; locks: boolean }
 }
 
+export interface ReceiptCheck {
+  /** Whether the answer is what the model answers. */
+  ok: boolean
+  /** Of an answer of a GPU: how many tokens aren't the best, but within the margin. */
+  withinMargin?: number
+  /** What differs first. */
+  difference?: string
+  /** The place in the answer of the token that does, counted from 0. */
+  index?: number
+}
+
 export interface SwapResult {
   group: string
   from: { version?: string; hash?: string }
@@ -302,6 +313,7 @@ export type Calls = {
   tokenize: { args: string | Message[]; value: Uint32Array }
   detokenize: { args: Uint32Array; value: string }
   logits: { args: { ids: Uint32Array; all: boolean }; value: Float32Array }
+  check: { args: { receipt: string; adapters: AdapterUse[] }; value: ReceiptCheck }
   addAdapter: { args: { name: string; from: WireSourceOptions }; item: Progress | { notice: Notice }; value: null }
   removeAdapter: { args: string; value: null }
   useAdapters: { args: AdapterUse[]; value: null }

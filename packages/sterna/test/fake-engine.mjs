@@ -262,6 +262,7 @@ export class Model {
   }
   async recover(files) { seen.recovered = await files.len(this.options.entry) }
   async logits(ids, all) { return Float32Array.from({ length: 8 * (all ? ids.length : 1) }, (_, i) => i) }
+  async check(receipt, files, adapters) { return { ok: false, difference: `${receipt} ${await files.len(this.options.entry) > 0} ${JSON.stringify(adapters)}`, index: 3 } }
   async addAdapter(name, files) { seen.adapters.push(['add', name, await files.len('adapter.gguf') ?? await files.len('manifest.json')]) }
   removeAdapter(name) { seen.adapters.push(['remove', name]) }
   useAdapters(session, adapters) { seen.adapters.push(['use', session, JSON.stringify(adapters)]) }

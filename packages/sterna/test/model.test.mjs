@@ -180,6 +180,7 @@ test('tokens, logits, adapters, groups, memory', async () => {
   await model.generate('a').text()
   await model.generate('a', { adapters: [{ name: 'pirate', scale: 0.5 }] }).text()
   await model.adapters.remove('pirate')
+  assert.deepEqual(await model.check({ receipt: 1 }, { adapters: ['pirate'] }), { ok: false, difference: '{"receipt":1} true [{"name":"pirate"}]', index: 3 })
   assert.deepEqual(seen.adapters.map(([what, , list]) => list ? `${what} ${list}` : what), [
     'add 30', 'use [{"name":"pirate"}]', 'use [{"name":"pirate","scale":0.5}]', 'remove',
   ])

@@ -476,14 +476,6 @@ impl Receipt {
                 );
             }
         }
-        if let Some(adapter) = self.adapters.iter().find(|a| !a.scale.is_finite()) {
-            bail!(
-                InvalidFile,
-                "receipt: adapter {:?}: expected a finite scale, found {}",
-                adapter.name,
-                adapter.scale
-            );
-        }
         if self.prompt.is_empty() {
             bail!(InvalidFile, "receipt: prompt: expected tokens, found none");
         }

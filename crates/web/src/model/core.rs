@@ -7,6 +7,7 @@ use std::sync::Arc;
 use js_sys::Function;
 use serde_json::Value;
 use sterna::generate::{self, Event, Logprobs, Request, StopReason, Token, TokenConstraint};
+use sterna::receipt::{AdapterId, Checked, Device, Receipt, Setup};
 use sterna::sampling::SamplingOptions;
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
@@ -18,6 +19,7 @@ use sterna::{
 use sterna_engine::lora::{ActiveAdapter, Adapter, AdapterOptions};
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{Backend, Logits, Model, ModelPlan, Sampler, Session, SessionOptions};
+use sterna_format::digest::Digest;
 use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, Decode, Encode, Tokenizer};
 
@@ -36,7 +38,8 @@ pub(super) struct Core<B: Backend> {
     scheduler: Scheduler<B>,
     sessions: BTreeMap<u32, SequenceId>,
     next_session: u32,
-    adapters: BTreeMap<String, Arc<Adapter<B>>>,
+    /// With the digests of their files.
+    adapters: BTreeMap<String, (Arc<Adapter<B>>, Digest)>,
     /// The adapters of sessions that have any.
     uses: BTreeMap<u32, Vec<AdapterUse>>,
     revisions: Revisions,
@@ -419,10 +422,11 @@ impl<B: Backend + 'static> Core<B> {
         .await?;
         let mut warnings = Vec::new();
         adapter.check_base(base, &mut warnings)?;
+        let digest = adapter.digest();
         let loaded = self
             .model
             .load_adapter(adapter.source, AdapterOptions { dtype: None })?;
-        self.adapters.insert(name, loaded);
+        self.adapters.insert(name, (loaded, digest));
         self.warnings
             .extend(warnings.iter().map(Warning::to_string));
         Ok(())
@@ -439,15 +443,47 @@ impl<B: Backend + 'static> Core<B> {
 
     fn active(&self, uses: &[AdapterUse]) -> Result<Vec<ActiveAdapter<B>>> {
         let active = |used: &AdapterUse| {
-            let adapter = self.adapters.get(&used.name);
-            let adapter =
-                adapter.ok_or_else(|| invalid(format!("there is no adapter {:?}", used.name)))?;
+            let (adapter, _) = self.adapter(&used.name)?;
             Ok(ActiveAdapter {
                 adapter: Arc::clone(adapter),
                 scale: used.scale.unwrap_or(1.0),
             })
         };
         uses.iter().map(active).collect()
+    }
+
+    fn adapter(&self, name: &str) -> Result<&(Arc<Adapter<B>>, Digest)> {
+        let adapter = self.adapters.get(name);
+        adapter.ok_or_else(|| invalid(format!("there is no adapter {name:?}")))
+    }
+
+    /// Computes the answer of `receipt` again, with the adapters `uses`; the model is that of `files`, whose digest is
+    /// `digest`, on `device`.
+    pub(super) async fn check(
+        &self,
+        receipt: &Receipt,
+        files: &ModelFiles,
+        digest: Digest,
+        device: Device,
+        uses: &[AdapterUse],
+    ) -> Result<Checked> {
+        let plan = files.plan(&PlanOptions::default())?;
+        let activations = files.activations().unwrap_or_default();
+        let options = receipt.settings().session();
+        let setup = Setup::new(files.stem(), digest, &plan, activations, options, device);
+        let mut setup = setup.with_adapters(&Adapted::new(Arc::clone(&self.model)))?;
+        for used in uses {
+            let (_, digest) = self.adapter(&used.name)?;
+            setup.extend_adapters([AdapterId {
+                name: used.name.clone(),
+                blake3: (*digest).into(),
+                scale: used.scale.unwrap_or(1.0),
+                dtype: None,
+            }]);
+        }
+        let mut session = Session::new(Arc::clone(&self.model), options)?;
+        session.set_adapters(self.active(uses)?)?;
+        receipt.check_async(&setup, &mut session).await
     }
 
     pub(super) fn use_adapters(&mut self, session: u32, uses: Vec<AdapterUse>) -> Result<()> {

@@ -87,6 +87,8 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
     detokenize: ids => loaded().with(model => model.decode(ids)),
     logits: ({ ids, all }) => loaded().with(model => model.logits(ids, all)),
 
+    check: ({ receipt, adapters }) => loaded().check(receipt, adapters),
+
     // The engine answers others until the files are here.
     addAdapter: ({ name, from }, context) => opening(from, context, async opened => {
       await opened.arrived

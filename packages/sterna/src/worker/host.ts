@@ -71,6 +71,13 @@ export class Host {
     return swapped
   }
 
+  /** Computes the answer of a receipt again, with the files that the model was loaded from. */
+  async check(receipt: string, adapters: AdapterUse[]): Promise<ReceiptCheck> {
+    const [opened] = this.opened
+    await opened!.arrived
+    return this.with(model => model.check(receipt, opened!.files, adapters))
+  }
+
   useAdapters(adapters: AdapterUse[]): void { this.#defaultAdapters = adapters }
 
   /** Token ids of a text, or of messages by the chat template. */
