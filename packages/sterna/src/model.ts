@@ -73,7 +73,7 @@ export class Model {
   }
 
   /** Computes the answer of a receipt again, on the CPU: whether its bits are those of this model. Adapters in the receipt's order. */
-  check(receipt: string | object, { adapters = [] }: { adapters?: (string | AdapterUse)[] } = {}): Promise<ReceiptCheck> {
+  check(receipt: string | object, { adapters = [] }: { adapters?: Array<string | AdapterUse> } = {}): Promise<ReceiptCheck> {
     return this.#remote.call('check', { receipt: typeof receipt === 'string' ? receipt : JSON.stringify(receipt), adapters: adapters.map(adapterUse) })
   }
 

@@ -286,7 +286,8 @@ impl Run {
             receipt,
             ..
         } = answer;
-        if let (Some(file), Some(mut receipt)) = (&self.receipt, receipt) {
+        if let Some(file) = &self.receipt {
+            let mut receipt = receipt.context("--receipt: the answer was not ended")?;
             if let Some(key) = &key {
                 receipt.sign(key)?;
             }

@@ -15,8 +15,8 @@ const LOGITS_BYTES: usize = 64 << 20;
 /// Tokens of a batched pass: more aren't faster, and fewer would be slower.
 const MAX_ROWS: usize = 512;
 const MIN_ROWS: usize = 16;
-/// Of how many times the bounded error two logits of a GPU may each be off.
-const SPREAD: f64 = 2.0;
+/// Penalties multiply errors of logits, too, but no more than this is made of it: a receipt chooses them.
+const MAX_PENALTY: f64 = 2.0;
 
 /// What came of a check.
 #[derive(Debug, Clone, PartialEq)]
@@ -431,17 +431,17 @@ impl Steps<'_> {
         })
     }
 
-    /// By how much the logit of a token may be below the best one: each of the two may be off by a few times the root
-    /// mean square error that is bounded.
+    /// By how much the logit of a token may be below the best one: each of the two may be off by the root mean square
+    /// error that is bounded.
     fn margin(&self, logits: &[f32]) -> f32 {
         let finite = logits.iter().filter(|logit| logit.is_finite());
         let (n, squares) = finite.fold((0u32, 0.0), |(n, sum), &logit| {
             (n + 1, sum + f64::from(logit) * f64::from(logit))
         });
         let rms = (squares / f64::from(n.max(1))).sqrt();
-        // A penalty multiplies errors, too.
         let penalty = f64::from(self.sampler.config().repeat_penalty);
-        (2.0 * SPREAD * self.bound * rms * penalty.max(1.0 / penalty)) as f32
+        let penalty = penalty.max(1.0 / penalty).min(MAX_PENALTY);
+        (2.0 * self.bound * rms * penalty) as f32
     }
 
     fn finish(self) -> Checked {

@@ -2,7 +2,7 @@
 import type { Constraint, Vocabulary } from '../constraint.js'
 import type { EngineEvent, Model } from '../engine.js'
 import { SternaError, cancelled } from '../error.js'
-import type { AdapterUse, Message, ModelInfo, Notice, Usage, WireEnd, WireEvent, WireGenerate, WireGrammar } from '../types.js'
+import type { AdapterUse, Message, ModelInfo, Notice, ReceiptCheck, Usage, WireEnd, WireEvent, WireGenerate, WireGrammar } from '../types.js'
 import type { Engine } from './engine.js'
 import type { Opened } from './library.js'
 
