@@ -227,6 +227,11 @@ impl Backend for Hybrid {
         self.cpu.host()
     }
 
+    fn rewrites(&self, dtype: DType, k: usize) -> bool {
+        // Which layers a GPU takes isn't known before they are loaded.
+        self.gpu.is_none() && self.cpu.rewrites(dtype, k)
+    }
+
     fn load_linear(&self, source: LinearSource) -> Result<OfLinear, BackendError> {
         Ok(match self.loads {
             Side::Cpu => Either::Cpu(self.cpu.load_linear(source)?),

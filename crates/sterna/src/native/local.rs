@@ -157,15 +157,13 @@ impl LocalModel {
         options: &LoadFrom<'_>,
     ) -> Result<Loaded<B>> {
         let all_bytes = || self.sources.iter().map(SourceFile::len).sum::<u64>();
-        let is_rewritten = || {
-            let rewrites = |dtype, k| backend.rewrites(dtype, k);
-            plan.rewritten_bytes(rewrites) > all_bytes() / 2
-        };
+        let rewritten = plan.rewritten_bytes(|dtype, k| backend.rewrites(dtype, k));
+        let is_rewritten = options.experts.is_none() && rewritten > all_bytes() / 2;
         let kept = match options.weights {
             _ if options.experts.is_some() => Kept::Released,
             Weights::Mapped => Kept::Mapped,
             // Read, they would be in memory twice.
-            Weights::Read | Weights::ReadUpTo(_) if is_rewritten() => Kept::Mapped,
+            Weights::Read | Weights::ReadUpTo(_) if is_rewritten => Kept::Mapped,
             Weights::Read => Kept::Read,
             Weights::ReadUpTo(n_bytes) if all_bytes() <= n_bytes => Kept::Read,
             Weights::ReadUpTo(_) => Kept::Mapped,
@@ -199,6 +197,9 @@ impl LocalModel {
             let warnings = shards.finish()?;
             self.settle()?;
             let mut loaded = machine.finish()?;
+            if is_rewritten {
+                self.sources.iter().for_each(SourceFile::release);
+            }
             loaded.warnings.extend(warnings);
             loaded.warnings.extend(self.files.warnings());
             if let Some(experts) = &experts {
