@@ -127,7 +127,7 @@ mod tests {
         let code = |x: u32, i: usize| x >> (2 * i) & 3;
         let mut random = Random::new(6);
         for _ in 0..100 {
-            let x = random.next() as u32;
+            let x = random.next();
             for i in 0..16 {
                 assert_eq!(code(transposed(x), i), code(x, i % 4 * 4 + i / 4));
             }
