@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use super::{Kernel, Panel, ROWS, SPAN, Span};
-use crate::isa::{Isa, Level, multiversion};
+use crate::isa::{Isa, multiversion};
 use crate::quant::f16_to_f32;
 
 /// Columns that share a scale of weights, and of activations.
@@ -53,11 +53,12 @@ unsafe impl Span for Crumbs {
     }
 
     fn kernel(isa: Isa) -> Option<Kernel<Crumbs>> {
-        match isa.level() {
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => Some(x86::crumbs),
-            _ => None,
+        #[cfg(target_arch = "x86_64")]
+        if x86::is_offered(isa) {
+            return Some(x86::crumbs);
         }
+        let _ = isa;
+        None
     }
 }
 

@@ -3,11 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use super::{Kernel, Panel, ROWS, SPAN, Span};
-use crate::isa::{Isa, Level, multiversion};
+use crate::isa::{Isa, multiversion};
 use crate::quant::f16_to_f32;
-
-/// Columns that share an integer scale and minimum.
-pub(super) const SUB: usize = 32;
 
 /// Columns whose codes are together in a row: four bytes.
 pub(super) const WORD: usize = 8;
@@ -61,20 +58,21 @@ unsafe impl Span for Q4K {
     }
 
     fn unpack(&self, isa: Isa, panel: &mut Panel) {
-        match isa.level() {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: these levels exist only where their instructions were seen.
-            Level::Avx512 | Level::Amx => unsafe { x86::unpack_q4_k(self, panel) },
-            _ => unpack(isa, self, panel),
+        #[cfg(target_arch = "x86_64")]
+        if x86::is_offered(isa) {
+            // SAFETY: the instruction set has it.
+            return unsafe { x86::unpack_q4_k(self, panel) };
         }
+        unpack(isa, self, panel);
     }
 
     fn kernel(isa: Isa) -> Option<Kernel<Q4K>> {
-        match isa.level() {
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => Some(x86::q4_k),
-            _ => None,
+        #[cfg(target_arch = "x86_64")]
+        if x86::is_offered(isa) {
+            return Some(x86::q4_k);
         }
+        let _ = isa;
+        None
     }
 }
 

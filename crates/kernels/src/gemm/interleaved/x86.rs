@@ -8,9 +8,15 @@ use super::crumbs::{self, Crumbs};
 use super::q4_k::{self, Q4K};
 use super::q6_k::{self, Q6K};
 use super::{Panel, QuantizedRow, ROWS, SPAN};
+use crate::isa::{Isa, Level};
 
 /// Bytes from those that are multiplied to those that are prefetched.
 const AHEAD: usize = 8 << 10;
+
+/// Whether `isa` has the instructions of the kernels here.
+pub(super) fn is_offered(isa: Isa) -> bool {
+    matches!(isa.level(), Level::Avx512 | Level::Amx)
+}
 
 /// Prefetches a span behind `span`.
 #[inline(always)]
@@ -84,7 +90,9 @@ pub(super) fn crumbs(tile: &[Crumbs], x: QuantizedRow<'_>) -> [f32; ROWS] {
 /// The kernel of [`Q4K`].
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
-    use q4_k::{SUB, WORD};
+    use q4_k::WORD;
+    /// Columns that share an integer scale and minimum.
+    const SUB: usize = 32;
     let (low, high) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0xf0u8 as i8));
     let of_spans = x.q.as_chunks::<SPAN>().0.iter().zip(x.scales);
     let of_spans = of_spans.zip(x.sums.as_chunks::<{ SPAN / SUM_LEN }>().0);
