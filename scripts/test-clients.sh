@@ -2,7 +2,7 @@
 # Clients and judges of others against a server of the built-in model.
 #   scripts/test-clients.sh [light]
 #
-# `light` leaves out what takes longer or is large: schemathesis, compatcanary, Codex.
+# `light` leaves out what takes longer or is large: schemathesis, gateways, compatcanary, Codex.
 # Needs the program (cargo build --release -p sterna-cli, or STERNA=path), Python 3.10 with PyPI, and Node.js 20 with
 # npm; says "skipped: …" of what can't be had.
 set -euo pipefail
@@ -64,6 +64,18 @@ if { python3 -m venv "$venv" && "$venv/bin/pip" install -q "${wheels[@]}"; } >"$
 else
   tail -3 "$scratch/pip"
   echo "skipped: Python clients, whose packages can't be installed"
+fi
+
+# Gateways of others before two servers of their own.
+if [ -z "$light" ]; then
+  gateways=$target/gateway-tests
+  wheels=('smg==1.*' 'vllm-router==0.1.*')
+  if { python3 -m venv "$gateways" && "$gateways/bin/pip" install -q "${wheels[@]}"; } >"$scratch/pip" 2>&1; then
+    python3 scripts/test-gateways.py "$sterna" "$gateways/bin/smg" "$gateways/bin/vllm-router" || failed=1
+  else
+    tail -3 "$scratch/pip"
+    echo "skipped: gateways, whose packages can't be installed"
+  fi
 fi
 
 # packages FOLDER PACKAGE...: has them of npm, in a folder that is kept.
