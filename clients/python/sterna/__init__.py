@@ -1,18 +1,24 @@
-"""Runs language models with Sterna: tokens in, tokens out, through a worker process."""
+"""Runs language models with Sterna: text by a server process, tokens by a worker."""
 
 from ._protocol import GREEDY, Form, Sampling
 from .engine import Answer, Engine, FinishReason
-from .errors import EngineBusy, EngineError, EngineTimeout, ProtocolError
+from .errors import EngineBusy, EngineError, EngineTimeout, ProtocolError, RequestError
+from .model import Completion, Model, find_program, load
 
 __all__ = [
     "GREEDY",
     "Answer",
+    "Completion",
     "Engine",
     "EngineBusy",
     "EngineError",
     "EngineTimeout",
     "FinishReason",
     "Form",
+    "Model",
     "ProtocolError",
+    "RequestError",
     "Sampling",
+    "find_program",
+    "load",
 ]

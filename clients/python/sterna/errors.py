@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 
 class EngineError(Exception):
     """The worker could not be started, ended, or could not answer.
@@ -22,6 +24,24 @@ class ProtocolError(EngineError):
 
 class EngineTimeout(EngineError, TimeoutError):
     """The worker made no progress in the time it was given. It was killed."""
+
+
+class RequestError(ValueError):
+    """The server refused a request. ``status`` is HTTP's, ``param`` what the request has wrong, if one thing is."""
+
+    def __init__(self, message: str, *, status: int, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+    @classmethod
+    def of(cls, status: int, body: str) -> RequestError:
+        """What a response of that status says."""
+        try:
+            error = json.loads(body)["error"]
+            return cls(str(error["message"]), status=status, param=error.get("param"))
+        except (ValueError, KeyError, TypeError):
+            return cls(f"status {status}: {body[:500]}", status=status)
 
 
 class EngineBusy(RuntimeError):

@@ -1,0 +1,112 @@
+"""Models by their text: the real program, if ``STERNA_PROGRAM`` says where it is."""
+
+from __future__ import annotations
+
+import os
+import threading
+import unittest
+from typing import Any
+
+import sterna
+
+PROGRAM = os.environ.get("STERNA_PROGRAM", "")
+PROMPT = "Once upon a time"
+
+
+class NoProgramTest(unittest.TestCase):
+    def test_what_cannot_start_says_so(self) -> None:
+        with self.assertRaisesRegex(sterna.EngineError, "cannot start '/nowhere/sterna'"):
+            sterna.load("builtin", program="/nowhere/sterna")
+
+
+@unittest.skipUnless(PROGRAM, "STERNA_PROGRAM names no program")
+class ModelTest(unittest.TestCase):
+    model: sterna.Model
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.model = sterna.load("builtin", program=PROGRAM)
+        cls.addClassCleanup(cls.model.close)
+
+    def test_an_answer_is_the_same_whole_streamed_and_by_ids(self) -> None:
+        asked = {"max_tokens": 24, "temperature": 0}
+        whole = self.model.generate(PROMPT, **asked)
+        self.assertEqual((whole.finish_reason, whole.completion_tokens), ("length", 24))
+        self.assertEqual("".join(self.model.stream(PROMPT, **asked)), whole.text)
+        ids = self.model.encode(PROMPT)
+        again = self.model.generate(ids, **asked)
+        self.assertEqual(again.text, whole.text)
+        tale = self.model.generate(PROMPT + whole.text * 3, **asked)
+        retold = self.model.generate(PROMPT + whole.text * 3, **asked)
+        self.assertEqual(retold.text, tale.text)
+        self.assertGreater(retold.cached_tokens, retold.prompt_tokens // 2)
+        self.assertEqual(self.model.decode(self.model.encode(" a fox named Ruby")), " a fox named Ruby")
+
+    def test_a_chat_streams_what_it_says(self) -> None:
+        whole = self.model.chat("Tell me a story.", max_tokens=16, temperature=0)
+        messages = [{"role": "user", "content": "Tell me a story."}]
+        pieces = list(self.model.stream_chat(messages, max_tokens=16, temperature=0))
+        self.assertGreater(len(pieces), 1)
+        self.assertEqual("".join(pieces), whole.text)
+
+    def test_a_batch_has_the_answers_of_each_alone_in_order(self) -> None:
+        prompts = [f"{name} went to the" for name in ("Tom", "Lily", "Ben", "Mia", "Sam")]
+        asked: dict[str, Any] = {"max_tokens": 12, "seed": 5, "temperature": 0.8}
+        batch = self.model.batch(prompts, **asked)
+        self.assertEqual([a.text for a in batch], [self.model.generate(p, **asked).text for p in prompts])
+
+    def test_an_answer_keeps_to_a_schema(self) -> None:
+        schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+        wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        answer = self.model.chat("A number?", response_format=wanted, max_tokens=60)
+        self.assertRegex(answer.text, r'^\s*\{\s*"n"\s*:\s*[12]')
+
+    def test_vectors_have_length_one(self) -> None:
+        vectors = self.model.embed(["a fox", "a cat"], pooling="mean")
+        self.assertEqual(len(vectors), 2)
+        for vector in vectors:
+            self.assertAlmostEqual(sum(x * x for x in vector), 1.0, places=4)
+        with self.assertRaisesRegex(sterna.RequestError, "pooling") as refused:
+            self.model.embed("a fox")
+        self.assertEqual(refused.exception.status, 400)
+
+    def test_what_is_refused_names_the_field(self) -> None:
+        with self.assertRaisesRegex(sterna.RequestError, "expected a whole number") as refused:
+            self.model.generate(PROMPT, max_tokens=-5)
+        self.assertEqual((refused.exception.status, refused.exception.param), (400, "max_tokens"))
+
+    def test_leaving_a_loop_ends_the_answer(self) -> None:
+        for piece in self.model.stream(PROMPT, max_tokens=400):
+            self.assertTrue(piece)
+            break
+        self.assertTrue(self.model.generate(PROMPT, max_tokens=2).text)
+
+    def test_others_have_no_key(self) -> None:
+        self.model._key, key = "wrong", self.model._key
+        try:
+            with self.assertRaises(sterna.RequestError) as refused:
+                self.model.generate(PROMPT)
+            self.assertEqual(refused.exception.status, 401)
+        finally:
+            self.model._key = key
+
+
+@unittest.skipUnless(PROGRAM, "STERNA_PROGRAM names no program")
+class EndTest(unittest.TestCase):
+    def test_a_model_that_is_not_there_is_named(self) -> None:
+        with self.assertRaisesRegex(sterna.EngineError, "no-such-model.gguf") as failed:
+            sterna.load("no-such-model.gguf", program=PROGRAM)
+        self.assertEqual(failed.exception.exit_code, 1)
+
+    def test_a_server_that_is_killed_is_noticed(self) -> None:
+        with sterna.load("builtin", program=PROGRAM) as model:
+            model._process.kill()
+            with self.assertRaises(sterna.EngineError):
+                model.generate(PROMPT)
+
+    def test_nothing_is_left_behind(self) -> None:
+        n_threads = threading.active_count()
+        with sterna.load("builtin", program=PROGRAM) as model:
+            model.batch([PROMPT] * 3, max_tokens=2)
+        self.assertIsNotNone(model._process.returncode)
+        self.assertEqual(threading.active_count(), n_threads)
