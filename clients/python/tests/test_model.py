@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import tempfile
 import threading
 import unittest
 from typing import Any
 
 import sterna
+from sterna import ray as jobs
 
 PROGRAM = os.environ.get("STERNA_PROGRAM", "")
 PROMPT = "Once upon a time"
@@ -110,3 +113,25 @@ class EndTest(unittest.TestCase):
             model.batch([PROMPT] * 3, max_tokens=2)
         self.assertIsNotNone(model._process.returncode)
         self.assertEqual(threading.active_count(), n_threads)
+
+
+class AnswersTest(unittest.TestCase):
+    def test_answers_are_found_by_others_and_damage_costs_one(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name) / "answers"
+            one, other = jobs.Answers(folder), jobs.Answers(folder)
+            one.add({"a": "1", "b": "2\n2"})
+            self.assertEqual(other.held(["a", "b", "c"]), {"a": "1", "b": "2\n2"})
+            other.add({"c": "3"})
+            with next(folder.glob("*.jsonl")).open("a") as file:
+                file.write('nonsense\n{"key": "d", "ans')
+            self.assertEqual(one.held(["a", "b", "c", "d"]), {"a": "1", "b": "2\n2", "c": "3"})
+            self.assertEqual(jobs.Answers(folder).held(["c", "d"]), {"c": "3"})
+            del one, other
+
+    def test_what_was_asked_is_told_apart(self) -> None:
+        asked = {"model": "m", "prompt": "a", "options": {"seed": 1, "max_tokens": 2}}
+        again = {"options": {"max_tokens": 2, "seed": 1}, "prompt": "a", "model": "m"}
+        self.assertEqual(jobs.digest(asked), jobs.digest(again))
+        for other in ({"prompt": "b"}, {"model": "n"}, {"options": {"seed": 2, "max_tokens": 2}}):
+            self.assertNotEqual(jobs.digest(asked), jobs.digest({**asked, **other}))
