@@ -9,7 +9,7 @@ use sterna_text::{ChatInput, ChatTemplate, DateTime, SpecialTokens, TemplateErro
 
 const STACK: usize = 512 << 10;
 const MEMORY: usize = 64 << 20;
-const TIME: Duration = Duration::from_secs(1);
+const TIME: Duration = Duration::from_secs(4);
 
 /// How many templates are made up.
 const GENERATED: u64 = 600;
