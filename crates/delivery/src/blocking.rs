@@ -17,7 +17,7 @@ use tokio::{
     sync::watch,
 };
 
-use crate::fetch::Cancel;
+use crate::fetch::{Cancel, Fault};
 
 /// How often it is looked whether a future was cancelled or is stuck.
 const TICK: Duration = Duration::from_millis(100);
@@ -36,6 +36,17 @@ pub(crate) enum GivenUp {
     Stalled,
     /// It was cancelled on this side.
     Interrupted,
+}
+
+impl From<GivenUp> for Fault {
+    fn from(why: GivenUp) -> Self {
+        match why {
+            GivenUp::Stalled => Self::Stalled,
+            GivenUp::Interrupted => Self::Unreachable {
+                message: "interrupted".to_owned(),
+            },
+        }
+    }
 }
 
 /// When something last moved.

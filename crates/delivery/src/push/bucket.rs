@@ -230,10 +230,6 @@ impl Target for BucketTarget {
             Err(error) => return Err(failed(error)),
         }
         // Also where an answer was lost, and where a store doesn't know conditions.
-        let now = self.current(cancel)?;
-        match now.digest == Some(*digest) {
-            true => Ok(()),
-            false => Err(TargetError::Conflict(now.digest)),
-        }
+        self.confirm(digest, cancel)
     }
 }

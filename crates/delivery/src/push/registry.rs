@@ -146,10 +146,6 @@ impl Target for RegistryTarget {
         let client = self.registry.client();
         let put = client.push_manifest_raw(&self.reference, manifest.to_vec(), kind);
         self.ask(cancel, &Activity::new(), put)?;
-        let now = self.current(cancel)?;
-        match now.digest == Some(*digest) {
-            true => Ok(()),
-            false => Err(TargetError::Conflict(now.digest)),
-        }
+        self.confirm(digest, cancel)
     }
 }

@@ -29,6 +29,15 @@ pub(super) trait Target: Sync {
         before: &Current,
         cancel: &Cancel,
     ) -> Result<(), TargetError>;
+
+    /// Fails unless the manifest that it has now has this digest. Errors: [`TargetError`].
+    fn confirm(&self, digest: &Digest, cancel: &Cancel) -> Result<(), TargetError> {
+        let now = self.current(cancel)?;
+        match now.digest == Some(*digest) {
+            true => Ok(()),
+            false => Err(TargetError::Conflict(now.digest)),
+        }
+    }
 }
 
 /// What a place has at some moment.

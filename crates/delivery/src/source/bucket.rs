@@ -14,7 +14,7 @@ use object_store::{
 
 use super::{Answer, Source, UrlError, chain, url::is_loopback};
 use crate::{
-    blocking::{Activity, Bridge, GivenUp},
+    blocking::{Activity, Bridge},
     fetch::{Fault, Head, check_name},
 };
 
@@ -277,12 +277,7 @@ impl Source for BucketSource {
         let result = match answer {
             Ok(Ok(result)) => result,
             Ok(Err(error)) => return Err(fault(&error)),
-            Err(GivenUp::Stalled) => return Err(Fault::Stalled),
-            Err(GivenUp::Interrupted) => {
-                return Err(Fault::Unreachable {
-                    message: "interrupted".to_owned(),
-                });
-            }
+            Err(why) => return Err(why.into()),
         };
         let (range, size) = (result.range.clone(), result.meta.size);
         let head = Head {

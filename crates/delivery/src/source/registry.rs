@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     artifact::{DOCKER_INDEX_TYPE, DOCKER_MANIFEST_TYPE, INDEX_TYPE, MANIFEST_TYPE},
-    blocking::{Activity, Bridge, GivenUp},
+    blocking::{Activity, Bridge},
     fetch::Fault,
     hash::{Algorithm, Digest, digest_of},
 };
@@ -363,12 +363,7 @@ impl Registry {
         let token = match self.bridge.wait(PATIENCE, &activity, None, asked) {
             Ok(Ok(token)) => token,
             Ok(Err(error)) => return Err(login_fault(&error)),
-            Err(GivenUp::Stalled) => return Err(Fault::Stalled),
-            Err(GivenUp::Interrupted) => {
-                return Err(Fault::Unreachable {
-                    message: "interrupted".to_owned(),
-                });
-            }
+            Err(why) => return Err(why.into()),
         };
         Ok(match (token, &self.auth) {
             (Some(token), _) => Some(format!("Bearer {token}")),
@@ -465,15 +460,8 @@ impl Blobs for RegistryBlobs {
     }
 
     fn interrupt(&self) {
-        self.0.http_interrupt();
+        super::Source::interrupt(&self.0.http);
         self.0.bridge.interrupt();
-    }
-}
-
-impl Registry {
-    fn http_interrupt(&self) {
-        use super::Source as _;
-        self.http.interrupt();
     }
 }
 
