@@ -332,6 +332,7 @@ impl Backend for Cpu {
     }
 
     fn rewrites(&self, dtype: DType, k: usize) -> bool {
+        // Experts of which not all are to be in memory stay in their files.
         self.activations == Activations::Int8
             && self.expert_memory.get().is_none()
             && InterleavedMatrix::is_faster(&self.exec, dtype, k)
@@ -351,9 +352,8 @@ impl Backend for Cpu {
             rotation,
             activations: self.activations,
         };
-        // Experts of which not all are to be in memory stay in their files.
         if let Matrix::Blocks(blocks) = linear.matrix()?
-            && self.expert_memory.get().is_none()
+            && self.rewrites(blocks.dtype(), k)
             && let Some(interleaved) = InterleavedMatrix::new(&self.exec, &blocks)
         {
             linear.weights = CpuWeights::Interleaved(Arc::new(interleaved));

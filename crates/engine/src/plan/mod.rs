@@ -498,14 +498,14 @@ impl ModelPlan {
     /// memory. `rewrites` says which blocks, in rows of how many columns, a backend rewrites.
     pub fn rewritten_bytes(&self, rewrites: impl Fn(DType, usize) -> bool) -> u64 {
         let is_rewritten = |spec: &&Spec| match &spec.recipe {
-            Recipe::Linear(LinearRecipe { stored, k, .. }) => match *stored {
+            Recipe::Linear(recipe) => match recipe.stored {
                 Stored::Blocks(dtype) => {
                     let multiplied = multiplied_as(dtype);
-                    multiplied != dtype || rewrites(multiplied, *k)
+                    multiplied != dtype || rewrites(multiplied, recipe.k)
                 }
-                Stored::BitLinear(dtype) => is_float(dtype) || dtype == DType::TQ1_0,
-                Stored::Masters(_) | Stored::Packed => true,
+                // Packed trits already.
                 Stored::I2s(_) => false,
+                _ => recipe.becomes_packed_trits(),
             },
             Recipe::Vector(_) | Recipe::HostVector(_) => true,
         };

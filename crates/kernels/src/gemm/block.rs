@@ -71,7 +71,8 @@ impl<'a> BlockMatrix<'a> {
         })
     }
 
-    pub(super) fn dtype(&self) -> DType {
+    /// Type of the blocks.
+    pub fn dtype(&self) -> DType {
         self.dtype
     }
 

@@ -47,8 +47,9 @@ unsafe trait Span: Sized + Send + Sync + 'static {
     /// Writes the columns into a panel.
     fn unpack(&self, isa: Isa, panel: &mut Panel);
 
-    /// The kernel that is faster than those for stored rows, if there is one.
-    fn kernel(isa: Isa) -> Option<Kernel<Self>>;
+    /// The kernel of the levels that [`x86::is_offered`] has.
+    #[cfg(target_arch = "x86_64")]
+    const KERNEL: Kernel<Self>;
 }
 
 /// The products of sixteen rows, which have as many spans as the activations, with a row of activations.
@@ -56,6 +57,26 @@ unsafe trait Span: Sized + Send + Sync + 'static {
 /// # Safety
 /// The machine has the instructions that the function was made for.
 type Kernel<S> = unsafe fn(tile: &[S], x: QuantizedRow<'_>) -> [f32; ROWS];
+
+/// The kernel that is faster than those for stored rows, if there is one.
+fn kernel<S: Span>(isa: Isa) -> Option<Kernel<S>> {
+    #[cfg(target_arch = "x86_64")]
+    if x86::is_offered(isa) {
+        return Some(S::KERNEL);
+    }
+    let _ = isa;
+    None
+}
+
+/// Words of each row, as each word of all rows.
+#[inline(always)]
+fn across<const N: usize>(rows: &[[u32; N]; ROWS], words: &mut [[u32; ROWS]; N]) {
+    for (w, word) in words.iter_mut().enumerate() {
+        for (word, row) in word.iter_mut().zip(rows) {
+            *word = row[w];
+        }
+    }
+}
 
 /// `$then` with the type of the spans of `$dtype`, else `$otherwise`.
 macro_rules! with_span {
@@ -106,7 +127,7 @@ fn spans_mut<S: Span>(pages: &mut Pages) -> &mut [S] {
 impl InterleavedMatrix {
     /// Whether `exec` multiplies blocks of `dtype` in rows of `k` columns faster interleaved.
     pub fn is_faster(exec: &Exec, dtype: DType, k: usize) -> bool {
-        has_form(dtype, k) && with_span!(dtype, S => S::kernel(exec.isa).is_some(), _ => false)
+        has_form(dtype, k) && with_span!(dtype, S => kernel::<S>(exec.isa).is_some(), _ => false)
     }
 
     /// The same weights interleaved, on all threads; `None` where `exec` multiplies them faster as they are.
@@ -196,7 +217,11 @@ impl InterleavedMatrix {
 
 /// Whether blocks of `dtype` in rows of `k` columns can be interleaved.
 fn has_form(dtype: DType, k: usize) -> bool {
-    k.is_multiple_of(SPAN) && with_span!(dtype, S => size_of::<S>() == ROWS * S::STORED, _ => false)
+    let has_spans = with_span!(dtype, S => {
+        const { assert!(size_of::<S>() == ROWS * S::STORED, "as many bytes as are stored") };
+        true
+    }, _ => false);
+    has_spans && k.is_multiple_of(SPAN)
 }
 
 /// The spans of a matrix.
@@ -266,7 +291,7 @@ fn multiply_spans<S: Span>(
     for t in 0..x.m() {
         for tile in rows.start / ROWS..rows.end.div_ceil(ROWS) {
             let first = tile * ROWS;
-            let sums = match S::kernel(isa) {
+            let sums = match kernel::<S>(isa) {
                 // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
                 Some(kernel) => unsafe { kernel(w.tile(tile), x.row(t)) },
                 None => std::array::from_fn(|r| match first + r {

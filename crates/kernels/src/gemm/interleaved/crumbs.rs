@@ -1,8 +1,8 @@
 //! Two-bit codes in blocks of 128.
 
 #[cfg(target_arch = "x86_64")]
-use super::x86;
-use super::{Kernel, Panel, ROWS, SPAN, Span};
+use super::{Kernel, x86};
+use super::{Panel, ROWS, SPAN, Span, across};
 use crate::isa::{Isa, multiversion};
 use crate::quant::f16_to_f32;
 
@@ -31,6 +31,8 @@ pub(super) struct Crumbs {
 // SAFETY: integers without room between them.
 unsafe impl Span for Crumbs {
     const STORED: usize = SPAN / BLOCK * BLOCK_BYTES;
+    #[cfg(target_arch = "x86_64")]
+    const KERNEL: Kernel<Crumbs> = x86::crumbs;
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);
@@ -51,15 +53,6 @@ unsafe impl Span for Crumbs {
     fn unpack(&self, isa: Isa, panel: &mut Panel) {
         unpack(isa, self, panel);
     }
-
-    fn kernel(isa: Isa) -> Option<Kernel<Crumbs>> {
-        #[cfg(target_arch = "x86_64")]
-        if x86::is_offered(isa) {
-            return Some(x86::crumbs);
-        }
-        let _ = isa;
-        None
-    }
 }
 
 multiversion! {
@@ -77,11 +70,7 @@ multiversion! {
         for word in words.as_flattened_mut() {
             *word = transposed(*word);
         }
-        for (w, codes) in span.codes.iter_mut().enumerate() {
-            for (code, words) in codes.iter_mut().zip(&words) {
-                *code = words[w];
-            }
-        }
+        across(&words, &mut span.codes);
     }
 }
 

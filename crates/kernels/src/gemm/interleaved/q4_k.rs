@@ -1,8 +1,8 @@
 //! Q4_K: four-bit codes with six-bit scales and minimums.
 
 #[cfg(target_arch = "x86_64")]
-use super::x86;
-use super::{Kernel, Panel, ROWS, SPAN, Span};
+use super::{Kernel, x86};
+use super::{Panel, ROWS, SPAN, Span, across};
 use crate::isa::{Isa, multiversion};
 use crate::quant::f16_to_f32;
 
@@ -30,6 +30,8 @@ pub(super) struct Q4K {
 // SAFETY: integers without room between them.
 unsafe impl Span for Q4K {
     const STORED: usize = BLOCK_BYTES;
+    #[cfg(target_arch = "x86_64")]
+    const KERNEL: Kernel<Q4K> = x86::q4_k;
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);
@@ -65,15 +67,6 @@ unsafe impl Span for Q4K {
         }
         unpack(isa, self, panel);
     }
-
-    fn kernel(isa: Isa) -> Option<Kernel<Q4K>> {
-        #[cfg(target_arch = "x86_64")]
-        if x86::is_offered(isa) {
-            return Some(x86::q4_k);
-        }
-        let _ = isa;
-        None
-    }
 }
 
 /// The low four bits of four bytes, the low six, and the upper two of those.
@@ -104,11 +97,7 @@ multiversion! {
                 }
             }
         }
-        for (w, codes) in span.codes.iter_mut().enumerate() {
-            for (code, words) in codes.iter_mut().zip(&words) {
-                *code = words[w];
-            }
-        }
+        across(&words, &mut span.codes);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Q6_K: six-bit codes with eight-bit scales.
 
 #[cfg(target_arch = "x86_64")]
-use super::x86;
-use super::{Kernel, Panel, ROWS, SPAN, Span};
+use super::{Kernel, x86};
+use super::{Panel, ROWS, SPAN, Span, across};
 use crate::isa::{Isa, multiversion};
 use crate::quant::f16_to_f32;
 
@@ -37,6 +37,8 @@ pub(super) struct Q6K {
 // SAFETY: integers without room between them.
 unsafe impl Span for Q6K {
     const STORED: usize = BLOCK_BYTES;
+    #[cfg(target_arch = "x86_64")]
+    const KERNEL: Kernel<Q6K> = x86::q6_k;
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);
@@ -64,15 +66,6 @@ unsafe impl Span for Q6K {
 
     fn unpack(&self, isa: Isa, panel: &mut Panel) {
         unpack(isa, self, panel);
-    }
-
-    fn kernel(isa: Isa) -> Option<Kernel<Q6K>> {
-        #[cfg(target_arch = "x86_64")]
-        if x86::is_offered(isa) {
-            return Some(x86::q6_k);
-        }
-        let _ = isa;
-        None
     }
 }
 
@@ -123,16 +116,8 @@ multiversion! {
             }
             span.d[r] = u16::from_le_bytes([d[0], d[1]]);
         }
-        for (w, codes) in span.low.iter_mut().enumerate() {
-            for (code, words) in codes.iter_mut().zip(&lows) {
-                *code = words[w];
-            }
-        }
-        for (w, codes) in span.high.iter_mut().enumerate() {
-            for (code, words) in codes.iter_mut().zip(&highs) {
-                *code = words[w];
-            }
-        }
+        across(&lows, &mut span.low);
+        across(&highs, &mut span.high);
     }
 }
 
