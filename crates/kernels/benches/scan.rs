@@ -7,7 +7,7 @@ use criterion::measurement::WallTime;
 use criterion::{
     BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
 };
-use sterna_kernels::delta::{DeltaInputs, DeltaShape, HeadOrder, delta_rule};
+use sterna_kernels::delta::{DeltaShape, DeltaWeights, HeadOrder, Projections, delta_net};
 use sterna_kernels::rwkv::{
     Decay, Finish, Generation, Part, Rkv, RwkvShape, Wkv7Inputs, wkv4, wkv6, wkv7,
 };
@@ -110,26 +110,30 @@ fn delta(c: &mut Criterion) {
         value_dim: 128,
         order: HeadOrder::Tiled,
     };
+    const N_TAPS: usize = 4;
     let heads = floats(shape.n_value_heads);
+    let (taps, norm) = (floats(shape.channels() * N_TAPS), floats(shape.value_dim));
+    let weights = DeltaWeights {
+        taps: &taps,
+        a: &heads,
+        dt_bias: &heads,
+        norm: &norm,
+        eps: 1e-5,
+    };
     for m in [1, 64] {
-        let rows = floats(m * shape.channels());
         let gates = floats(m * shape.n_value_heads);
-        let before = floats(shape.state());
+        let inputs = Projections {
+            qkv: &floats(m * shape.channels()),
+            gate: &floats(m * shape.values()),
+            alpha: &gates,
+            beta: &gates,
+        };
+        let before = floats((N_TAPS - 1) * shape.channels() + shape.state());
         let mut after = before.clone();
         let mut out = vec![0.0; m * shape.values()];
-        let (mut qkv, mut alpha, mut beta) = (rows.clone(), gates.clone(), gates.clone());
-        on_every_machine(c, "delta", (m, before.len()), |exec| {
-            qkv.copy_from_slice(&rows);
-            alpha.copy_from_slice(&gates);
-            beta.copy_from_slice(&gates);
-            let inputs = DeltaInputs {
-                qkv: &mut qkv,
-                alpha: &mut alpha,
-                beta: &mut beta,
-                a: &heads,
-                dt_bias: &heads,
-            };
-            delta_rule(exec, &shape, inputs, (&before, &mut after), &mut out)
+        on_every_machine(c, "delta", (m, shape.state()), |exec| {
+            let states = (&before[..], &mut after[..]);
+            delta_net(exec, &shape, &weights, &inputs, states, &mut out)
                 .expect("the shapes are right");
             black_box(&out);
         });

@@ -90,7 +90,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn silu(gate: &mut [f32], up: &[f32]) {
+    pub(crate) fn silu(gate: &mut [f32], up: &[f32]) {
         for (g, u) in gate.iter_mut().zip(up) {
             *g = math::silu(*g) * u;
         }

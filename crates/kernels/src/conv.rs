@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use crate::Exec;
 use crate::isa::multiversion;
 use crate::math;
 use crate::pool::SharedSlice;
 use crate::shape::{ShapeError, expect_len};
+use crate::{Exec, Isa};
 
 /// Channels per task.
-const CHANNELS: usize = 64;
+pub(crate) const CHANNELS: usize = 64;
 
 /// A gated convolution (LFM2): `out[t, c] = C[t, c] · Σ_j w[c, j] · u[t + j − (taps − 1), c]` with
 /// `u[t, c] = B[t, c] · x[t, c]`.
@@ -94,40 +94,94 @@ fn convolve(
     expect_len("convolution: next state", n_state, after.len())?;
     let (out, after) = (SharedSlice::new(out), SharedSlice::new(after));
     exec.pool.for_ranges(dim.div_ceil(CHANNELS), 1, |tasks| {
-        let mut window = vec![[0.0; CHANNELS]; taps];
-        let mut weights = window.clone();
+        let mut window = Window::new(taps);
         for task in tasks {
             let channels = task * CHANNELS..dim.min((task + 1) * CHANNELS);
-            let n = channels.len();
-            for (j, weights) in weights.iter_mut().enumerate() {
-                for (weight, c) in weights.iter_mut().zip(channels.clone()) {
-                    *weight = w[c * taps + j];
-                }
-            }
             let at = |row: usize| row * dim + channels.start..row * dim + channels.end;
-            for (j, window) in window.iter_mut().take(taps.saturating_sub(1)).enumerate() {
-                window[..n].copy_from_slice(&before[at(j)]);
-            }
+            window.begin(channels.clone(), (dim, w), before);
             for t in 0..m {
-                if let Some(last) = window.last_mut() {
-                    input(t, &channels, last);
-                }
                 // SAFETY: the channels of a task are no other's.
                 let out = unsafe { out.range_mut(at(t)) };
-                out.fill(0.0);
-                for (weights, window) in weights.iter().zip(&window) {
-                    accumulate(exec.isa, weights, window, out);
-                }
+                window.step(exec.isa, |u| input(t, &channels, u), out);
                 finish(t, &channels, out);
-                window.rotate_left(1.min(taps));
             }
-            for (j, window) in window.iter().take(taps.saturating_sub(1)).enumerate() {
+            for (j, last) in window.before().enumerate() {
                 // SAFETY: as above.
-                unsafe { after.range_mut(at(j)) }.copy_from_slice(&window[..n]);
+                unsafe { after.range_mut(at(j)) }.copy_from_slice(last);
             }
         }
     });
     Ok(())
+}
+
+/// Neighbouring channels of a convolution, at most [`CHANNELS`], and their inputs at the last positions.
+pub(crate) struct Window {
+    channels: Range<usize>,
+    /// For each tap, of each channel.
+    weights: Vec<[f32; CHANNELS]>,
+    /// The earliest first. The last is that of the position that is computed.
+    inputs: Vec<[f32; CHANNELS]>,
+}
+
+impl Window {
+    pub(crate) fn new(taps: usize) -> Window {
+        let inputs = vec![[0.0; CHANNELS]; taps];
+        Window {
+            channels: 0..0,
+            weights: inputs.clone(),
+            inputs,
+        }
+    }
+
+    /// Begins with `channels` of `dim`, whose weights `w` are `[dim, taps]` and whose inputs at the positions before are
+    /// `[taps − 1, dim]`.
+    pub(crate) fn begin(
+        &mut self,
+        channels: Range<usize>,
+        (dim, w): (usize, &[f32]),
+        before: &[f32],
+    ) {
+        let taps = self.weights.len();
+        let own = &w[channels.start * taps..channels.end * taps];
+        for (j, weights) in self.weights.iter_mut().enumerate() {
+            for (weight, of_channel) in weights.iter_mut().zip(own.chunks_exact(taps)) {
+                *weight = of_channel[j];
+            }
+        }
+        let n = channels.len();
+        for (row, input) in before.chunks_exact(dim.max(1)).zip(&mut self.inputs) {
+            input[..n].copy_from_slice(&row[channels.clone()]);
+        }
+        self.channels = channels;
+    }
+
+    /// The sums of the next position, whose inputs `input` writes.
+    pub(crate) fn step(
+        &mut self,
+        isa: Isa,
+        input: impl FnOnce(&mut [f32; CHANNELS]),
+        out: &mut [f32],
+    ) {
+        out.fill(0.0);
+        let Some(last) = self.inputs.last_mut() else {
+            return;
+        };
+        input(last);
+        for (weights, input) in self.weights.iter().zip(&self.inputs) {
+            accumulate(isa, weights, input, out);
+        }
+        self.inputs.rotate_left(1);
+    }
+
+    /// What [`Window::begin`] takes for the next position, of these channels, `[taps − 1, channels]`.
+    pub(crate) fn before(&self) -> impl Iterator<Item = &[f32]> {
+        let rows = self.inputs.iter().take(self.inputs.len().saturating_sub(1));
+        rows.map(|row| &row[..self.channels.len()])
+    }
+
+    pub(crate) fn channels(&self) -> &Range<usize> {
+        &self.channels
+    }
 }
 
 multiversion! {
@@ -139,7 +193,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn activate(x: &mut [f32]) {
+    pub(crate) fn activate(x: &mut [f32]) {
         for x in x {
             *x = math::silu(*x);
         }

@@ -130,7 +130,7 @@ fn sum(x: &[f32]) -> f32 {
 }
 
 multiversion! {
-    fn norm_rows(x: &mut [f32], weight: &[f32], eps: f32) {
+    pub(crate) fn norm_rows(x: &mut [f32], weight: &[f32], eps: f32) {
         for row in x.chunks_exact_mut(weight.len()) {
             let mean = dot(row, row) / weight.len() as f32;
             let inverse = 1.0 / (mean + eps).sqrt();

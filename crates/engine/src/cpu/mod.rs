@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation, Function};
 use sterna_kernels::attention::{self, Queries, attention};
-use sterna_kernels::delta::{DeltaInputs, delta_rule};
+use sterna_kernels::delta::{DeltaWeights, Projections, delta_net};
 use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{
     self, BlockMatrix, InterleavedMatrix, Matrix, Rounding, Screen, TernaryMatrix,
@@ -755,30 +755,31 @@ impl Backend for Cpu {
         sequences: &mut [Sequence<'_, CpuCache>],
         out: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
-        let exec = &self.exec;
         out.shape(qkv.n_rows(), shape.values());
-        let weights = (&taps[..], None);
-        self.recurrent(
-            stage,
-            weights,
-            qkv,
-            shape.state(),
-            sequences,
-            |rows, qkv, state| {
-                let inputs = DeltaInputs {
-                    qkv,
-                    alpha: alpha.rows_mut(rows),
-                    beta: beta.rows_mut(rows),
-                    a,
-                    dt_bias,
-                };
-                delta_rule(exec, &shape, inputs, state, out.rows_mut(rows))
-            },
-        )?;
-        norm::rms_norm(exec, &mut out.values, norm, eps)?;
-        activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
-        std::mem::swap(&mut gate.values, &mut out.values);
-        Ok(())
+        let n_window = taps.len().saturating_sub(shape.channels());
+        let weights = DeltaWeights {
+            taps,
+            a,
+            dt_bias,
+            norm,
+            eps,
+        };
+        for_states(stage, n_window + shape.state(), sequences, |rows, state| {
+            let inputs = Projections {
+                qkv: qkv.rows(rows),
+                gate: gate.rows(rows),
+                alpha: alpha.rows(rows),
+                beta: beta.rows(rows),
+            };
+            delta_net(
+                &self.exec,
+                &shape,
+                &weights,
+                &inputs,
+                state,
+                out.rows_mut(rows),
+            )
+        })
     }
 
     fn ssm(
