@@ -73,6 +73,9 @@ pub use isa::Isa;
 pub use requantize::requantize;
 pub use shape::ShapeError;
 
+use std::sync::Arc;
+
+use gemm::Lookahead;
 use pool::Pool;
 
 /// The execution resources of every operation: threads and instruction set.
@@ -80,14 +83,17 @@ use pool::Pool;
 pub struct Exec {
     pub(crate) pool: Pool,
     pub(crate) isa: Isa,
+    pub(crate) lookahead: Arc<Lookahead>,
 }
 
 impl Exec {
     /// `n_threads` threads, counting the caller, using `isa`.
     pub fn new(n_threads: usize, isa: Isa) -> Exec {
+        let lookahead = Arc::new(Lookahead::default());
         Exec {
-            pool: Pool::new(n_threads),
+            pool: Pool::new(n_threads, Arc::clone(&lookahead)),
             isa,
+            lookahead,
         }
     }
 }

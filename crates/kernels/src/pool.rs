@@ -55,6 +55,17 @@ struct Turn {
     pace: Pace,
 }
 
+/// What workers do before they wait for a job.
+pub(crate) trait Idle: fmt::Debug + Send + Sync {
+    /// Called by thread `index` of `n_threads`, the first of which is the caller. There is a job when `is_over`.
+    fn idle(&self, index: usize, n_threads: usize, is_over: &dyn Fn() -> bool);
+}
+
+/// Nothing.
+impl Idle for () {
+    fn idle(&self, _: usize, _: usize, _: &dyn Fn() -> bool) {}
+}
+
 #[derive(Debug)]
 struct Shared {
     work: Line<Work>,
@@ -64,6 +75,7 @@ struct Shared {
     /// For each worker, whether it must be unparked to see a new job.
     asleep: Box<[AtomicBool]>,
     stop: AtomicBool,
+    idle: Box<dyn Idle>,
     /// Held by a caller from when it marks `done` until it sleeps.
     caller: Mutex<()>,
     wake_caller: Condvar,
@@ -111,7 +123,7 @@ struct Job<'a> {
 
 impl Pool {
     /// A pool of `n_threads` threads, counting the caller; at least one.
-    pub(crate) fn new(n_threads: usize) -> Pool {
+    pub(crate) fn new(n_threads: usize, idle: impl Idle + 'static) -> Pool {
         let n_workers = n_threads.saturating_sub(1);
         let shared = Arc::new(Shared {
             work: Line::default(),
@@ -119,6 +131,7 @@ impl Pool {
             origin: OnceLock::new(),
             asleep: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
+            idle: Box::new(idle),
             caller: Mutex::new(()),
             wake_caller: Condvar::new(),
             panic: Mutex::new(None),
@@ -332,7 +345,13 @@ impl Shared {
                 let at = (origin.elapsed().as_nanos() as u64).max(1);
                 self.done.0.at.fetch_max(at, Ordering::Relaxed);
             });
+            let n_threads = self.work.0.n_workers.load(Ordering::Relaxed) + 1;
+            (self.idle).idle(me + 1, n_threads, &|| self.has_items());
         }
+    }
+
+    fn has_items(&self) -> bool {
+        self.work.0.word.load(Ordering::SeqCst) & ITEMS > 0
     }
 
     /// When the last worker finished its items of the current job; `None` if none took any.
@@ -347,10 +366,7 @@ impl Shared {
     /// when the pool is dropped.
     fn await_work(&self, me: usize) -> bool {
         let work = &self.work.0;
-        let has_work = || {
-            work.word.load(Ordering::SeqCst) & ITEMS > 0
-                && me < work.n_workers.load(Ordering::Relaxed)
-        };
+        let has_work = || self.has_items() && me < work.n_workers.load(Ordering::Relaxed);
         loop {
             let give_up = Instant::now() + WORKER_SPIN;
             while Instant::now() < give_up {
@@ -475,6 +491,10 @@ impl<'a, T> SharedSlice<'a, T> {
         }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// The elements in `range`. Panics if they are not all in the slice.
     ///
     /// # Safety
@@ -494,7 +514,7 @@ mod tests {
     #[test]
     fn every_item_is_visited_once() {
         for n_threads in [1, 2, 3, 8] {
-            let pool = Pool::new(n_threads);
+            let pool = Pool::new(n_threads, ());
             for (n, grain) in [(0, 1), (1, 1), (7, 2), (1000, 16), (5, 100), (64, 0)] {
                 let counts: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
                 pool.for_ranges(n, grain, |range| {
@@ -510,7 +530,7 @@ mod tests {
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "panics abort")]
     fn a_panic_reaches_the_caller_and_the_pool_survives() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3, ());
         let result = catch_unwind(AssertUnwindSafe(|| {
             pool.for_ranges(100, 1, |range| assert!(!range.contains(&57), "item 57"));
         }));
@@ -525,7 +545,7 @@ mod tests {
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "there are no threads")]
     fn callers_on_several_threads_take_turns() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2, ());
         let sum = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -546,7 +566,7 @@ mod tests {
     fn short_jobs_do_not_mix() {
         let n_jobs = if cfg!(miri) { 100 } else { 20_000 };
         for n_threads in [2, 3, 5] {
-            let pool = Pool::new(n_threads);
+            let pool = Pool::new(n_threads, ());
             for job in 0..n_jobs {
                 let n = 2 + job % 7;
                 let mut out = vec![0; n];
@@ -566,7 +586,7 @@ mod tests {
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "there are no threads")]
     fn sleeping_threads_wake_up() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2, ());
         let caller = std::thread::current().id();
         for _ in 0..3 {
             std::thread::sleep(20 * WORKER_SPIN);

@@ -108,22 +108,22 @@ mod orders {
     }
 
     pub(crate) fn two_threads() {
-        run(&Pool::new(2), 3);
+        run(&Pool::new(2, ()), 3);
     }
 
     pub(crate) fn three_threads() {
-        run(&Pool::new(3), 3);
+        run(&Pool::new(3, ()), 3);
     }
 
     /// A worker that comes late to one job finds the next in its place, on the same stack.
     pub(crate) fn jobs_after_one_another() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2, ());
         run(&pool, 2);
         run(&pool, 3);
     }
 
     pub(crate) fn two_callers() {
-        let pool = Arc::new(Pool::new(2));
+        let pool = Arc::new(Pool::new(2, ()));
         let theirs = Arc::clone(&pool);
         let other = thread::spawn(move || run(&theirs, 2));
         run(&pool, 2);
@@ -131,7 +131,7 @@ mod orders {
     }
 
     pub(crate) fn a_panic() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2, ());
         let result = catch_unwind(AssertUnwindSafe(|| {
             pool.for_ranges(2, 1, |range| {
                 if range.contains(&1) {
@@ -145,7 +145,7 @@ mod orders {
 
     /// Workers that wait, or have not even begun.
     pub(crate) fn no_job() {
-        drop(Pool::new(3));
+        drop(Pool::new(3, ()));
     }
 }
 

@@ -84,6 +84,10 @@ impl<'a> BlockMatrix<'a> {
         self.k
     }
 
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.bytes
+    }
+
     pub(super) fn row_bytes(&self) -> usize {
         self.row_bytes
     }

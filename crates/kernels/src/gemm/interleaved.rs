@@ -178,6 +178,10 @@ impl InterleavedMatrix {
         self.dtype
     }
 
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.pages
+    }
+
     pub(super) fn row_bytes(&self) -> usize {
         self.k / self.dtype.block_len() * self.dtype.block_bytes()
     }

@@ -17,6 +17,7 @@ mod block;
 mod float;
 mod integer;
 mod interleaved;
+mod lookahead;
 mod panel;
 #[cfg(any(
     target_arch = "x86_64",
@@ -42,6 +43,7 @@ use std::ops::Range;
 
 pub use block::{BlockMatrix, Rounding};
 pub use interleaved::InterleavedMatrix;
+pub(crate) use lookahead::Lookahead;
 pub use screen::{SCATTERED, Screen, ScreenedRows};
 pub use ternary::{TernaryMatrix, TernaryPacking};
 
@@ -87,6 +89,15 @@ impl Matrix<'_> {
             Matrix::Blocks(w) => w.decode(exec.isa, i, out),
             Matrix::Interleaved(w) => w.decode(exec.isa, i, out),
             Matrix::Ternary(w) => w.decode(i, out),
+        }
+    }
+
+    /// Of all rows.
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Matrix::Blocks(w) => w.bytes(),
+            Matrix::Interleaved(w) => w.bytes(),
+            Matrix::Ternary(w) => w.bytes(),
         }
     }
 
@@ -198,6 +209,10 @@ struct Columns<'a> {
 }
 
 impl Columns<'_> {
+    fn len(&self) -> usize {
+        self.out.len()
+    }
+
     /// Columns `columns` of row `t`.
     ///
     /// # Safety
@@ -293,7 +308,9 @@ fn run<'a, 'w: 'a, 'o: 'a>(
 ) {
     let mut tasks = Vec::new();
     let mut targets = Vec::new();
+    let mut n_batches = 0;
     for (scratch, outputs) in batches {
+        n_batches += 1;
         for (w, out) in outputs {
             let rows = rows_per_task(w, out.len().checked_div(w.n()).unwrap_or(0));
             for start in (0..w.n()).step_by(rows) {
@@ -302,6 +319,14 @@ fn run<'a, 'w: 'a, 'o: 'a>(
             let (n, out) = (w.n(), SharedSlice::new(out));
             targets.push((*w, scratch, Columns { out, n }));
         }
+    }
+    // Experts are others for each token, and more rows take longer than what is between their products.
+    match n_batches {
+        1 if targets.iter().all(|(w, _, out)| out.len() == w.n()) => {
+            let matrices = targets.iter().map(|(w, ..)| w.bytes());
+            (exec.lookahead).begin(matrices.map(|bytes| (bytes.as_ptr().addr(), bytes.len())));
+        }
+        _ => exec.lookahead.skip(),
     }
     exec.pool.for_ranges(tasks.len(), 1, |range| {
         for (i, rows) in &tasks[range] {

@@ -134,6 +134,10 @@ impl<'a> TernaryMatrix<'a> {
         self.k
     }
 
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.codes
+    }
+
     pub(super) fn row_bytes(&self) -> usize {
         self.packing.row_bytes(self.k)
     }
