@@ -75,6 +75,7 @@ impl Default for Settings {
                 cache_bytes: CACHE_BYTES,
                 host_bytes: 0,
                 chunk: 64,
+                chunk_beside: 32,
                 models_bytes: None,
                 models_idle: None,
             },

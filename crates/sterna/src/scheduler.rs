@@ -17,11 +17,16 @@ use crate::sequence::Sequence;
 /// How many lost devices are tolerated in one answer: more are no accident.
 const MAX_LOSSES: usize = 3;
 
+/// Steps after which a prompt comes before shorter ones.
+const PATIENCE: u64 = 8;
+
 /// How a [`Scheduler`] fills its steps.
 #[derive(Debug, Clone, Copy)]
 pub struct SchedulerOptions {
     /// Maximum tokens of one prompt per step.
     pub chunk: usize,
+    /// Maximum tokens of prompts, of all together, in a step that gives other answers a token: they wait for it.
+    pub chunk_beside: usize,
     /// Maximum tokens per step, of all sequences.
     pub max_rows: usize,
     /// Devices may also sample at random. They have random numbers of their own, so an answer then depends on whether
@@ -37,6 +42,7 @@ impl Default for SchedulerOptions {
     fn default() -> SchedulerOptions {
         SchedulerOptions {
             chunk: 64,
+            chunk_beside: 32,
             max_rows: 512,
             draw_on_device: false,
             clock: default_clock(),
@@ -49,6 +55,7 @@ impl SchedulerOptions {
     pub fn gpu() -> SchedulerOptions {
         SchedulerOptions {
             chunk: 512,
+            chunk_beside: 512,
             ..SchedulerOptions::default()
         }
     }
@@ -179,6 +186,7 @@ impl<B: Backend> Scheduler<B> {
         generator.begin_at(slot.sequence.len());
         slot.head_before = head_before;
         slot.n_losses = 0;
+        slot.served = self.n_steps;
         slot.generator = Some(generator);
         Ok(())
     }
@@ -248,8 +256,8 @@ impl<B: Backend> Scheduler<B> {
         !self.slots.iter().any(Slot::is_running)
     }
 
-    /// Computes the next tokens of as many answers as fit in a step: first of those being decoded, then of
-    /// prompts, and among equals of those that waited longest. Returns the events, and nothing, immediately,
+    /// Computes the next tokens of as many answers as fit in a step: first of those being decoded, the ones that waited
+    /// longest first, then of prompts, the shortest first, but none waits for long for shorter ones. Returns the events, and nothing, immediately,
     /// if there is nothing to do.
     ///
     /// An answer that fails ends with [`Event::Failed`], without affecting others: what can't be computed in
@@ -308,12 +316,17 @@ impl<B: Backend> Scheduler<B> {
 
     /// The part of each sequence in the next step, by index.
     fn plan(&mut self) -> Vec<Part> {
-        let Scheduler { slots, options, .. } = self;
+        let Scheduler {
+            slots,
+            options,
+            n_steps,
+            ..
+        } = self;
         let mut order: Vec<usize> = (0..slots.len())
             .filter(|&slot| slots[slot].is_running())
             .collect();
-        order.sort_by_key(|&slot| (slots[slot].is_prompt(), slots[slot].served));
-        let mut parts = Vec::with_capacity(order.len());
+        order.sort_by_key(|&slot| slots[slot].rank(*n_steps));
+        let mut parts: Vec<Part> = Vec::with_capacity(order.len());
         let mut room = options.max_rows.max(1);
         let mut model = None;
         for index in order {
@@ -323,6 +336,10 @@ impl<B: Backend> Scheduler<B> {
                 continue;
             }
             let (is_prompt, is_again) = (slot.is_prompt(), slot.is_again());
+            let is_first_prompt = is_prompt && parts.last().is_some_and(|part| !part.is_prompt);
+            if is_first_prompt {
+                room = room.min(options.chunk_beside.max(1));
+            }
             let max_ids = if is_prompt || is_again {
                 room.min(options.chunk.max(1))
             } else {
@@ -480,6 +497,14 @@ impl<B: Backend> Slot<B> {
     /// Whether there is something to compute.
     fn is_running(&self) -> bool {
         self.generator.as_ref().is_some_and(|g| !g.is_over())
+    }
+
+    /// What comes first in a step, after `n_steps`, has less: an answer that is being decoded, the longer it waited; a
+    /// prompt that waited for too long; a prompt, the shorter it is.
+    fn rank(&self, n_steps: u64) -> (bool, usize, u64) {
+        let left = self.generator.as_ref().map_or(0, Generator::n_prompt_left);
+        let is_late = n_steps.saturating_sub(self.served) > PATIENCE;
+        (left > 0, if is_late { 0 } else { left }, self.served)
     }
 
     /// Whether that is part of a prompt.

@@ -317,6 +317,7 @@ impl ApiFlags {
                     cache_bytes: cache_bytes.unwrap_or(CACHE_BYTES),
                     host_bytes: host_bytes.unwrap_or(0),
                     chunk: SchedulerOptions::default().chunk,
+                    chunk_beside: SchedulerOptions::default().chunk_beside,
                     models_bytes,
                     models_idle: models_idle.map(|n| Duration::from_secs(n.get() as u64)),
                 },
@@ -546,7 +547,13 @@ impl Chosen {
                 let adapted = load(&engines)?;
                 let gpu = gpu_name(adapted[0].model().backend());
                 if gpu.is_some() {
-                    settings.engine.chunk = SchedulerOptions::gpu().chunk;
+                    let SchedulerOptions {
+                        chunk,
+                        chunk_beside,
+                        ..
+                    } = SchedulerOptions::gpu();
+                    settings.engine.chunk = chunk;
+                    settings.engine.chunk_beside = chunk_beside;
                 } else if std::mem::take(&mut settings.engine.host_bytes) > 0 {
                     output::note(
                         "cache-host-memory: models are on the CPU, where cache-memory is that",

@@ -200,6 +200,7 @@ fn options(cache_bytes: u64, parallel: usize) -> EngineOptions {
         cache_bytes,
         host_bytes: 0,
         chunk: 16,
+        chunk_beside: 16,
         models_bytes: None,
         models_idle: None,
     }

@@ -248,7 +248,8 @@ impl<B: Backend> Worker<B> {
     ) -> Worker<B> {
         let scheduling = SchedulerOptions {
             chunk: options.chunk,
-            // A chunk of prompts in a step, and a token of each answer: no prompt stalls them for longer.
+            chunk_beside: options.chunk_beside,
+            // A chunk of prompts in a step, and a token of each answer.
             max_rows: options.chunk + options.parallel,
             // Its random numbers are those of seed and position, whatever else is in the step.
             draw_on_device: true,

@@ -33,6 +33,7 @@ fn dispatch(n: usize, parallel: usize) -> Dispatch {
         cache_bytes: 0,
         host_bytes: 0,
         chunk: 1,
+        chunk_beside: 1,
         models_bytes: None,
         models_idle: None,
     };
@@ -186,6 +187,7 @@ fn with_room(n: u64) -> Dispatch {
         cache_bytes: 0,
         host_bytes: 0,
         chunk: 1,
+        chunk_beside: 1,
         models_bytes: Some(10 * n),
         models_idle: None,
     };
