@@ -129,7 +129,7 @@ else
     step "Wine" random_numbers_for_wine
     step "a tale on Windows" tale wine64 "$target/x86_64-pc-windows-gnu/debug/sterna.exe"
     step "worker on Windows" env CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER=wine64 \
-      cargo test --target x86_64-pc-windows-gnu -p sterna-cli --test worker --test worker_protocol
+      cargo test --target x86_64-pc-windows-gnu -p sterna-cli --test it worker
   else
     skip "a tale and the worker on Windows" "no Wine"
   fi

@@ -1,11 +1,9 @@
 //! `--lora`: adapters as PEFT saves them, applied by every verb that runs a model.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{logits, refusal, stdout, testdata};
+use crate::common::{self, logits, refusal, stdout, testdata};
 use serde_json::json;
 use sterna_delivery::hash::{Algorithm, digest_of};
 use sterna_format::rdrr::lora::parse_name;

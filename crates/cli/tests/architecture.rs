@@ -154,3 +154,53 @@ fn modules_are_where_the_page_says() {
     }
     assert!(n_found > 50, "{n_found}");
 }
+
+/// The files of the crates' tests whose tests would not run: neither a module of `tests/main.rs` nor a target.
+fn forgotten(tests: &Path, manifest: &str) -> Vec<PathBuf> {
+    let Ok(main) = fs::read_to_string(tests.join("main.rs")) else {
+        return Vec::new();
+    };
+    let entries = fs::read_dir(tests).unwrap().map(|e| e.unwrap().path());
+    let files = entries.filter(|path| path.extension().is_some_and(|e| e == "rs"));
+    let runs = |path: &PathBuf| {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let target = format!("[[test]]\nname = \"{name}\"\n");
+        name == "main" || main.contains(&format!("\nmod {name};\n")) || manifest.contains(&target)
+    };
+    files.filter(|path| !runs(path)).collect()
+}
+
+#[test]
+fn every_file_of_tests_runs() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut n = 0;
+    for entry in fs::read_dir(root.join("crates")).unwrap() {
+        let folder = entry.unwrap().path();
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        if manifest.contains("autotests = false\n") {
+            n += 1;
+            assert!(folder.join("tests/main.rs").is_file(), "{folder:?}");
+            let forgotten = forgotten(&folder.join("tests"), &manifest);
+            assert!(
+                forgotten.is_empty(),
+                "neither in tests/main.rs nor a target of Cargo.toml: {forgotten:?}"
+            );
+        }
+    }
+    assert_eq!(n, 10);
+}
+
+#[test]
+fn a_forgotten_file_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in [
+        ("main.rs", "//! Tests.\n\nmod here;\n"),
+        ("here.rs", ""),
+        ("target.rs", ""),
+        ("forgotten.rs", ""),
+    ] {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let found = forgotten(dir.path(), "[[test]]\nname = \"target\"\n");
+    assert_eq!(found, [dir.path().join("forgotten.rs")]);
+}

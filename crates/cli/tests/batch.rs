@@ -1,10 +1,8 @@
 //! `sterna run --batch`: each prompt of a file is answered as it is alone.
 
-mod common;
-
 use std::process::Output;
 
-use common::{json, sterna_with_input};
+use crate::common::{json, sterna_with_input};
 use serde_json::{Value, json};
 
 const STORY: &str = "Tell me a story about a fox named Ruby.";

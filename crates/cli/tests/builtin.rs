@@ -1,8 +1,6 @@
 //! The built-in model, against the answers of another implementation (`expected.json`).
 
-mod common;
-
-use common::{best, ids, join, json, logits, stdout, tales};
+use crate::common::{best, ids, join, json, logits, stdout, tales};
 
 /// Least margin, in logits, at which the best token must be the same: rounding activations to int8
 /// makes logits move by a few hundredths when a sum is taken in another order.

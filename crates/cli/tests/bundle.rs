@@ -1,11 +1,11 @@
 //! `sterna bundle`: engine bundles run as the folders they were made from.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{best, ids, json, logits, refusal, stdout, sterna_with_input, success, testdata};
+use crate::common::{
+    best, ids, json, logits, refusal, stdout, sterna_with_input, success, testdata,
+};
 
 /// Models that bundles can hold, by what their weights become.
 fn models() -> Vec<(String, &'static str)> {

@@ -1,7 +1,6 @@
 //! `sterna run --receipt` and `sterna check`: an answer that others can check, on any processor.
 
-mod common;
-
+use crate::common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,7 +1,5 @@
 //! Models into packages and packages into the store.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::{json, logit_bytes, models, stdout, sterna, testdata};
+use crate::common::{json, logit_bytes, models, stdout, sterna, testdata};
 use serde_json::Value;
 
 fn text(path: &Path) -> &str {

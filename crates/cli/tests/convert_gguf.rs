@@ -1,11 +1,9 @@
 //! Models into GGUF files by the program; what the files hold is tested in `sterna-convert`.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{logit_bytes, stdout, sterna, testdata};
+use crate::common::{logit_bytes, stdout, sterna, testdata};
 use sterna_format::gguf::Gguf;
 
 fn stories() -> PathBuf {

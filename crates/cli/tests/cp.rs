@@ -1,11 +1,9 @@
 //! `sterna cp`, and what `remove` and `gc` say to programs.
 
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::{success, testdata};
+use crate::common::{success, testdata};
 use serde_json::Value;
 
 const SAMPLE: &str = "rdrr-samples/v1-gemma3-q4k";

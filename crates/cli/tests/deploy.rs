@@ -1,8 +1,6 @@
 //! What `deploy/` has is true of the program: its command lines are taken, its metrics exist, its health check works.
 #![cfg(unix)]
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use common::Serving;
+use crate::common::Serving;
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,12 +1,10 @@
 //! `sterna diagnose`, and what runs on a GPU leave behind. Skipped, with a message, where there is none.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::testdata;
+use crate::common::testdata;
 use serde_json::Value;
 
 /// Runs `sterna` with `args` and `home` for everything of its own.

@@ -1,13 +1,11 @@
 //! Files that are missing, damaged or something else: a message that says so, and no more.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 #[cfg(unix)]
 use std::process::{Command, Stdio};
 
-use common::{refusal, sterna, testdata};
+use crate::common::{self, refusal, sterna, testdata};
 use sterna_format::safetensors::SafeTensors;
 
 /// What `sterna inspect path` says in refusal.

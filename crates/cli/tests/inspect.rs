@@ -1,8 +1,6 @@
 //! `sterna inspect`, on files of several kinds.
 
-mod common;
-
-use common::{json, stdout, testdata};
+use crate::common::{json, stdout, testdata};
 use serde_json::json;
 
 #[test]

@@ -1,11 +1,9 @@
 //! What manifests of packages say besides where weights are, and manifests that say little or say it oddly.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{json, logits, refusal, stdout, sterna, testdata};
+use crate::common::{json, logits, refusal, stdout, sterna, testdata};
 use serde_json::{Value, json};
 use sterna_delivery::hash::{Algorithm, digest_of};
 

@@ -1,10 +1,8 @@
 //! `sterna bench` and `sterna doctor`: numbers are measured, so only their shape can be tested.
 
-mod common;
-
 use std::process::Command;
 
-use common::{json, on_gpu, refusal, stdout};
+use crate::common::{self, json, on_gpu, refusal, stdout};
 
 #[test]
 fn kernels_are_timed_on_a_gpu() {

@@ -1,10 +1,8 @@
 //! Trained models by others, in every form they come in, against another implementation's figures.
 
-mod common;
-
 use std::fs;
 
-use common::{best, ids, json, logits, sterna, testdata, testdata_json};
+use crate::common::{best, ids, json, logits, sterna, testdata, testdata_json};
 use serde_json::Value;
 
 /// The forms of a model in the test data, and how far its figures may be off in each.

@@ -1,8 +1,6 @@
 //! `sterna serve --otlp-endpoint`: a collector gets a trace of each request, as it went.
 #![cfg(all(unix, feature = "otel"))]
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::Command;
@@ -12,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use common::Serving;
+use crate::common::Serving;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 

@@ -1,12 +1,10 @@
 //! Packages as models: those of other implementations against the logits of their source, and ones
 //! made here of files that the engine reads otherwise.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{best, json, logits, refusal, stdout, testdata};
+use crate::common::{self, best, json, logits, refusal, stdout, testdata};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use sterna_format::gguf::{Gguf, Metadata, Model};

@@ -1,7 +1,5 @@
 //! `sterna pull` from servers that lie or are counted, and what other verbs do with names in the store.
 
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::testdata;
+use crate::common::testdata;
 use serde_json::{Value, json};
 
 const SAMPLE: &str = "rdrr-samples/v1-gemma3-q4k";

@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use sterna_format::DType;
 
-mod common;
 #[path = "../../convert/tests/common/engine_files.rs"]
 mod engine_files;
 
-use common::{logits, stdout, sterna, testdata, testdata_json};
+use crate::common::{self, logits, stdout, sterna, testdata, testdata_json};
 use engine_files::{
     Entry, lora_matrix, manifest, read_safetensors, read_tensors, sections, type_code, u32_at,
     u64_at, write_safetensors,

@@ -1,12 +1,10 @@
 //! `sterna run`: what ends an answer, what comes from where, and that seeds repeat.
 
-mod common;
-
 use std::fs;
 use std::io::Read;
 use std::process::{Command, Output, Stdio};
 
-use common::{json, on_gpu, refusal, stdout, sterna, sterna_with_input, success, testdata};
+use crate::common::{json, on_gpu, refusal, stdout, sterna, sterna_with_input, success, testdata};
 use serde_json::Value;
 
 const STORY: &str = "Tell me a story about a fox named Ruby.";

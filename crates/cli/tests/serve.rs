@@ -1,7 +1,5 @@
 //! `sterna serve`, over real sockets.
 
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -13,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sterna_delivery::hash::{Algorithm, digest_of};
 
-use common::listening;
+use crate::common::listening;
 
 struct Server {
     child: Child,

@@ -1,8 +1,6 @@
 //! `sterna serve` with the API of a model: the whole program, from its settings to the signal that ends it.
 #![cfg(unix)]
 
-mod common;
-
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -10,7 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use common::{Serving, send};
+use crate::common::{Serving, send};
 
 fn sterna(home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));

@@ -1,10 +1,8 @@
 //! Shell completions and manual pages, made from the description of the command line.
 
-mod common;
-
 use std::fs;
 
-use common::{stdout, sterna};
+use crate::common::{stdout, sterna};
 
 /// The verbs that `--help` lists.
 fn verbs() -> Vec<String> {

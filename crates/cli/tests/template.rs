@@ -1,11 +1,9 @@
 //! `sterna template`: prompts for conversations with tools, as Transformers renders them.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{refusal, stdout, sterna, testdata, testdata_json};
+use crate::common::{refusal, stdout, sterna, testdata, testdata_json};
 
 /// A model whose chat template knows tools.
 fn model(dir: &Path) {

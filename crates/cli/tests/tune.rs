@@ -2,13 +2,11 @@
 //! none.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use common::testdata;
+use crate::common::testdata;
 use serde_json::{Value, json};
 
 /// Runs `sterna` with `args` and `home` for everything of its own.

@@ -1,14 +1,12 @@
 //! `sterna worker`: what it says, in both forms of its protocol, and how it ends.
 
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{best, ids, join, json, logits, stdout, success, testdata};
+use crate::common::{self, best, ids, join, json, logits, stdout, success, testdata};
 
 /// A session as it is written down, in `tests/golden/worker`.
 ///

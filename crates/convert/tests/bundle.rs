@@ -1,11 +1,9 @@
 //! Engine bundles of Hugging Face folders.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{contents, exec, logits, message, names, open, testdata, try_open, warned};
+use crate::common::{contents, exec, logits, message, names, open, testdata, try_open, warned};
 use sterna_convert::{
     BundleOptions, BundleSummary, ManifestForm, QuantizeSettings, Warning, quantize, to_bundle,
 };

@@ -1,11 +1,11 @@
 //! Models into GGUF files.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{exec, logit_bits, message, models, names, open, stories, testdata, try_open, warned};
+use crate::common::{
+    exec, logit_bits, message, models, names, open, stories, testdata, try_open, warned,
+};
 use sterna_convert::{
     GgufOptions, GgufSummary, PackageOptions, Target, Targets, Warning, to_gguf, to_package,
 };

@@ -1,15 +1,13 @@
 //! Packages of models in any form.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use bytes::Bytes;
-use common::{
+use crate::common::{
     contents, exec, logit_bits, message, names, open, stories, testdata, try_open, warned,
 };
+use bytes::Bytes;
 use serde_json::{Value, json};
 use sterna::embedding::Pooling;
 use sterna_convert::{

@@ -9,11 +9,10 @@ use sterna_format::DType;
 use sterna_format::bundle::{ModelFacts, RopeFile};
 use sterna_kernels::quant::{decode_row, encode_row};
 
-mod common;
 #[path = "common/engine_files.rs"]
 mod engine_files;
 
-use common::{exec, message, warned};
+use crate::common::{self, exec, message, warned};
 use engine_files::{Entry, Stored, manifest, read_tensors, type_code, write_safetensors};
 
 /// A folder with a shard, in which manifests are tried.

@@ -137,7 +137,7 @@ fn spawn(root: &Path, seed: u64, limit: Option<&str>) -> Child {
         }
     };
     command
-        .args(["--exact", "child", "--ignored", "--nocapture"])
+        .args(["--exact", "store_crash::child", "--ignored", "--nocapture"])
         .env(ROOT, root)
         .env(SEED, seed.to_string())
         .stdout(Stdio::null())

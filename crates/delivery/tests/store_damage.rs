@@ -410,7 +410,7 @@ fn a_store_that_cannot_be_written_can_be_read() {
         if name == "damaged" {
             fs::write(blob_path(&store, b"what only a has"), b"?").unwrap();
         }
-        let test = "a_store_that_cannot_be_written_can_be_read";
+        let test = "store_damage::a_store_that_cannot_be_written_can_be_read";
         if let Some(output) = as_another_user(test, &root) {
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(output.status.success(), "{name}: {text}");

@@ -1,13 +1,13 @@
 //! Low-rank adapters: their logits are those of the merged models, and they leave no trace behind.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::common::{
+    self, load, load_gguf, load_hf, max_difference, nll, plan_gguf, plan_hf, read, testdata,
+};
 use bytes::Bytes;
-use common::{load, load_gguf, load_hf, max_difference, nll, plan_gguf, plan_hf, read, testdata};
 use sterna_engine::backend::{
     LinearSource, LowRank, OutputLayout, Product, Rounding, TernaryPacking, WeightData,
 };

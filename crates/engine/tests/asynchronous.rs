@@ -1,12 +1,10 @@
 //! Sessions that are awaited: what a future that isn't ready, or is dropped, leaves behind.
 
-mod common;
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use common::{cpu, load_on, plan_hf, testdata};
+use crate::common::{cpu, load_on, plan_hf, testdata};
 use sterna_engine::{
     Backend, Logits, Model, Sampler, SamplerConfig, Session, SessionOptions, Step,
 };

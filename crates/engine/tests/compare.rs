@@ -1,13 +1,11 @@
 //! Two backends side by side: where they agree, and that a fault is found where it is.
 
-mod common;
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use bytes::Bytes;
-use common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use sterna_engine::backend::{
     Attention, CacheShape, CausalConvolution, DeltaNet, ExpertInput, ExpertMatrices, ExpertProduct,
     LatentInputs, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, SelectiveScan,

@@ -1,11 +1,9 @@
 //! Models taken apart into the tensors of a Hugging Face checkpoint give the logits of their files.
 
-mod common;
-
 use std::path::Path;
 
+use crate::common::{self, cpu, files, load, plan_gguf, plan_hf, testdata};
 use bytes::Bytes;
-use common::{cpu, files, load, plan_gguf, plan_hf, testdata};
 use std::sync::Arc;
 use sterna_engine::export::{Exported, ExportedData, Exporter, i2_s};
 use sterna_engine::plan::PlanOptions;

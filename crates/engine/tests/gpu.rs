@@ -2,16 +2,16 @@
 //! adapter; a software one will do.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
-use common::compare::{
+use crate::common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_HELD, MAX_ERROR_INT8, Source, check_logits, error, logits,
 };
-use common::{Reference, cpu, load_on, load_with_prompt, plan_gguf, plan_hf, read, testdata};
+use crate::common::{
+    self, Reference, cpu, load_on, load_with_prompt, plan_gguf, plan_hf, read, testdata,
+};
+use bytes::Bytes;
 use serde_json::Value;
 use sterna_engine::lora::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,

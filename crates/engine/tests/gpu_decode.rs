@@ -2,12 +2,10 @@
 //! message, where there is no adapter; a software one will do.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{cpu, load_on, plan_hf, testdata};
+use crate::common::{cpu, load_on, plan_hf, testdata};
 use sterna_engine::lora::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
 };

@@ -2,12 +2,10 @@
 //! there is no adapter; a software one will do.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::sync::Arc;
 
-use common::compare::{MAX_ERROR_FLOAT, Source, error};
-use common::{cpu, load_on, max_difference, read, testdata};
+use crate::common::compare::{MAX_ERROR_FLOAT, Source, error};
+use crate::common::{cpu, load_on, max_difference, read, testdata};
 use sterna_engine::compare::{Compare, Comparison};
 use sterna_engine::hybrid::{Hybrid, OffloadPlan};
 use sterna_engine::{Backend, Gpu, Model, Session, SessionOptions};

@@ -1,13 +1,11 @@
 //! Devices that are lost: whatever was under way ends with an error that says so.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::common::{load_on, plan_gguf, testdata};
 use bytes::Bytes;
-use common::{load_on, plan_gguf, testdata};
 use sterna_engine::{
     BackendError, EngineError, Gpu, LoadError, Loader, Logits, Model, ModelPlan, Session,
     SessionOptions, Step,

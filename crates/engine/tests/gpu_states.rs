@@ -2,13 +2,13 @@
 //! where there is no adapter; a software one will do.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::compare::{MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits};
-use common::{Reference, cpu, load_on, max_difference, testdata};
+use crate::common::compare::{
+    MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits,
+};
+use crate::common::{Reference, cpu, load_on, max_difference, testdata};
 use sterna_engine::hybrid::{Hybrid, OffloadPlan};
 use sterna_engine::{
     Backend, Decoded, Gpu, Logits, Model, Sampler, SamplerConfig, Session, SessionOptions, Step,

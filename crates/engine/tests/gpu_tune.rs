@@ -2,12 +2,10 @@
 //! Skipped, with a message, where there is no adapter.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::time::Duration;
 
-use common::compare::{MAX_ERROR_INT8, Source, check_logits, logits};
-use common::{cpu, testdata};
+use crate::common::compare::{MAX_ERROR_INT8, Source, check_logits, logits};
+use crate::common::{cpu, testdata};
 use sterna_engine::{Gpu, Logits, Sampler, SamplerConfig, Session, SessionOptions};
 use sterna_gpu::kernels::linear::{Epilogue, Form};
 use sterna_gpu::tuning::{Effort, LaunchConfig, RowClass, Sample, Tuner, Tuning};

@@ -1,11 +1,9 @@
 //! Output heads with a screen: the tokens of the whole head, while little of it is read.
 
-mod common;
-
 use std::path::Path;
 
+use crate::common::{cpu, load, plan_gguf, plan_hf, testdata};
 use bytes::Bytes;
-use common::{cpu, load, plan_gguf, plan_hf, testdata};
 use sterna_engine::plan::{HeadOptions, HeadScreen};
 use sterna_engine::screening::HeadUse;
 use sterna_engine::{

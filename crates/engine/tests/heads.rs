@@ -1,12 +1,10 @@
 //! Output heads held in another type than they are stored in.
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::common::{cpu, load, logits, max_difference, plan_gguf, plan_hf, testdata};
 use bytes::Bytes;
-use common::{cpu, load, logits, max_difference, plan_gguf, plan_hf, testdata};
 use sterna_engine::plan::HeadOptions;
 use sterna_engine::{Cpu, Model, ModelPlan};
 use sterna_format::DType;

@@ -1,9 +1,7 @@
 //! Damaged models end as errors, never as panics: from the header to the first logits.
 
-mod common;
-
+use crate::common::{cpu, files, load, read, testdata};
 use bytes::Bytes;
-use common::{cpu, files, load, read, testdata};
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{Logits, ModelPlan, Session, SessionOptions};
 use sterna_format::gguf::{self, Gguf};

@@ -2,13 +2,13 @@
 //! with a message, where there is no adapter; a software one will do.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::compare::{MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits};
-use common::{best, cpu, load_on, testdata};
+use crate::common::compare::{
+    MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits,
+};
+use crate::common::{best, cpu, load_on, testdata};
 use sterna_engine::hybrid::OffloadPlan;
 use sterna_engine::lora::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,

@@ -1,10 +1,10 @@
 //! Every family and storage type as a GGUF file, against Transformers on the same weights.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::{Reference, best, load_gguf_parts_on, logits, max_difference, nll, testdata};
+use crate::common::{
+    self, Reference, best, load_gguf_parts_on, logits, max_difference, nll, testdata,
+};
 use sterna_engine::Activations;
 
 /// Float activations: the reference is f32 in another order of summation.

@@ -1,10 +1,10 @@
 //! Logits of tiny models of every family against those of Hugging Face Transformers.
 
-mod common;
-
 use std::path::Path;
 
-use common::{Reference, best, cpu, load, load_hf, logits, max_difference, nll, read, testdata};
+use crate::common::{
+    Reference, best, cpu, load, load_hf, logits, max_difference, nll, read, testdata,
+};
 use sterna_engine::ModelPlan;
 use sterna_engine::plan::PlanOptions;
 use sterna_format::hf;

@@ -1,11 +1,11 @@
 //! What must never change a logit: threads, instruction sets, chunks, forks, rollbacks.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{cpu, load, load_hf, load_with_prompt, logits, plan_gguf, plan_hf, testdata};
+use crate::common::{
+    self, cpu, load, load_hf, load_with_prompt, logits, plan_gguf, plan_hf, testdata,
+};
 use sterna_engine::{CacheType, Cpu, EngineError, Logits, Model, Session, SessionOptions, Step};
 use sterna_kernels::Isa;
 

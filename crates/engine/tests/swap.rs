@@ -1,12 +1,10 @@
 //! Groups of weights that are replaced while the model runs: exactly as a fresh load, never in part.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::common::{cpu, files, load, read, testdata};
 use bytes::Bytes;
-use common::{cpu, files, load, read, testdata};
 use sterna_engine::plan::{HeadOptions, HeadScreen, PlanOptions};
 use sterna_engine::swap::{Group, Swap, SwapError, WeightVersions};
 use sterna_engine::{Cpu, LoadError, Logits, Model, ModelPlan, Session, SessionOptions, Step};

@@ -1,11 +1,9 @@
 //! Small trained models in every form they come in, against what they are known to give.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{best, load_gguf, load_hf, logits, nll, read, testdata};
+use crate::common::{self, best, load_gguf, load_hf, logits, nll, read, testdata};
 use serde_json::Value;
 use sterna_engine::{Cpu, Model};
 

@@ -1,8 +1,6 @@
 //! Preparing heads, caches, and attention, against the CPU.
 
-mod common;
-
-use common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use crate::common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
     Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, PAGE_LEN, RopeLayout, Scores,

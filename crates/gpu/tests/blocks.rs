@@ -1,10 +1,8 @@
 //! Weights that are blocks of integers, or floats, against the CPU.
 
-mod common;
-
 use std::ops::Range;
 
-use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use crate::common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;

@@ -1,8 +1,6 @@
 //! Devices, memory, and commands.
 
-mod common;
-
-use common::{device, floats};
+use crate::common::{device, floats};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::{add, scale};
 use sterna_gpu::memory::{Pool, Upload};

@@ -1,8 +1,6 @@
 //! Norms and element-wise operations against the CPU.
 
-mod common;
-
-use common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use crate::common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::{
     self, Activation, Function, add_gated, blend, gate_by, gate_heads, multiply,

@@ -1,10 +1,8 @@
 //! Mixtures of experts against the CPU.
 
-mod common;
-
 use std::ops::Range;
 
-use common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use crate::common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;

@@ -1,8 +1,6 @@
 //! From logits to tokens.
 
-mod common;
-
-use common::{Random, device, devices, floats, run};
+use crate::common::{Random, device, devices, floats, run};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::Position;
 use sterna_gpu::kernels::output::{

@@ -1,8 +1,6 @@
 //! Convolutions, scans and time mixing against the CPU, in calls of several lengths: what a state remembers comes from the slots.
 
-mod common;
-
-use common::{devices, floats, nmse, scalar, spread, spread_rows};
+use crate::common::{devices, floats, nmse, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::Position;
 use sterna_gpu::kernels::recurrent::{

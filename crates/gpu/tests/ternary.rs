@@ -1,8 +1,6 @@
 //! Quantizing to int8, and ternary linear layers: the same bits as on the CPU.
 
-mod common;
-
-use common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use crate::common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{Epilogue, Input, Linear, WeightKind, multiply};

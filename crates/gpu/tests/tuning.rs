@@ -1,10 +1,8 @@
 //! Launch configurations of products: all give the same results, and the measured one is among them.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{device, devices, floats, nmse, run};
+use crate::common::{self, device, devices, floats, nmse, run};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;

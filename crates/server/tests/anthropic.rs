@@ -1,8 +1,6 @@
 //! Anthropic's dialect over real connections.
 
-mod common;
-
-use common::{Running, shared};
+use crate::common::{Running, shared};
 use serde_json::{Value, json};
 
 const STORY: &str = "Tell me a story about a fox named Ruby.";

@@ -1,12 +1,10 @@
 //! Several engines on GPUs. Where there is one adapter, it is opened twice.
 #![cfg(feature = "gpu")]
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::{Running, start_with};
+use crate::common::{Running, start_with};
 use serde_json::{Value, json};
 use sterna::Adapted;
 use sterna::native::{

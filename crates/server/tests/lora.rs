@@ -1,11 +1,9 @@
 //! Adapters that requests name, loaded and unloaded while the server runs.
 
-mod common;
-
 use std::io::Read;
 use std::thread;
 
-use common::{Running, adapter, model, open, send, start_with};
+use crate::common::{self, Running, adapter, model, open, send, start_with};
 use serde_json::{Value, json};
 use sterna_server::{EngineOptions, Keys, Settings};
 

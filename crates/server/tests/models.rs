@@ -1,14 +1,14 @@
 //! Models that are loaded when they are asked for, by request, and make room for others.
 
-mod common;
-
 use std::io::Read;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use common::{Answer, Running, adapter, loaded, model, open, send, start_with, unloaded};
+use crate::common::{
+    self, Answer, Running, adapter, loaded, model, open, send, start_with, unloaded,
+};
 use serde_json::{Value, json};
 use sterna::native::{BUILTIN, LocalModel, builtin};
 use sterna::{Error, ErrorCode};

@@ -1,8 +1,6 @@
 //! The OpenAPI document, and that it says what is so.
 
-mod common;
-
-use common::{Running, shared};
+use crate::common::{Running, shared};
 use serde_json::{Map, Value, json};
 
 fn document(server: &Running) -> Value {

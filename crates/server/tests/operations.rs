@@ -1,13 +1,11 @@
 //! Many at once, who is let in, and what hostile clients send.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::{model, read, send, shared, start, start_with};
+use crate::common::{model, read, send, shared, start, start_with};
 use serde_json::{Value, json};
 use sterna_server::{EngineOptions, Keys, Settings};
 

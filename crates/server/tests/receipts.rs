@@ -1,10 +1,8 @@
 //! Receipts of answers, which are asked for with them, and checked without the server.
 
-mod common;
-
 use std::thread;
 
-use common::{Running, adapter, loaded, model_on, open, start_with};
+use crate::common::{Running, adapter, loaded, model_on, open, start_with};
 use serde_json::{Value, json};
 use sterna::native::{BUILTIN, LocalModel, builtin};
 use sterna::receipt::{Checked, Device, Difference, Receipt, Setup};

@@ -1,8 +1,6 @@
 //! The Responses API over real connections.
 
-mod common;
-
-use common::shared;
+use crate::common::shared;
 use serde_json::{Value, json};
 
 fn ask(more: Value) -> Value {

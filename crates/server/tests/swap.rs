@@ -1,13 +1,11 @@
 //! Groups of a model's weights are replaced while it is served.
 
-mod common;
-
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::{Answer, Running, adapter, loaded, model_on, open, send, start_with};
+use crate::common::{Answer, Running, adapter, loaded, model_on, open, send, start_with};
 use serde_json::{Value, json};
 use sterna::native::{BUILTIN, LocalModel, Located, builtin};
 use sterna::swap::{Revisions, SwappedGroup};

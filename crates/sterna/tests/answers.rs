@@ -1,11 +1,9 @@
 //! That neither drafts, nor tokens computed in advance, nor lost devices change an answer.
 
-mod common;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use common::{Files, cpu, sampled, session};
+use crate::common::{self, Files, cpu, sampled, session};
 use sterna::generate::{Event, Generator, Given, Request, Stats, StopReason, TextOptions, Wanted};
 use sterna::sequence::Sequence;
 use sterna_engine::{Backend, Decoded, Model, Sampler, SamplerConfig};

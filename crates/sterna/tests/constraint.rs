@@ -1,11 +1,9 @@
 //! That answers match what they are constrained to, whatever the model, the sampling and the drafts.
 #![cfg(feature = "constraint")]
 
-mod common;
-
 use std::fmt::Write as _;
 
-use common::{Files, cpu, sampled, session};
+use crate::common::{Files, cpu, sampled, session};
 use serde_json::Value;
 use sterna::ErrorCode;
 use sterna::constraint::{Constraints, Grammar};

@@ -1,7 +1,6 @@
 //! Vectors of texts against those of Transformers and Sentence Transformers (`testdata/embeddings`).
 
-mod common;
-
+use crate::common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,11 +1,9 @@
 //! That answers don't depend on how many experts are in memory.
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use common::cpu;
+use crate::common::cpu;
 use sterna::native::{ExpertsInMemory, LoadFrom, LocalModel, Located, Weights};
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{Logits, Session, SessionOptions};

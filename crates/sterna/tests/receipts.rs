@@ -1,13 +1,11 @@
 //! That an answer's receipt checks on every instruction set, and that a changed one doesn't.
 #![cfg(feature = "native")]
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::sampled;
+use crate::common::{self, sampled};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use sterna::generate::{Event, Request};

@@ -1,10 +1,8 @@
 //! Answers in shared steps are what they are alone.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Files, cpu, one, sampled, session};
+use crate::common::{self, Files, cpu, one, sampled, session};
 use proptest::prelude::*;
 use sterna::ErrorCode;
 use sterna::generate::{Event, Generator, Logprobs, Request, StopReason, TextOptions};

@@ -1,7 +1,6 @@
 //! Real chat templates against their recorded renderings.
 
-mod common;
-
+use crate::common;
 use serde_json::{Map, Value};
 use sterna_text::{ChatInput, ChatTemplate, DateTime, SpecialTokens};
 

@@ -1,8 +1,9 @@
 //! Every template of the test data, with conversations made up at random, as minijinja renders it.
 
-mod common;
+#[path = "minijinja/mod.rs"]
 mod minijinja;
 
+use crate::common;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use sterna_text::{ChatInput, ChatTemplate, SpecialTokens};

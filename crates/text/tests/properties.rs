@@ -1,7 +1,6 @@
 //! What holds for every text and every list of ids.
 
-mod common;
-
+use crate::common;
 use std::sync::LazyLock;
 
 use proptest::prelude::*;

@@ -1,7 +1,6 @@
 //! Ids and texts of real tokenizers against those recorded from the reference implementations.
 
-mod common;
-
+use crate::common;
 use sterna_format::gguf::Gguf;
 use sterna_format::hf::TokenizerConfig;
 use sterna_text::{Decode, Encode, Tokenizer};

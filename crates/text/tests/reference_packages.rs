@@ -1,8 +1,7 @@
 //! Ids and texts against those of the packages `tokenizers`, `sentencepiece` and `tiktoken`, written by
 //! `testdata/tokenizers/make.py`.
 
-mod common;
-
+use crate::common;
 use serde::Deserialize;
 use serde_json::Value;
 use sterna_text::{Decode, Encode, Tokenizer};

@@ -1,7 +1,6 @@
 //! Tokenizers written in the words of GGUF encode as they did.
 
-mod common;
-
+use crate::common;
 use sterna_format::gguf::{Array, Metadata, Value};
 use sterna_format::hf::TokenizerConfig;
 use sterna_text::{Decode, Encode, GgufTokenizer, Tokenizer};

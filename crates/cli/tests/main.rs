@@ -1,0 +1,37 @@
+//! The program as its users run it.
+
+mod adapters;
+mod architecture;
+mod batch;
+mod book;
+mod builtin;
+mod bundle;
+mod check;
+mod common;
+mod convert;
+mod convert_gguf;
+mod cp;
+mod deploy;
+mod diagnose;
+mod docs;
+mod errors;
+mod inspect;
+mod manifests;
+mod measure;
+mod models;
+mod otel;
+mod packages;
+mod pull;
+mod push;
+mod quantize;
+mod run;
+mod serve;
+mod serve_api;
+mod shell;
+mod sign;
+mod sources;
+mod template;
+mod terminal;
+mod tune;
+mod worker;
+mod worker_protocol;

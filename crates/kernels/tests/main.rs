@@ -1,0 +1,5 @@
+//! Block formats, encoders and sums, at every level that the machine has.
+
+mod blocks;
+mod bonsai2;
+mod encoder;
