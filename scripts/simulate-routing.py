@@ -6,7 +6,7 @@
 A simulation step by step, of people who chat: a conversation begins with one of some system prompts, has several turns,
 and each turn's prompt is all that was said before. A server has one engine: a step decodes a token of every running answer
 and reads a chunk of the first prompt in the queue, and takes as long as was measured (`--step`, `--token`, `--prompt`:
-by default Llama-1B in Q4_K on an H200, docs/benchmarks.md). Its cache holds so many tokens of conversations, the least
+by default Llama-1B in Q4_K on an H200, docs/benchmarks-history.md). Its cache holds so many tokens of conversations, the least
 recently used goes. Beginnings that conversations share count once.
 
 Policies: random; turns (round robin); loads (fewest tokens to compute); hash (a conversation's first turn decides); prefix (fewest
