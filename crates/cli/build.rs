@@ -1,13 +1,16 @@
 //! Collects the pages of `sterna serve`: the examples for browsers, and the npm package by which they run models.
 //!
 //! Where that isn't built, there is the chat alone, which asks the server; where this crate isn't in its repository,
-//! the program has no pages.
+//! the program has no pages. What gzip makes smaller is compressed: most of it is WebAssembly.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::{env, fmt::Write};
+use std::{env, fmt::Write as _};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 /// The media types of files that are served, by extension; all others are left out.
 const CONTENT_TYPES: [(&str, &str); 8] = [
@@ -44,8 +47,9 @@ fn main() {
     if pages.keys().any(|path| path.starts_with(NPM_PACKAGE)) {
         println!("cargo::rustc-cfg=has_npm_package");
     }
-    let out = PathBuf::from(variable("OUT_DIR")).join("pages.rs");
-    fs::write(out, table(&pages)).expect("the folder for output can be written");
+    let out = PathBuf::from(variable("OUT_DIR"));
+    let table = table(&pages, &out).expect("pages can be read, and compressed files written");
+    fs::write(out.join("pages.rs"), table).expect("the folder for output can be written");
 }
 
 fn variable(name: &str) -> String {
@@ -129,19 +133,34 @@ fn content_type(path: &str) -> Option<&'static str> {
         .map(|(_, content_type)| *content_type)
 }
 
-/// The pages as an expression of Rust, a slice of `PageFile`.
-fn table(pages: &Pages) -> String {
+/// `file` compressed, if it is smaller by a tenth, or else as it is: its bytes, and whether they are compressed.
+fn compressed(file: &Path) -> io::Result<(Vec<u8>, bool)> {
+    let bytes = fs::read(file)?;
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(&bytes)?;
+    let smaller = encoder.finish()?;
+    Ok(match smaller.len() < bytes.len() / 10 * 9 {
+        true => (smaller, true),
+        false => (bytes, false),
+    })
+}
+
+/// The pages as an expression of Rust, a slice of `PageFile`, whose bytes are in files in `out`.
+fn table(pages: &Pages, out: &Path) -> io::Result<String> {
     let mut table = "&[\n".to_owned();
-    for (served, file) in pages {
+    for (i, (served, file)) in pages.iter().enumerate() {
         let content_type = content_type(served).expect("only such files are added");
+        let (bytes, is_gzip) = compressed(file)?;
+        let file = out.join(format!("page-{i}"));
+        fs::write(&file, bytes)?;
         let file = file
             .to_str()
-            .expect("the repository is in a path in Unicode");
+            .expect("the folder for output is in a path in Unicode");
         // Writing to a string does not fail.
         let _ = writeln!(
             table,
-            "    PageFile {{ path: {served:?}, content_type: {content_type:?}, bytes: include_bytes!({file:?}) }},"
+            "    PageFile {{ path: {served:?}, content_type: {content_type:?}, is_gzip: {is_gzip}, bytes: include_bytes!({file:?}) }},"
         );
     }
-    table + "]\n"
+    Ok(table + "]\n")
 }

@@ -7,7 +7,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 
-use super::package::ServedFile;
+use super::package::{Representation, ServedFile};
 use super::range::{self, Wanted};
 use super::site::Site;
 
@@ -47,42 +47,62 @@ pub(super) fn to_folder(path: &str, uri: &Uri) -> Response {
     }
 }
 
-/// The conditions of RFC 9110, section 13, in its order, then the range.
+/// The form that is asked for, the conditions of RFC 9110, section 13, in its order, then the range.
 fn answer(file: &ServedFile, method: &Method, headers: &HeaderMap) -> Response {
-    let etag = file.etag();
+    let form = &file.representation(takes_gzip(headers));
+    let etag = &*form.etag;
+    let size = form.bytes.len() as u64;
+    let described = |status, body| described(status, file, form, body);
     if let Some(tags) = joined(headers, header::IF_MATCH)
         && !names(&tags, etag, Comparison::Strong)
     {
-        return described(StatusCode::PRECONDITION_FAILED, file, Body::empty());
+        return described(StatusCode::PRECONDITION_FAILED, Body::empty());
     }
     if let Some(tags) = joined(headers, header::IF_NONE_MATCH)
         && names(&tags, etag, Comparison::Weak)
     {
-        return described(StatusCode::NOT_MODIFIED, file, Body::empty());
+        return described(StatusCode::NOT_MODIFIED, Body::empty());
     }
     // Only GET has ranges, and a range of another version of the file is of no use. A date never matches,
     // because the server doesn't send any.
     let range = text(headers, header::RANGE)
         .filter(|_| method == Method::GET)
         .filter(|_| text(headers, header::IF_RANGE).is_none_or(|tag| tag.trim() == etag));
-    match range.map_or(Wanted::Whole, |range| range::parse(range, file.size())) {
-        Wanted::Whole => described(StatusCode::OK, file, Body::from(file.bytes())),
+    match range.map_or(Wanted::Whole, |range| range::parse(range, size)) {
+        Wanted::Whole => described(StatusCode::OK, Body::from(form.bytes.clone())),
         Wanted::Part(range) => {
-            let content_range = format!("bytes {}-{}/{}", range.start, range.end - 1, file.size());
-            let body = Body::from(file.part(range));
-            let response = described(StatusCode::PARTIAL_CONTENT, file, body);
+            let content_range = format!("bytes {}-{}/{}", range.start, range.end - 1, size);
+            // Within the file, so both fit an address.
+            let part = form.bytes.slice(range.start as usize..range.end as usize);
+            let response = described(StatusCode::PARTIAL_CONTENT, Body::from(part));
             ([(header::CONTENT_RANGE, content_range)], response).into_response()
         }
         Wanted::Unsatisfiable => {
-            let content_range = format!("bytes */{}", file.size());
-            let response = described(StatusCode::RANGE_NOT_SATISFIABLE, file, Body::empty());
+            let content_range = format!("bytes */{size}");
+            let response = described(StatusCode::RANGE_NOT_SATISFIABLE, Body::empty());
             ([(header::CONTENT_RANGE, content_range)], response).into_response()
         }
     }
 }
 
-/// A response with the file's headers.
-fn described(status: StatusCode, file: &ServedFile, body: Body) -> Response {
+/// Whether the field `Accept-Encoding`, RFC 9110, section 12.5.3, has gzip.
+fn takes_gzip(headers: &HeaderMap) -> bool {
+    let accepted = joined(headers, header::ACCEPT_ENCODING).unwrap_or_default();
+    let weight = |coding: &str| {
+        accepted.split(',').find_map(|item| {
+            let mut parts = item.split(';').map(str::trim);
+            let is_named = parts.next()?.eq_ignore_ascii_case(coding);
+            let weight = parts.find_map(|part| part.strip_prefix("q=")?.parse().ok());
+            is_named.then(|| weight.unwrap_or(1.0_f32))
+        })
+    };
+    weight("gzip")
+        .or_else(|| weight("*"))
+        .is_some_and(|weight| weight > 0.0)
+}
+
+/// A response with the headers of a form of the file.
+fn described(status: StatusCode, file: &ServedFile, form: &Representation, body: Body) -> Response {
     let is_about_content = status.is_success() || status == StatusCode::NOT_MODIFIED;
     let mut response = (status, body).into_response();
     let headers = response.headers_mut();
@@ -91,8 +111,11 @@ fn described(status: StatusCode, file: &ServedFile, body: Body) -> Response {
         headers.insert(name, value);
     };
     insert(header::ACCEPT_RANGES, "bytes");
+    if file.is_compressed() {
+        insert(header::VARY, "accept-encoding");
+    }
     if is_about_content {
-        insert(header::ETAG, file.etag());
+        insert(header::ETAG, &form.etag);
         let is_immutable = file.is_immutable();
         insert(
             header::CACHE_CONTROL,
@@ -103,6 +126,9 @@ fn described(status: StatusCode, file: &ServedFile, body: Body) -> Response {
         }
     }
     if status.is_success() {
+        if form.is_gzip {
+            insert(header::CONTENT_ENCODING, "gzip");
+        }
         insert(header::CONTENT_TYPE, file.content_type());
     }
     response

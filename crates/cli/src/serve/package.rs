@@ -1,10 +1,11 @@
 //! The files that a package names.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::io::Read;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
+use flate2::read::GzDecoder;
 use sterna_delivery::hash::{Algorithm, Digest, digest_of};
 use sterna_delivery::package::Contents;
 use sterna_delivery::sign::SIGNATURE_FILE;
@@ -28,7 +29,18 @@ pub(super) struct ServedFile {
     content_type: &'static str,
     etag: String,
     bytes: Bytes,
+    /// Whether `bytes` are compressed with gzip.
+    is_gzip: bool,
     is_shard: bool,
+}
+
+/// A form of a file that is sent: as it is, or compressed.
+#[derive(Debug)]
+pub(super) struct Representation {
+    /// A strong entity tag, quotes included.
+    pub(super) etag: String,
+    pub(super) bytes: Bytes,
+    pub(super) is_gzip: bool,
 }
 
 impl Package {
@@ -63,6 +75,7 @@ impl Package {
                     true => file.bytes()?,
                     false => file.read_small()?,
                 },
+                is_gzip: false,
                 is_shard,
             })?;
         }
@@ -112,7 +125,16 @@ impl ServedFile {
             content_type,
             etag: etag(&digest_of(Algorithm::Sha256, &bytes)),
             bytes,
+            is_gzip: false,
             is_shard: false,
+        }
+    }
+
+    /// A file of which `bytes` are what gzip made.
+    pub(super) fn compressed(name: &str, content_type: &'static str, bytes: Bytes) -> ServedFile {
+        ServedFile {
+            is_gzip: true,
+            ..ServedFile::new(name, content_type, bytes)
         }
     }
 
@@ -121,25 +143,45 @@ impl ServedFile {
         &self.name
     }
 
-    /// Its strong entity tag, quotes included: the algorithm and digest of its bytes.
+    /// Its strong entity tag, quotes included: the algorithm and digest of its bytes, compressed if it is held so.
     pub(super) fn etag(&self) -> &str {
         &self.etag
     }
 
-    /// Bytes in it.
+    /// Whether it is held compressed, and there are two forms to send.
+    pub(super) fn is_compressed(&self) -> bool {
+        self.is_gzip
+    }
+
+    /// What is sent to whoever takes gzip, or doesn't. Nothing is copied unless it has to be decompressed, and then
+    /// the entity tag is that of the file after `plain-`.
+    pub(super) fn representation(&self, takes_gzip: bool) -> Representation {
+        let is_gzip = self.is_gzip && takes_gzip;
+        let (etag, bytes) = match self.is_gzip && !takes_gzip {
+            true => (self.etag.replacen("\"", "\"plain-", 1), self.bytes()),
+            false => (self.etag.clone(), self.bytes.clone()),
+        };
+        Representation {
+            etag,
+            bytes,
+            is_gzip,
+        }
+    }
+
+    /// Bytes in it, as it is held.
     pub(super) fn size(&self) -> u64 {
         self.bytes.len() as u64
     }
 
-    /// All bytes. Nothing is copied.
+    /// All bytes, not compressed.
     pub(super) fn bytes(&self) -> Bytes {
-        self.bytes.clone()
-    }
-
-    /// Bytes of a range that lies within. Nothing is copied.
-    pub(super) fn part(&self, range: Range<u64>) -> Bytes {
-        // Within the file, so both fit an address.
-        self.bytes.slice(range.start as usize..range.end as usize)
+        if !self.is_gzip {
+            return self.bytes.clone();
+        }
+        let mut bytes = Vec::new();
+        let read = GzDecoder::new(&*self.bytes).read_to_end(&mut bytes);
+        read.expect("the build compressed it");
+        bytes.into()
     }
 
     /// True if whoever has it never needs to ask again: the manifest says what its bytes are.
@@ -208,7 +250,11 @@ mod tests {
         assert!(package.file("secret").is_none() && package.file(SIGNATURE_FILE).is_none());
         let shard = package.file("shard_00000.bin").unwrap();
         assert!(shard.etag().starts_with("\"sha256-0ac4dd4e30ebc330"));
-        assert_eq!(shard.part(2..5), shard.bytes().slice(2..5));
+        let sent = shard.representation(true);
+        assert_eq!(
+            (sent.bytes, &*sent.etag, sent.is_gzip),
+            (shard.bytes(), shard.etag(), false)
+        );
         assert!(shard.is_immutable() && !package.file("tensors.json").unwrap().is_immutable());
         fs::write(dir.path().join(SIGNATURE_FILE), b"x").unwrap();
         assert!(open(dir.path()).unwrap().file(SIGNATURE_FILE).is_some());

@@ -15,6 +15,8 @@ use super::package::{Package, ServedFile};
 pub(super) struct PageFile {
     pub(super) path: &'static str,
     pub(super) content_type: &'static str,
+    /// Whether its bytes are compressed with gzip.
+    pub(super) is_gzip: bool,
     pub(super) bytes: &'static [u8],
 }
 
@@ -75,7 +77,10 @@ impl Pages {
         let has_npm_package = table.iter().any(|page| page.path.starts_with(NPM_PACKAGE));
         for page in table {
             let bytes = Bytes::from_static(page.bytes);
-            let file = ServedFile::new(page.path, page.content_type, bytes);
+            let file = match page.is_gzip {
+                true => ServedFile::compressed(page.path, page.content_type, bytes),
+                false => ServedFile::new(page.path, page.content_type, bytes),
+            };
             if page.path.starts_with(NPM_PACKAGE) {
                 for folder in FOLDERS {
                     pages.add(format!("{folder}/{}", page.path), file.clone());
@@ -181,6 +186,7 @@ mod tests {
         PageFile {
             path,
             content_type: "text/javascript",
+            is_gzip: false,
             bytes: text.as_bytes(),
         }
     }

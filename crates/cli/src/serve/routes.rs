@@ -86,6 +86,9 @@ mod tests {
     use crate::model::PackagePlace;
     use crate::serve::package::Package;
     use crate::serve::pages::PageFile;
+    use flate2::Compression;
+    use flate2::read::GzEncoder;
+    use std::io::Read;
 
     const PAGES: [PageFile; 8] = [
         page("chat/index.html", "text/html; charset=utf-8", "chat"),
@@ -102,6 +105,7 @@ mod tests {
         PageFile {
             path,
             content_type,
+            is_gzip: false,
             bytes: text.as_bytes(),
         }
     }
@@ -145,6 +149,73 @@ mod tests {
 
     async fn get(path: &str) -> Answer {
         ask(&PAGES, Method::GET, path, &[]).await
+    }
+
+    #[tokio::test]
+    async fn compressed_pages_come_in_the_form_that_is_asked_for() {
+        let text = "some text, some text, some text".repeat(9);
+        let mut gzip = Vec::new();
+        let mut encoder = GzEncoder::new(text.as_bytes(), Compression::best());
+        encoder.read_to_end(&mut gzip).unwrap();
+        let table = [PageFile {
+            path: "chat/app.js",
+            content_type: "text/javascript",
+            is_gzip: true,
+            bytes: gzip.clone().leak(),
+        }];
+        let ask = async |headers: &[_]| ask(&table, Method::GET, "/chat/app.js", headers).await;
+        let mut tags = Vec::new();
+        for (accepted, is_gzip) in [
+            ("gzip", true),
+            ("br;q=1.0, GZIP;q=0.5", true),
+            ("*", true),
+            ("", false),
+            ("br, deflate", false),
+            ("*;q=0", false),
+            ("gzip;q=0, *", false),
+        ] {
+            let answer = ask(&[(header::ACCEPT_ENCODING, accepted)]).await;
+            assert_eq!(answer.status, StatusCode::OK, "{accepted}");
+            let coding = answer.header("content-encoding");
+            assert_eq!(coding, is_gzip.then_some("gzip"), "{accepted}");
+            let want = if is_gzip { &*gzip } else { text.as_bytes() };
+            assert!(answer.body == want, "{accepted}");
+            assert_eq!(answer.header("vary"), Some("accept-encoding"));
+            assert_eq!(answer.header("content-type"), Some("text/javascript"));
+            tags.push((is_gzip, answer.header("etag").unwrap().to_owned()));
+        }
+        tags.sort();
+        tags.dedup();
+        let [(false, plain), (true, packed)] = &tags[..] else {
+            panic!("{tags:?}");
+        };
+        assert_ne!(plain, packed);
+
+        let unchanged = ask(&[(header::IF_NONE_MATCH, &**plain)]).await;
+        assert_eq!(unchanged.status, StatusCode::NOT_MODIFIED);
+        assert_eq!(unchanged.header("etag"), Some(&**plain));
+        let other = ask(&[(header::IF_NONE_MATCH, &**packed)]).await;
+        assert_eq!(other.status, StatusCode::OK);
+        let gzip_too = (header::ACCEPT_ENCODING, "gzip");
+        let unchanged = ask(&[(header::IF_NONE_MATCH, packed), gzip_too]).await;
+        assert_eq!(unchanged.status, StatusCode::NOT_MODIFIED);
+
+        let part = ask(&[(header::RANGE, "bytes=5-8")]).await;
+        assert_eq!(part.status, StatusCode::PARTIAL_CONTENT);
+        assert_eq!(part.body, b"text");
+        let size = text.len();
+        assert_eq!(
+            part.header("content-range"),
+            Some(&*format!("bytes 5-8/{size}"))
+        );
+        // A part of the form that is asked for.
+        let part = ask(&[
+            (header::RANGE, "bytes=0-1"),
+            (header::ACCEPT_ENCODING, "gzip"),
+        ])
+        .await;
+        assert_eq!(part.body, gzip[..2]);
+        assert_eq!(part.header("content-encoding"), Some("gzip"));
     }
 
     #[tokio::test]
