@@ -3,3 +3,4 @@
 mod blocks;
 mod bonsai2;
 mod encoder;
+mod extremes;
