@@ -29,6 +29,18 @@ pub(crate) fn history() -> Result<PathBuf> {
     Ok(own()?.join("history"))
 }
 
+/// The file of peers that lied.
+#[cfg(feature = "p2p")]
+pub(crate) fn liars() -> Result<PathBuf> {
+    Ok(own()?.join("peers.json"))
+}
+
+/// The file with the key that peers know this machine by.
+#[cfg(feature = "p2p")]
+pub(crate) fn peer_key() -> Result<PathBuf> {
+    Ok(own()?.join("peer.key"))
+}
+
 /// The folder for what should be kept.
 fn own() -> Result<PathBuf> {
     find("XDG_DATA_HOME", "LOCALAPPDATA", ".local/share", &|name| {

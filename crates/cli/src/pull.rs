@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Result, anyhow, bail};
 use sterna::native::BUILTIN;
 use sterna_delivery::fetch::Limits;
+#[cfg(feature = "p2p")]
+use sterna_delivery::peers::PeerOptions;
 use sterna_delivery::pull::{
     self, Event, IncomingPackage, PullError, PullOptions, Pulled, Warning,
 };
@@ -166,6 +168,8 @@ pub(crate) fn begin(
         cancel: transfer.cancel(),
         hub: Some(Hub::from_env()?),
         taken: taken(),
+        #[cfg(feature = "p2p")]
+        peers: peers(false, Vec::new())?,
         ..PullOptions::default()
     };
     let shown = Shown::default();
@@ -182,6 +186,16 @@ pub(crate) fn begin(
         trust::list()?,
         notify,
     ))
+}
+
+/// How peers are found and reached: on the local network if `find_local`, and by these relays.
+#[cfg(feature = "p2p")]
+pub(crate) fn peers(find_local: bool, relays: Vec<String>) -> Result<PeerOptions> {
+    Ok(PeerOptions {
+        find_local,
+        relays,
+        liars: Some(folders::liars()?),
+    })
 }
 
 /// The package at `address` as it is described there: its manifest, and where its tensors are.
@@ -277,7 +291,11 @@ impl Shown {
 fn note(warning: &Warning) {
     let is_warning = matches!(
         warning,
-        Warning::NotUsed { .. } | Warning::GivenUp { .. } | Warning::Unverified { .. }
+        Warning::NotUsed { .. }
+            | Warning::GivenUp { .. }
+            | Warning::Unverified { .. }
+            | Warning::Liar { .. }
+            | Warning::Forgotten { .. }
     );
     let advice = match warning {
         Warning::NotUsed { reason, .. } => reason.signature_error().map(trust::advice),

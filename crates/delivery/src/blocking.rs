@@ -4,7 +4,7 @@ use std::{
     future::Future,
     io::{self, Read},
     sync::{
-        Arc, Once,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -24,9 +24,21 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Runs futures to their end, from any thread that may block.
 pub(crate) struct Bridge {
-    runtime: Option<Runtime>,
+    runtime: Arc<Shared>,
     /// How often all that is under way was interrupted.
     interrupts: watch::Sender<u64>,
+}
+
+/// The runtime of one bridge, or of several.
+struct Shared(Option<Runtime>);
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // Without waiting for what nobody needs, such as the look-up of a name.
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// Why a future was not waited for.
@@ -79,20 +91,42 @@ impl Activity {
 impl Bridge {
     /// Errors: the system is out of threads.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
-        static PROVIDER: Once = Once::new();
-        PROVIDER.call_once(|| {
-            // The program may have chosen one already.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        });
+        #[cfg(feature = "stores")]
+        {
+            static PROVIDER: std::sync::Once = std::sync::Once::new();
+            PROVIDER.call_once(|| {
+                // The program may have chosen one already.
+                let _ = rustls::crypto::ring::default_provider().install_default();
+            });
+        }
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
-            .thread_name("stores")
+            .thread_name("network")
             .enable_all()
             .build()?;
         Ok(Arc::new(Self {
-            runtime: Some(runtime),
+            runtime: Arc::new(Shared(Some(runtime))),
             interrupts: watch::Sender::new(0),
         }))
+    }
+
+    /// Another with the same runtime, which is interrupted by itself.
+    #[cfg(feature = "p2p")]
+    pub(crate) fn beside(&self) -> Arc<Self> {
+        Arc::new(Self {
+            runtime: Arc::clone(&self.runtime),
+            interrupts: watch::Sender::new(0),
+        })
+    }
+
+    /// Runs `future` in the background, until its end or that of the runtime.
+    #[cfg(feature = "p2p")]
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        self.runtime().spawn(future);
+    }
+
+    fn runtime(&self) -> &Runtime {
+        (self.runtime.0.as_ref()).expect("it is there until it is dropped")
     }
 
     /// Waits for `future`, as long as `activity` isn't idle for more than `patience`, nobody cancels it and nobody
@@ -118,11 +152,7 @@ impl Bridge {
         cancel: Option<&Cancel>,
         future: impl Future<Output = T>,
     ) -> Result<T, GivenUp> {
-        let runtime = self
-            .runtime
-            .as_ref()
-            .expect("it is there until it is dropped");
-        runtime.block_on(async {
+        self.runtime().block_on(async {
             tokio::pin!(future);
             loop {
                 tokio::select! {
@@ -158,15 +188,6 @@ impl Bridge {
             stream: stream.map(|piece| piece.map_err(io::Error::other)).boxed(),
             piece: Bytes::new(),
             patience,
-        }
-    }
-}
-
-impl Drop for Bridge {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // Without waiting for what nobody needs, such as the look-up of a name.
-            runtime.shutdown_background();
         }
     }
 }

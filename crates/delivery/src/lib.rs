@@ -21,8 +21,8 @@
     allow(dead_code, unused_imports)
 )]
 mod artifact;
-#[cfg(all(feature = "stores", not(target_family = "wasm")))]
-// Either of the two features that need it uses a part.
+#[cfg(all(any(feature = "stores", feature = "p2p"), not(target_family = "wasm")))]
+// Each of the features that need it uses a part.
 #[cfg_attr(
     not(all(feature = "oci", feature = "object-store")),
     allow(dead_code, unused_imports)
@@ -37,6 +37,8 @@ mod local;
 #[cfg(not(target_family = "wasm"))]
 mod mmap;
 pub mod package;
+#[cfg(all(feature = "p2p", not(target_family = "wasm")))]
+pub mod peers;
 #[cfg(not(target_family = "wasm"))]
 mod positioned;
 #[cfg(all(feature = "http", not(target_family = "wasm")))]

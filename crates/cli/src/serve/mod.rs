@@ -2,7 +2,7 @@
 //!
 //! [`api`] has the settings of the API, which crate `server` is. [`converted`] makes packages of other models, [`package`] lists the files, [`pages`] has the pages, [`site`] finds
 //! the file at a path in either, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file, [`index`]
-//! renders the folder, [`listener`] handles connections, and [`tls`] encrypts them; with the feature `otel`, `otlp` sends traces.
+//! renders the folder, [`listener`] handles connections, and [`tls`] encrypts them; with the feature `otel`, `otlp` sends traces, and with `p2p` `share` gives the package to peers.
 
 mod api;
 mod converted;
@@ -15,6 +15,8 @@ mod package;
 mod pages;
 mod range;
 mod routes;
+#[cfg(feature = "p2p")]
+mod share;
 mod site;
 mod tls;
 
@@ -49,6 +51,7 @@ const EXAMPLE: &str = "Example:
   sterna serve a.gguf b.gguf c.gguf --no-files --models-memory 12GiB
   sterna serve model.gguf --no-files --cache-folder /var/cache/sterna --cache-folder-size 64GiB
   STERNA_API_KEY=... sterna serve model-rdrr --host 0.0.0.0
+  sterna serve model-rdrr --share --no-api
   sterna serve other/model.gguf --name other-rdrr";
 
 /// Serve a model over HTTP: the API that clients of OpenAI and Anthropic speak, and the files of its package
@@ -81,6 +84,10 @@ pub(crate) struct Serve {
 
     #[command(flatten)]
     api: ApiFlags,
+
+    #[cfg(feature = "p2p")]
+    #[command(flatten)]
+    share: share::ShareFlags,
 
     #[command(flatten)]
     engine: EngineFlags,
@@ -148,6 +155,11 @@ impl Serve {
         let package = match self.api.no_files {
             true => None,
             false => Some(self.package(models[0])?),
+        };
+        #[cfg(feature = "p2p")]
+        let _sharing = match &package {
+            Some(package) => self.share.start(package)?,
+            None => None,
         };
         let server = match has_api {
             true => self.server(&models, chosen)?,

@@ -30,7 +30,8 @@ use crate::{model, pull, trust};
 #[command(after_help = "Examples:
   sterna pull https://example.org/tiny-rdrr tiny
   sterna pull https://huggingface.co/OWNER/REPO-GGUF --file Q4_K_M
-  sterna pull https://example.org/model-Q4_0.gguf")]
+  sterna pull https://example.org/model-Q4_0.gguf
+  sterna pull https://example.org/tiny-rdrr --peers")]
 pub(crate) struct PullVerb {
     /// Where to fetch the model from
     #[arg(value_name = "SOURCE")]
@@ -47,6 +48,16 @@ pub(crate) struct PullVerb {
     /// Another place where the same package is; may be given several times
     #[arg(long, value_name = "SOURCE")]
     mirror: Vec<String>,
+
+    /// Ask the local network as well who has the package; what peers send counts only by the hashes of its manifest
+    #[cfg(feature = "p2p")]
+    #[arg(long)]
+    peers: bool,
+
+    /// Relay that peers may be reached by, besides those of their addresses; may be given several times
+    #[cfg(feature = "p2p")]
+    #[arg(long, value_name = "URL")]
+    relay: Vec<String>,
 
     /// Which model of a repository: a file name, or a part of a GGUF file name
     #[arg(long, value_name = "FILE")]
@@ -103,6 +114,8 @@ impl PullVerb {
             replace: self.replace,
             limits,
             hub: Some(Hub::from_env()?),
+            #[cfg(feature = "p2p")]
+            peers: pull::peers(self.peers, self.relay)?,
             ..PullOptions::default()
         };
         let pulled = pull::pull(&store, &source, options)?;
@@ -121,7 +134,13 @@ impl PullVerb {
             pulled.name,
             Bytes(pulled.size),
             parts.join(", ")
-        ))
+        ))?;
+        if pulled.received_by.len() > 1 {
+            for (source, n_bytes) in &pulled.received_by {
+                output::line(format_args!("{:>10} from {source}", Bytes(*n_bytes)))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -132,6 +151,7 @@ struct Report<'a> {
     source: &'a str,
     size: u64,
     received: u64,
+    received_by: &'a [(String, u64)],
     copied: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     signer: Option<&'a str>,
@@ -145,6 +165,7 @@ impl Report<'_> {
             source: &pulled.source,
             size: pulled.size,
             received: pulled.received,
+            received_by: &pulled.received_by,
             copied: pulled.copied,
             signer: pulled.signer.as_deref(),
             dropped: &pulled.dropped,

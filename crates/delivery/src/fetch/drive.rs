@@ -66,6 +66,8 @@ pub struct Report {
     pub verified: Vec<Option<Verified>>,
     /// Sources that were dropped, and why.
     pub dropped: Vec<(String, String)>,
+    /// Each source, and the bytes received from it: together those of `progress`.
+    pub received_by: Vec<(String, u64)>,
 }
 
 /// Why a fetch ended without every blob. Verified blobs stay, and stored bytes help the next fetch.
@@ -236,7 +238,12 @@ impl<'scope, 'env> Driver<'scope, 'env> {
                 return Err(FetchError::Cancelled);
             }
             let now = self.shared.began.elapsed();
-            match self.fetch.poll(now) {
+            let action = self.fetch.poll(now);
+            while let Some((source, why)) = self.fetch.next_liar() {
+                // Whoever called for the fetch has wrapped sources of which it wants to know more.
+                let _ = self.shared.sources[source].lied(&why);
+            }
+            match action {
                 Action::Transfer(transfer) => self.start_transfer(transfer)?,
                 Action::Hash(mut job) => {
                     let shared = self.shared;
@@ -280,12 +287,14 @@ impl<'scope, 'env> Driver<'scope, 'env> {
                     let progress = self.fetch.so_far();
                     notify(Event::Progress(progress));
                     let dropped = self.fetch.dropped_sources();
+                    let received_by = self.fetch.received_by();
                     return Ok(Report {
                         progress,
-                        verified: std::mem::take(&mut self.verified),
                         dropped: dropped
                             .map(|(name, why)| (name.into(), why.into()))
                             .collect(),
+                        received_by: received_by.map(|(name, n)| (name.into(), n)).collect(),
+                        verified: std::mem::take(&mut self.verified),
                     });
                 }
                 Action::Failed(failure) => return Err(failure.into()),

@@ -36,6 +36,8 @@ pub struct Fetch {
     n_jobs: usize,
     next_id: u64,
     received_bytes: u64,
+    /// Sources that sent something false, and what, and that nobody was told of yet.
+    liars: VecDeque<(usize, String)>,
     jitter: Jitter,
     queue: VecDeque<Action>,
     failed: Option<Failure>,
@@ -190,6 +192,7 @@ impl Fetch {
             n_jobs: 0,
             next_id: 0,
             received_bytes: 0,
+            liars: VecDeque::new(),
             jitter: Jitter(limits.seed),
             limits,
             queue: VecDeque::new(),
@@ -265,6 +268,7 @@ impl Fetch {
         };
         let (blob, source) = (flight.blob, flight.source);
         self.received_bytes += transfer.received();
+        self.sources[source].received += transfer.received();
         self.sources[source].n_transfers -= 1;
         let outcome = match outcome {
             // Cancelled for a reason known here, or for one of the driver's.
@@ -390,6 +394,16 @@ impl Fetch {
         (self.sources.iter()).filter_map(|s| Some((s.name.as_str(), s.dropped.as_deref()?)))
     }
 
+    /// Each source, and the bytes that it sent in transfers that have ended.
+    pub fn received_by(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.sources.iter().map(|s| (s.name.as_str(), s.received))
+    }
+
+    /// The next source, by index, that was dropped because it sent something false, and what that was; each once.
+    pub fn next_liar(&mut self) -> Option<(usize, String)> {
+        self.liars.pop_front()
+    }
+
     /// Records what a transfer received in the blob's state; returns the number of valid bytes. If the source
     /// sent nothing false, the start of a block is valid too.
     fn store(
@@ -511,8 +525,9 @@ impl Fetch {
     }
 
     fn drop_source(&mut self, blob: usize, source: usize, fault: &Fault) {
-        let name = self.blobs[blob].blob.name();
-        (self.sources[source].dropped).get_or_insert_with(|| format!("`{name}`: {fault}"));
+        let why = format!("`{}`: {fault}", self.blobs[blob].blob.name());
+        self.liars.push_back((source, why.clone()));
+        self.sources[source].dropped.get_or_insert(why);
         self.left(source);
     }
 

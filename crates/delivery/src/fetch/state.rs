@@ -245,6 +245,8 @@ pub(super) struct SourceState {
     pub(super) is_slow: bool,
     /// Why it is not used any more.
     pub(super) dropped: Option<String>,
+    /// Bytes of transfers that have ended.
+    pub(super) received: u64,
 }
 
 impl SourceState {
@@ -258,6 +260,7 @@ impl SourceState {
             wait_until: Duration::ZERO,
             is_slow: false,
             dropped: None,
+            received: 0,
         }
     }
 

@@ -6,6 +6,8 @@ use sterna_format::rdrr::MANIFEST_FILE;
 
 #[cfg(feature = "object-store")]
 use crate::source::BucketError;
+#[cfg(feature = "p2p")]
+use crate::peers::PeersError;
 #[cfg(feature = "oci")]
 use crate::source::RegistryError;
 use crate::{
@@ -143,6 +145,18 @@ pub enum PullError {
     #[cfg(feature = "oci")]
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// Peers that can't be found or reached.
+    #[cfg(feature = "p2p")]
+    #[error(transparent)]
+    Peers(#[from] PeersError),
+    /// Files that have no hashes, and nobody to take them from but peers.
+    #[error("{from}: its manifest has no hashes for {}, and the word of peers doesn't count; add another source of it as a mirror", files.join(", "))]
+    OnlyStrangers {
+        /// Where the package is.
+        from: String,
+        /// The files.
+        files: Vec<String>,
+    },
     /// A part of a split set of GGUF files that isn't the first.
     #[error(transparent)]
     Gguf(#[from] sterna_format::gguf::GgufError),
@@ -230,6 +244,25 @@ pub enum Warning {
         /// Why not.
         reason: Rejection,
     },
+    /// A peer isn't asked, as it lied before.
+    Liar {
+        /// The peer.
+        source: String,
+        /// What it sent.
+        why: String,
+    },
+    /// That a source sent something false can't be remembered.
+    Forgotten {
+        /// The source.
+        source: String,
+        /// Why not.
+        why: String,
+    },
+    /// Peers on the local network can't be found.
+    NoPeers {
+        /// Why not.
+        why: String,
+    },
     /// A source was dropped while files were fetched.
     GivenUp {
         /// The source.
@@ -269,6 +302,11 @@ impl fmt::Display for Warning {
             Self::NotUsed { source, reason } => {
                 write!(f, "{source}: not used: {}", reason.without_name(source))
             }
+            Self::Liar { source, why } => write!(f, "{source}: not asked: it lied before: {why}"),
+            Self::Forgotten { source, why } => {
+                write!(f, "{source}: that it lied is forgotten after this run: {why}")
+            }
+            Self::NoPeers { why } => write!(f, "no peers on the local network: {why}"),
             Self::GivenUp { source, why } => write!(f, "{source}: given up: {why}"),
             Self::LabelledSha256 { from, file, n_more } => {
                 write!(f, "{from}: the manifest calls the hash of {file}")?;

@@ -20,6 +20,7 @@
 mod error;
 mod gguf_file;
 mod incoming;
+mod places;
 mod sources;
 mod warn_once;
 
@@ -36,7 +37,9 @@ use crate::artifact::LAYOUT_FILE;
 use crate::fetch::{
     self, Cancel, Fault, FetchError, Limits, Progress, Report, fetch_from, fetch_small, read_small,
 };
-use crate::hash::{Algorithm, Verified};
+use crate::hash::{Algorithm, Verified, digest_of};
+#[cfg(feature = "p2p")]
+use crate::peers::{PeerOptions, Ticket, is_peer_address};
 use crate::package::{
     CONFIG_FILE, Contents, HashedFile, MAX_FILE_BYTES, Offer, PackageError, check_signature,
 };
@@ -56,6 +59,7 @@ pub use self::{
     incoming::IncomingPackage,
 };
 use self::{
+    places::Places,
     sources::{Chosen, Judge},
     warn_once::WarnOnce,
 };
@@ -81,6 +85,9 @@ pub struct PullOptions {
     pub cancel: Cancel,
     /// The server of repositories that the address may refer to; without one, it is a package's address.
     pub hub: Option<Hub>,
+    /// How peers are found and reached.
+    #[cfg(feature = "p2p")]
+    pub peers: PeerOptions,
 }
 
 /// The result of a pull.
@@ -94,6 +101,8 @@ pub struct Pulled {
     pub size: u64,
     /// Bytes received from sources.
     pub received: u64,
+    /// The same by source: each that was asked for files.
+    pub received_by: Vec<(String, u64)>,
     /// Bytes copied from models that were here.
     pub copied: u64,
     /// The signer.
@@ -197,19 +206,33 @@ pub fn pull(
     }
     no_choice()?;
     let must_be_signed = before.and_then(|entry| entry.signer);
-    let mut opened = vec![source(address, notify)?];
-    for mirror in &options.mirrors {
-        opened.push(source(mirror, notify)?);
-    }
-    let all: Vec<&dyn Source> = opened.iter().map(|source| &**source).collect();
+    let places = Places::open(address, options, notify)?;
     let judge = Judge {
         trust,
         must_be_signed: must_be_signed.as_deref(),
+        manifest: places.manifest(),
         limits: &options.limits,
         cancel: &options.cancel,
     };
-    let chosen = judge.choose(&all)?;
+    let near;
+    let chosen = match places.manifest() {
+        Some(manifest) => {
+            near = places.near(manifest, &options.cancel)?;
+            judge.choose(&[places.given(), refs(&near)].concat())?
+        }
+        None => {
+            let mut chosen = judge.choose(&places.given())?;
+            let manifest = digest_of(Algorithm::Sha256, chosen.offer.bytes());
+            near = places.near(manifest, &options.cancel)?;
+            chosen.join(refs(&near));
+            chosen
+        }
+    };
     transaction.package(chosen)
+}
+
+fn refs<'a, 'n>(sources: &'a [Box<dyn Source + 'n>]) -> Vec<&'a dyn Source> {
+    sources.iter().map(|source| &**source as &dyn Source).collect()
 }
 
 /// Where [`pull`] says that a model at `address` comes from, the same from wherever it is pulled again; and
@@ -221,6 +244,15 @@ pub fn source_and_name(
     options: &PullOptions,
 ) -> Result<(String, String), PullError> {
     let address = &*meant(address);
+    #[cfg(feature = "p2p")]
+    if is_peer_address(address) {
+        // The package, whoever has it.
+        let manifest = Ticket::parse(address)?.manifest();
+        let package = Ticket::of(manifest).to_string();
+        let name = || format!("p2p-{}", &manifest.to_string()[..12]);
+        let name = options.name.clone().unwrap_or_else(name);
+        return Ok((options.made_from.clone().unwrap_or(package), name));
+    }
     let first = match address.contains("://") {
         true => address.to_owned(),
         false => (fs::canonicalize(address).map_err(folder_error(address))?)
@@ -242,20 +274,30 @@ pub fn read_remote_package(
     trust: &TrustList,
     notify: &Notify<'_>,
 ) -> Result<Package, PullError> {
-    let source = source(address, notify)?;
-    let (limits, cancel) = (Limits::default(), Cancel::new());
+    let options = PullOptions::default();
+    let places = Places::open(address, &options, notify)?;
+    let (limits, cancel) = (&options.limits, &options.cancel);
     let judge = Judge {
         trust,
         must_be_signed: None,
-        limits: &limits,
-        cancel: &cancel,
+        manifest: places.manifest(),
+        limits,
+        cancel,
     };
-    let Chosen { offer, sources, .. } = judge.choose(&[&*source])?;
+    let near = match places.manifest() {
+        Some(manifest) => places.near(manifest, cancel)?,
+        None => Vec::new(),
+    };
+    let Chosen { offer, sources, .. } = judge.choose(&[places.given(), refs(&near)].concat())?;
     let contents = Contents::of(address, offer.manifest())?;
     let tensors = match contents.tensor_map_file() {
         None => None,
         Some(name) => {
-            let bytes = small(name, &sources, &limits, &cancel)?;
+            let sources = match contents.file(name) {
+                Some(_) => sources,
+                None => vouched(address, &[name], &sources)?,
+            };
+            let bytes = small(name, &sources, limits, cancel)?;
             if let Some(file) = contents.file(name) {
                 let verified = file.blob().expected().verify(&bytes);
                 verified.map_err(|problem| PackageError::Mismatch {
@@ -360,8 +402,13 @@ impl Transaction<'_> {
         let mut entry = self.entry(&offer)?;
         let contents = Contents::of(self.from, manifest)?;
         let mut unverified = contents.unverified().to_vec();
+        let believed: Vec<&dyn Source> = match unverified.is_empty() {
+            true => sources.iter().copied().filter(|s| !s.is_stranger()).collect(),
+            false => vouched(self.from, &unverified, &sources)?,
+        };
         if contents.may_have_config(manifest)
-            && let Some(bytes) = small_if_any(CONFIG_FILE, &sources, self.limits, self.cancel)?
+            && !believed.is_empty()
+            && let Some(bytes) = small_if_any(CONFIG_FILE, &believed, self.limits, self.cancel)?
         {
             let file = self.pull.put(Algorithm::Sha256, &bytes)?;
             entry.files.insert(CONFIG_FILE.to_owned(), file);
@@ -369,7 +416,7 @@ impl Transaction<'_> {
         }
         let mut tensors = None;
         for name in contents.unverified() {
-            let bytes = small(name, &sources, self.limits, self.cancel)?;
+            let bytes = small(name, &believed, self.limits, self.cancel)?;
             let file = self.pull.put(Algorithm::Sha256, &bytes)?;
             entry.files.insert(name.clone(), file);
             if contents.tensor_map_file() == Some(name) {
@@ -515,6 +562,7 @@ impl Transaction<'_> {
             source: entry.source.clone(),
             size: entry.size(),
             received: report.progress.received_bytes,
+            received_by: report.received_by,
             copied,
             signer: entry.signer.clone(),
             dropped: report.dropped,
@@ -528,6 +576,25 @@ fn sizes(files: &[HashedFile]) -> Vec<(String, u64)> {
     let sizes = files.iter();
     let sizes = sizes.map(|file| (file.name().to_owned(), file.size()));
     sizes.collect()
+}
+
+/// Those of `sources` whose word counts for `files`, which have no digests.
+///
+/// Errors: [`PullError::OnlyStrangers`] if there are none.
+fn vouched<'a>(
+    from: &str,
+    files: &[impl ToString],
+    sources: &[&'a dyn Source],
+) -> Result<Vec<&'a dyn Source>, PullError> {
+    let believed = sources.iter().copied().filter(|s| !s.is_stranger());
+    let believed: Vec<&dyn Source> = believed.collect();
+    match believed.is_empty() {
+        false => Ok(believed),
+        true => Err(PullError::OnlyStrangers {
+            from: from.to_owned(),
+            files: files.iter().map(ToString::to_string).collect(),
+        }),
+    }
 }
 
 /// A file without a known digest.

@@ -7,6 +7,7 @@ use sterna_format::rdrr::MANIFEST_FILE;
 
 use super::{PullError, Rejection};
 use crate::fetch::{Cancel, Failure, Fault, FetchError, Limits, Standing, race, read_small};
+use crate::hash::{Digest, Expected};
 use crate::package::{MAX_FILE_BYTES, Offer, PackageError, Rejected, check_json, signature_text};
 use crate::sign::{SIGNATURE_FILE, TrustList};
 use crate::source::Source;
@@ -25,11 +26,22 @@ pub(super) struct Chosen<'a> {
     pub(super) rejected: Vec<(String, Rejection)>,
 }
 
+impl<'a> Chosen<'a> {
+    /// Adds `sources` that have the package, too.
+    pub(super) fn join(&mut self, sources: Vec<&'a dyn Source>) {
+        let n = sources.len();
+        self.sources.splice(self.n_sure..self.n_sure, sources);
+        self.n_sure += n;
+    }
+}
+
 /// The criteria for sources.
 pub(super) struct Judge<'a> {
     pub(super) trust: &'a TrustList,
     /// The signer of an earlier revision; then an unsigned one is not trusted.
     pub(super) must_be_signed: Option<&'a str>,
+    /// The digest of the manifest, where the address says it.
+    pub(super) manifest: Option<Digest>,
     pub(super) limits: &'a Limits,
     pub(super) cancel: &'a Cancel,
 }
@@ -156,11 +168,20 @@ impl Judge<'_> {
             Err(fault) => return Err(fault),
         };
         // Before its signature is asked for.
-        if let Err(error) = check_json(from, &manifest) {
+        let is_expected = match self.manifest {
+            Some(digest) => Expected::Digest(digest).verify(&manifest).map(|_| ()),
+            None => Ok(()),
+        };
+        let checked = (is_expected.map_err(|problem| PullError::Mismatch {
+            file: MANIFEST_FILE.to_owned(),
+            problem,
+        }))
+        .and_then(|()| Ok(check_json(from, &manifest)?));
+        if let Err(error) = checked {
             return Ok(Some(Answer {
                 manifest,
                 signature: Ok(None),
-                offer: Err(error.into()),
+                offer: Err(error),
             }));
         }
         // Hosts of files differ in how they say that there is none.

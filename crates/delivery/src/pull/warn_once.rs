@@ -36,6 +36,9 @@ impl<S: Source> Source for WarnOnce<'_, S> {
     fn open(&self, name: &str, range: Option<Range<u64>>) -> Result<Answer, Fault> {
         let before = self.n_interrupts.load(Ordering::SeqCst);
         let answer = self.source.open(name, range);
+        if let Err(fault @ Fault::WrongBytes(_)) = &answer {
+            self.lied(&format!("`{name}`: {fault}"));
+        }
         let failed = match &answer {
             Ok(answer) => answer.head.check_kind(name).err(),
             Err(fault) => Some(fault.clone()),
@@ -54,5 +57,17 @@ impl<S: Source> Source for WarnOnce<'_, S> {
     fn interrupt(&self) {
         self.n_interrupts.fetch_add(1, Ordering::SeqCst);
         self.source.interrupt();
+    }
+
+    fn is_stranger(&self) -> bool {
+        self.source.is_stranger()
+    }
+
+    fn lied(&self, why: &str) -> Option<String> {
+        let why = self.source.lied(why)?;
+        let source = self.name().to_owned();
+        let forgotten = Warning::Forgotten { source, why };
+        (self.notify)(Event::Warning(forgotten));
+        None
     }
 }

@@ -33,7 +33,7 @@ pub use self::{
 };
 
 /// An error and its causes in one line, each once, and not longer than people read.
-#[cfg(all(feature = "stores", not(target_family = "wasm")))]
+#[cfg(all(any(feature = "stores", feature = "p2p"), not(target_family = "wasm")))]
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

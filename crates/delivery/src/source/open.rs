@@ -22,6 +22,17 @@ pub trait Source: Send + Sync {
 
     /// Cancels every request in progress, as soon as possible; later ones work.
     fn interrupt(&self) {}
+
+    /// Whether nobody vouches for it: its bytes count only by the hashes of a manifest.
+    fn is_stranger(&self) -> bool {
+        false
+    }
+
+    /// Tells it that it sent something false, `why`, and is not asked again. What it can't remember of that, and why
+    /// not, is returned.
+    fn lied(&self, _why: &str) -> Option<String> {
+        None
+    }
 }
 
 /// The head of a response, and its body.

@@ -1,0 +1,242 @@
+//! A peer as a source.
+
+use std::{io::Cursor, ops::Range, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use iroh::{
+    Endpoint, EndpointAddr, EndpointId,
+    endpoint::{Connection, ReadError, RecvStream},
+};
+use sterna_format::rdrr::MANIFEST_FILE;
+use tokio::{sync::Mutex, time};
+
+use super::{
+    Liars,
+    protocol::{ALPN, Answer as Reply, MAX_ANSWER, Request},
+};
+use crate::{
+    blocking::{Activity, Bridge},
+    fetch::{Fault, Head, check_name},
+    hash::{Digest, Expected},
+    package::MAX_FILE_BYTES,
+    source::{Answer, Source, chain},
+};
+
+/// How long a peer may be silent.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long it may take to connect again.
+const AGAIN_WITHIN: Duration = Duration::from_secs(5);
+
+/// Bytes that are read at once.
+const PIECE: usize = 128 << 10;
+
+/// The files of one package that a peer has.
+pub(crate) struct PeerSource {
+    name: String,
+    address: EndpointAddr,
+    manifest: Digest,
+    endpoint: Endpoint,
+    bridge: Arc<Bridge>,
+    liars: Arc<Liars>,
+    link: Mutex<Link>,
+}
+
+/// The connection to a peer.
+enum Link {
+    /// There was none yet.
+    New,
+    /// One that may have been lost meanwhile.
+    Made(Connection),
+    /// It was lost, and there is no other.
+    Gone(String),
+}
+
+impl PeerSource {
+    pub(super) fn new(
+        address: EndpointAddr,
+        manifest: Digest,
+        endpoint: Endpoint,
+        bridge: Arc<Bridge>,
+        liars: Arc<Liars>,
+    ) -> Self {
+        Self {
+            name: Self::name_of(address.id),
+            address,
+            manifest,
+            endpoint,
+            bridge,
+            liars,
+            link: Mutex::new(Link::New),
+        }
+    }
+
+    pub(super) fn name_of(id: EndpointId) -> String {
+        format!("peer {id}")
+    }
+
+    /// Whether it says that it has the package.
+    pub(super) async fn has_it(&self) -> bool {
+        let asked = self.ask(MANIFEST_FILE, Some(0..0)).await;
+        asked.is_ok()
+    }
+
+    /// A connection; a lost one is made again once, since peers come and go.
+    async fn connection(&self) -> Result<Connection, Fault> {
+        let mut link = self.link.lock().await;
+        let connect = self.endpoint.connect(self.address.clone(), ALPN);
+        let made = match &*link {
+            Link::Made(connection) if connection.close_reason().is_none() => {
+                return Ok(connection.clone());
+            }
+            Link::Gone(message) => {
+                let message = message.clone();
+                return Err(Fault::Missing { message });
+            }
+            Link::New => connect.await.map_err(|error| Fault::Unreachable {
+                message: chain(&error),
+            }),
+            Link::Made(_) => {
+                let again = match time::timeout(AGAIN_WITHIN, connect).await {
+                    Ok(Ok(connection)) => Ok(connection),
+                    Ok(Err(error)) => Err(chain(&error)),
+                    Err(_) => Err("timed out".to_owned()),
+                };
+                again.map_err(|why| {
+                    let message = format!("the peer is gone: {why}");
+                    *link = Link::Gone(message.clone());
+                    Fault::Missing { message }
+                })
+            }
+        };
+        let connection = made?;
+        *link = Link::Made(connection.clone());
+        Ok(connection)
+    }
+
+    /// Asks for bytes of a file: its size, and what they are read from.
+    async fn ask(&self, name: &str, range: Option<Range<u64>>) -> Result<(u64, RecvStream), Fault> {
+        let connection = self.connection().await?;
+        let lost = |error: &dyn std::error::Error| Fault::Unreachable {
+            message: chain(error),
+        };
+        let (mut send, mut receive) = connection.open_bi().await.map_err(|e| lost(&e))?;
+        let request = Request {
+            manifest: self.manifest.to_string(),
+            file: name.to_owned(),
+            start: range.as_ref().map_or(0, |range| range.start),
+            end: range.map(|range| range.end),
+        };
+        let request = serde_json::to_vec(&request).expect("it has neither maps nor floats");
+        send.write_all(&request).await.map_err(|e| lost(&e))?;
+        // One that answers before it has read all has closed it.
+        let _ = send.finish();
+        let mut length = [0; 2];
+        (receive.read_exact(&mut length).await).map_err(|e| lost(&e))?;
+        let length = usize::from(u16::from_be_bytes(length));
+        let invalid = |message: String| Fault::Invalid { message };
+        if length > MAX_ANSWER {
+            return Err(invalid(format!(
+                "expected an answer of at most {MAX_ANSWER} bytes, found {length}"
+            )));
+        }
+        let mut answer = vec![0; length];
+        (receive.read_exact(&mut answer).await).map_err(|e| lost(&e))?;
+        let answer = serde_json::from_slice(&answer)
+            .map_err(|error| invalid(format!("expected an answer, found something else: {error}")))?;
+        let missing = |message: &str| Fault::Missing {
+            message: message.to_owned(),
+        };
+        match answer {
+            Reply::Bytes { size } => Ok((size, receive)),
+            Reply::Unknown => Err(missing("the peer doesn't share it")),
+            Reply::Invalid => Err(missing("the peer doesn't have these bytes")),
+            Reply::Quota => Err(missing("the peer gives no more to this machine")),
+            Reply::Busy => Err(Fault::Unreachable {
+                message: "the peer is busy".to_owned(),
+            }),
+        }
+    }
+
+    /// The manifest, whose digest is known.
+    async fn read_manifest(&self) -> Result<Vec<u8>, Fault> {
+        let (size, mut receive) = self.ask(MANIFEST_FILE, None).await?;
+        let limit = MAX_FILE_BYTES;
+        if size > limit {
+            return Err(Fault::TooLarge { limit, found: size });
+        }
+        let bytes = receive.read_to_end(limit as usize).await;
+        let bytes = bytes.map_err(|error| Fault::Unreachable {
+            message: chain(&error),
+        })?;
+        match Expected::Digest(self.manifest).verify(&bytes) {
+            Ok(_) => Ok(bytes),
+            Err(mismatch) => Err(Fault::WrongBytes(mismatch)),
+        }
+    }
+}
+
+impl Source for PeerSource {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn open(&self, name: &str, range: Option<Range<u64>>) -> Result<Answer, Fault> {
+        check_name(name).map_err(|error| Fault::Missing {
+            message: error.to_string(),
+        })?;
+        let activity = Activity::new();
+        if name == MANIFEST_FILE && range.is_none() {
+            let read = self.read_manifest();
+            let bytes = (self.bridge).wait(PATIENCE, &activity, None, read)??;
+            let head = Head {
+                status: 200,
+                content_length: Some(bytes.len() as u64),
+                ..Head::default()
+            };
+            let body = Box::new(Cursor::new(bytes));
+            return Ok(Answer { head, body });
+        }
+        let asked = self.ask(name, range.clone());
+        let (size, receive) = self.bridge.wait(PATIENCE, &activity, None, asked)??;
+        let part = range.clone().unwrap_or(0..size);
+        let head = Head {
+            status: if range.is_some() { 206 } else { 200 },
+            content_length: Some(part.end.saturating_sub(part.start)),
+            content_range: range.map(|range| {
+                let last = range.end.saturating_sub(1);
+                format!("bytes {}-{last}/{size}", range.start)
+            }),
+            ..Head::default()
+        };
+        let pieces = stream::unfold(receive, |mut receive| async move {
+            let mut piece = vec![0; PIECE];
+            match receive.read(&mut piece).await {
+                Ok(Some(n)) => {
+                    piece.truncate(n);
+                    Some((Ok::<_, ReadError>(Bytes::from(piece)), receive))
+                }
+                Ok(None) => None,
+                Err(error) => Some((Err(error), receive)),
+            }
+        });
+        Ok(Answer {
+            head,
+            body: Box::new(self.bridge.reader(pieces.boxed(), PATIENCE)),
+        })
+    }
+
+    fn interrupt(&self) {
+        self.bridge.interrupt();
+    }
+
+    fn is_stranger(&self) -> bool {
+        true
+    }
+
+    fn lied(&self, why: &str) -> Option<String> {
+        let added = self.liars.add(&self.address.id.to_string(), why);
+        added.err().map(|error| chain(&error))
+    }
+}
