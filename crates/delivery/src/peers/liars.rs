@@ -185,7 +185,10 @@ mod tests {
         let path = dir.path().join("peers.json");
         fs::write(&path, "{").unwrap();
         let error = Liars::open(Some(&path)).unwrap_err().to_string();
-        assert!(error.contains("peers.json: expected a list of peers that lied"), "{error}");
+        assert!(
+            error.contains("peers.json: expected a list of peers that lied"),
+            "{error}"
+        );
         let without = Liars::open(None).unwrap();
         without.add("a", "b").unwrap();
         assert!(without.find("a").is_some());

@@ -36,7 +36,9 @@ pub(crate) use self::{
 #[non_exhaustive]
 pub enum PeersError {
     /// A relay whose address is none.
-    #[error("relay {relay:?}: expected an address such as https://relay.example.org, found {problem}")]
+    #[error(
+        "relay {relay:?}: expected an address such as https://relay.example.org, found {problem}"
+    )]
     Relay {
         /// What was given.
         relay: String,
@@ -64,7 +66,9 @@ pub enum PeersError {
     #[error(transparent)]
     Liars(#[from] LiarsError),
     /// Nobody on the local network has the package.
-    #[error("{package}: expected a peer on the local network that has it, found {n_found} peers without it")]
+    #[error(
+        "{package}: expected a peer on the local network that has it, found {n_found} peers without it"
+    )]
     NotFound {
         /// The package's address.
         package: String,

@@ -239,7 +239,8 @@ impl Network {
             }
         };
         let patience = LOOK_LONGER_FOR + ANSWER_WITHIN * 2;
-        self.bridge.wait(patience, &Activity::new(), Some(cancel), look)?;
+        self.bridge
+            .wait(patience, &Activity::new(), Some(cancel), look)?;
         around.n_found = asked.len() - known.len();
         Ok(around)
     }

@@ -173,7 +173,8 @@ impl Sharing {
             }
         }
         let mut addr = endpoint.addr();
-        addr.addrs.extend(relays.into_iter().map(TransportAddr::Relay));
+        addr.addrs
+            .extend(relays.into_iter().map(TransportAddr::Relay));
         let state = Arc::new(State {
             packages: (packages.into_iter())
                 .map(|package| (package.manifest, package))

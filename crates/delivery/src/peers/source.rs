@@ -143,8 +143,9 @@ impl PeerSource {
         }
         let mut answer = vec![0; length];
         (receive.read_exact(&mut answer).await).map_err(|e| lost(&e))?;
-        let answer = serde_json::from_slice(&answer)
-            .map_err(|error| invalid(format!("expected an answer, found something else: {error}")))?;
+        let answer = serde_json::from_slice(&answer).map_err(|error| {
+            invalid(format!("expected an answer, found something else: {error}"))
+        })?;
         let missing = |message: &str| Fault::Missing {
             message: message.to_owned(),
         };

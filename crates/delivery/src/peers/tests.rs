@@ -42,7 +42,11 @@ fn network() -> Network {
     Network::join(&PeerOptions::default(), &[]).unwrap()
 }
 
-fn text(source: &PeerSource, name: &str, range: Option<std::ops::Range<u64>>) -> Result<String, Fault> {
+fn text(
+    source: &PeerSource,
+    name: &str,
+    range: Option<std::ops::Range<u64>>,
+) -> Result<String, Fault> {
     let mut answer = source.open(name, range)?;
     let mut text = String::new();
     answer.body.read_to_string(&mut text).unwrap();
@@ -94,7 +98,10 @@ fn a_manifest_of_another_digest_is_a_lie() {
     let fault = text(&source, "manifest.json", None).unwrap_err();
     assert!(matches!(fault, Fault::WrongBytes(_)), "{fault}");
     assert_eq!(source.lied(&fault.to_string()), None);
-    let (peer, later) = (ticket.peer().unwrap(), Network::join(&options, &[]).unwrap());
+    let (peer, later) = (
+        ticket.peer().unwrap(),
+        Network::join(&options, &[]).unwrap(),
+    );
     let again = later.source(peer.clone(), ticket.manifest());
     assert!(again.err().unwrap().1.why.contains("expected SHA-256"));
 }
@@ -110,7 +117,10 @@ fn limits_hold() {
     );
     let network = network();
     let busy = text(&source_of(&network, &ticket), "shard.bin", None).unwrap_err();
-    assert!(busy.may_pass() && busy.to_string().contains("busy"), "{busy}");
+    assert!(
+        busy.may_pass() && busy.to_string().contains("busy"),
+        "{busy}"
+    );
     let (_sharing, ticket) = share(
         package(),
         ShareOptions {

@@ -78,7 +78,11 @@ impl Ticket {
         let id = EndpointId::from_str(peer)
             .map_err(|_| error("expected the key of a peer behind the @"))?;
         let mut addresses = Vec::new();
-        for part in query.unwrap_or_default().split('&').filter(|p| !p.is_empty()) {
+        for part in query
+            .unwrap_or_default()
+            .split('&')
+            .filter(|p| !p.is_empty())
+        {
             if addresses.len() == MAX_ADDRESSES {
                 return Err(error("it has more than 32 addresses"));
             }

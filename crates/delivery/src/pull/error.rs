@@ -4,10 +4,10 @@ use std::{fmt, io};
 
 use sterna_format::rdrr::MANIFEST_FILE;
 
-#[cfg(feature = "object-store")]
-use crate::source::BucketError;
 #[cfg(feature = "p2p")]
 use crate::peers::PeersError;
+#[cfg(feature = "object-store")]
+use crate::source::BucketError;
 #[cfg(feature = "oci")]
 use crate::source::RegistryError;
 use crate::{
@@ -304,7 +304,10 @@ impl fmt::Display for Warning {
             }
             Self::Liar { source, why } => write!(f, "{source}: not asked: it lied before: {why}"),
             Self::Forgotten { source, why } => {
-                write!(f, "{source}: that it lied is forgotten after this run: {why}")
+                write!(
+                    f,
+                    "{source}: that it lied is forgotten after this run: {why}"
+                )
             }
             Self::NoPeers { why } => write!(f, "no peers on the local network: {why}"),
             Self::GivenUp { source, why } => write!(f, "{source}: given up: {why}"),

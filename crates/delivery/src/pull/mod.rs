@@ -38,11 +38,11 @@ use crate::fetch::{
     self, Cancel, Fault, FetchError, Limits, Progress, Report, fetch_from, fetch_small, read_small,
 };
 use crate::hash::{Algorithm, Verified, digest_of};
-#[cfg(feature = "p2p")]
-use crate::peers::{PeerOptions, Ticket, is_peer_address};
 use crate::package::{
     CONFIG_FILE, Contents, HashedFile, MAX_FILE_BYTES, Offer, PackageError, check_signature,
 };
+#[cfg(feature = "p2p")]
+use crate::peers::{PeerOptions, Ticket, is_peer_address};
 use crate::sign::{SIGNATURE_FILE, TrustList};
 #[cfg(feature = "stores")]
 use crate::source::artifact::{ArtifactSource, Layout};
@@ -232,7 +232,10 @@ pub fn pull(
 }
 
 fn refs<'a, 'n>(sources: &'a [Box<dyn Source + 'n>]) -> Vec<&'a dyn Source> {
-    sources.iter().map(|source| &**source as &dyn Source).collect()
+    sources
+        .iter()
+        .map(|source| &**source as &dyn Source)
+        .collect()
 }
 
 /// Where [`pull`] says that a model at `address` comes from, the same from wherever it is pulled again; and
@@ -403,7 +406,11 @@ impl Transaction<'_> {
         let contents = Contents::of(self.from, manifest)?;
         let mut unverified = contents.unverified().to_vec();
         let believed: Vec<&dyn Source> = match unverified.is_empty() {
-            true => sources.iter().copied().filter(|s| !s.is_stranger()).collect(),
+            true => sources
+                .iter()
+                .copied()
+                .filter(|s| !s.is_stranger())
+                .collect(),
             false => vouched(self.from, &unverified, &sources)?,
         };
         if contents.may_have_config(manifest)

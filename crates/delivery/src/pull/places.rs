@@ -42,7 +42,8 @@ impl<'a> Places<'a> {
         let addresses = std::iter::once(address).chain(options.mirrors.iter().map(String::as_str));
         #[cfg(feature = "p2p")]
         {
-            let (peers, others): (Vec<&str>, Vec<&str>) = addresses.partition(|a| is_peer_address(a));
+            let (peers, others): (Vec<&str>, Vec<&str>) =
+                addresses.partition(|a| is_peer_address(a));
             let tickets = peers.iter().map(|address| Ticket::parse(address));
             let tickets = tickets.collect::<Result<Vec<Ticket>, _>>()?;
             let is_first = is_peer_address(address);
