@@ -526,8 +526,11 @@ impl Fetch {
 
     fn drop_source(&mut self, blob: usize, source: usize, fault: &Fault) {
         let why = format!("`{}`: {fault}", self.blobs[blob].blob.name());
-        self.liars.push_back((source, why.clone()));
-        self.sources[source].dropped.get_or_insert(why);
+        let state = &mut self.sources[source];
+        if !std::mem::replace(&mut state.lied, true) {
+            self.liars.push_back((source, why.clone()));
+        }
+        state.dropped.get_or_insert(why);
         self.left(source);
     }
 

@@ -245,6 +245,8 @@ pub(super) struct SourceState {
     pub(super) is_slow: bool,
     /// Why it is not used any more.
     pub(super) dropped: Option<String>,
+    /// Whether it sent something false.
+    pub(super) lied: bool,
     /// Bytes of transfers that have ended.
     pub(super) received: u64,
 }
@@ -260,6 +262,7 @@ impl SourceState {
             wait_until: Duration::ZERO,
             is_slow: false,
             dropped: None,
+            lied: false,
             received: 0,
         }
     }

@@ -6,7 +6,7 @@ use std::{
     ops::Range,
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -15,11 +15,11 @@ use std::{
 use crate::server::{Asked, Files, Reply, Server, files};
 use sterna_delivery::{
     fetch::{
-        Blob, Cancel, Event, FetchError, FolderSink, Limits, Present, Report, Sink, SinkError,
-        fetch,
+        Blob, Cancel, Event, Fault, FetchError, FolderSink, Limits, Present, Report, Sink,
+        SinkError, fetch,
     },
     hash::{Algorithm, Blake3Variant, BlockDigests, Digest, Expected, Verified, digest_of},
-    source::{FolderSource, HttpOptions, HttpSource, Source, Url},
+    source::{Answer, FolderSource, HttpOptions, HttpSource, Source, Url},
     store::{self, Entry, Store},
 };
 
@@ -445,6 +445,66 @@ fn a_source_that_lies_is_dropped_and_the_rest_carries_on() {
         );
         check(&files, dir.path(), false);
     }
+}
+
+/// A source that keeps what it is told of its lies.
+struct Told(HttpSource, Mutex<Vec<String>>);
+
+impl Source for Told {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn open(&self, name: &str, range: Option<Range<u64>>) -> Result<Answer, Fault> {
+        self.0.open(name, range)
+    }
+
+    fn lied(&self, why: &str) -> Option<String> {
+        self.1.lock().unwrap().push(why.to_owned());
+        None
+    }
+}
+
+#[test]
+fn a_liar_is_told_so_once_and_bytes_are_counted_by_source() {
+    let files = files(&[("a.bin", 350_000), ("b.bin", 350_000)]);
+    let flip = |_: &Asked, mut reply: Reply| {
+        if let Some(byte) = reply.body.first_mut() {
+            *byte ^= 1;
+        }
+        reply
+    };
+    let (liar, honest) = (Server::start(&files, flip), Server::honest(&files));
+    // One that never answers is no liar.
+    let gone = Server::honest(&files);
+    let servers = [&liar, &honest, &gone];
+    let sources = servers.map(|server| Told(source(server), Mutex::default()));
+    drop(gone);
+    let dir = tempfile::tempdir().unwrap();
+    let report = fetch(
+        blobs(&files, Algorithm::Blake3, true),
+        &sources.each_ref().map(|source| source as &dyn Source),
+        &FolderSink::new(dir.path()),
+        limits(),
+        &Cancel::new(),
+        &mut |_| {},
+    )
+    .unwrap();
+    check(&files, dir.path(), true);
+    let told = sources
+        .each_ref()
+        .map(|told| told.1.lock().unwrap().clone());
+    let [liar, honest, gone] = &told;
+    assert!(
+        liar.len() == 1 && liar[0].contains("expected blake3"),
+        "{told:?}"
+    );
+    assert!(honest.is_empty() && gone.is_empty(), "{told:?}");
+    let names = report.received_by.iter().map(|(name, _)| name.as_str());
+    assert!(names.eq(sources.iter().map(Source::name)));
+    let by: Vec<u64> = report.received_by.iter().map(|(_, n)| *n).collect();
+    assert_eq!(by.iter().sum::<u64>(), report.progress.received_bytes);
+    assert!(by[0] > 0 && by[1] >= total(&files) && by[2] == 0, "{by:?}");
 }
 
 #[test]
