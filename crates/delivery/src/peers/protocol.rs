@@ -73,13 +73,7 @@ mod tests {
         assert_eq!(text, r#"{"manifest":"ab","file":"x.bin","start":3}"#);
         assert_eq!(serde_json::from_str::<Request>(&text).unwrap(), request);
         let bytes = Answer::Bytes { size: 7 }.encoded();
-        assert_eq!(
-            bytes,
-            b"\0\x12{\"bytes\":{\"size\":7}}"[..]
-                .to_vec()
-                .as_slice()
-                .to_vec()
-        );
+        assert_eq!(bytes, b"\0\x14{\"bytes\":{\"size\":7}}");
         assert_eq!(Answer::Busy.encoded(), b"\0\x06\"busy\"");
     }
 }

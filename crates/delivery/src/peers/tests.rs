@@ -103,7 +103,7 @@ fn a_manifest_of_another_digest_is_a_lie() {
         Network::join(&options, &[]).unwrap(),
     );
     let again = later.source(peer.clone(), ticket.manifest());
-    assert!(again.err().unwrap().1.why.contains("expected SHA-256"));
+    assert!(again.err().unwrap().1.why.contains("expected sha256"));
 }
 
 #[test]

@@ -496,7 +496,7 @@ fn a_liar_is_told_so_once_and_bytes_are_counted_by_source() {
         .map(|told| told.1.lock().unwrap().clone());
     let [liar, honest, gone] = &told;
     assert!(
-        liar.len() == 1 && liar[0].contains("expected blake3"),
+        liar.len() == 1 && liar[0].contains("expected sha256"),
         "{told:?}"
     );
     assert!(honest.is_empty() && gone.is_empty(), "{told:?}");
