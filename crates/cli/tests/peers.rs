@@ -115,7 +115,7 @@ impl Drop for Peer {
 
 impl Peer {
     fn start(home: &Path, folder: &Path, more: &[&str]) -> Peer {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        let child = Command::new(env!("CARGO_BIN_EXE_sterna"))
             .args(["serve", text(folder), "--share", "--no-api", "--port", "0"])
             .args(more)
             .env("STERNA_HOME", home)
@@ -123,7 +123,11 @@ impl Peer {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut peer = Peer {
+            child,
+            ticket: String::new(),
+        };
+        let lines = BufReader::new(peer.child.stderr.take().unwrap()).lines();
         let (sender, said) = mpsc::channel();
         // To the end, so that it never waits for its reader.
         thread::spawn(move || {
@@ -132,16 +136,15 @@ impl Peer {
             }
         });
         let mut all = Vec::new();
-        loop {
-            let Ok(line) = said.recv_timeout(Duration::from_secs(120)) else {
-                panic!("no ticket: {all:?}");
-            };
-            if let Some(ticket) = line.split_once("shared with peers: ") {
-                let ticket = ticket.1.to_owned();
-                return Peer { child, ticket };
+        while peer.ticket.is_empty() {
+            let line = said.recv_timeout(Duration::from_secs(120));
+            let line = line.unwrap_or_else(|_| panic!("no ticket: {all:?}"));
+            if let Some((_, ticket)) = line.split_once("shared with peers: ") {
+                peer.ticket = ticket.to_owned();
             }
             all.push(line);
         }
+        peer
     }
 
     /// One that only this machine reaches.
