@@ -21,6 +21,8 @@ mod measure;
 mod models;
 mod otel;
 mod packages;
+#[cfg(feature = "p2p")]
+mod peers;
 mod pull;
 mod push;
 mod quantize;

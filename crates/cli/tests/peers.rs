@@ -1,7 +1,4 @@
 //! Packages from peers: real processes on this machine, without a server of others.
-#![cfg(feature = "p2p")]
-
-mod common;
 
 use std::env;
 use std::fs;
@@ -13,7 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use common::testdata;
+use crate::common::testdata;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use sterna_delivery::peers::{ShareOptions, SharedPackage, Sharing};
@@ -177,7 +174,12 @@ struct CountedPeer {
 impl CountedPeer {
     fn start(folder: &Path) -> CountedPeer {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "a_peer_that_counts", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "peers::a_peer_that_counts",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(COUNTED, folder)
             .stdout(Stdio::piped())
             .spawn()

@@ -500,6 +500,59 @@ fn id_index(ids: &[SequenceId], id: SequenceId) -> usize {
     ids.iter().position(|own| *own == id).unwrap()
 }
 
+/// Prompts of some lengths, beside an answer that is being decoded: after how many steps each has its first token. With
+/// `crowd`, there is always another short prompt.
+fn first_tokens(lengths: &[usize], crowd: bool) -> Vec<usize> {
+    let model = Files::stories().load(cpu());
+    let options = SchedulerOptions {
+        chunk: 8,
+        chunk_beside: 4,
+        ..SchedulerOptions::default()
+    };
+    let mut scheduler = Scheduler::new(options);
+    let start = |scheduler: &mut Scheduler<Cpu>, n: usize, max_tokens: usize| {
+        let prompt = (0..n).map(|i| 3 + i as u32 * 37 % 380).collect();
+        let request = Request {
+            max_tokens,
+            ..Request::new(prompt, Sampler::new(SamplerConfig::default(), 512).unwrap())
+        };
+        let id = scheduler.add(Sequence::new(session(&model, 400)));
+        scheduler.start(id, request).unwrap();
+        id
+    };
+    let decoded = start(&mut scheduler, 1, 300);
+    scheduler.step().unwrap();
+    let ids: Vec<SequenceId> = (lengths.iter())
+        .map(|&n| start(&mut scheduler, n, 1))
+        .collect();
+    let mut first = vec![0; ids.len()];
+    for n in 1..200 {
+        if crowd {
+            start(&mut scheduler, 4, 1);
+        }
+        let stepped = scheduler.step().unwrap();
+        let speaks = |id: SequenceId| stepped.iter().any(|(of, _)| *of == id);
+        assert!(speaks(decoded), "{n}");
+        for (first, id) in first.iter_mut().zip(&ids) {
+            if *first == 0 && speaks(*id) {
+                *first = n;
+            }
+        }
+        if !first.contains(&0) {
+            return first;
+        }
+    }
+    panic!("{first:?}");
+}
+
+#[test]
+fn answers_wait_for_few_tokens_of_prompts_and_short_prompts_come_first() {
+    // Four tokens of prompts in each step, and eight where nothing is decoded.
+    assert_eq!(first_tokens(&[40, 8, 20], false), [17, 2, 7]);
+    // The long one isn't passed over for ever: a step in nine is its own, until it is as short as the others.
+    assert!(first_tokens(&[12], true)[0] <= 27);
+}
+
 #[test]
 fn sequences_of_two_models_take_turns() {
     let files = Files::stories();
