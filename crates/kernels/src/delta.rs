@@ -374,10 +374,13 @@ impl Layer<'_> {
         let state = state..state + shape.value_dim * shape.key_dim;
         // SAFETY: the state of a head is in no other's range.
         let own = unsafe { self.after.1.range_mut(state.clone()) };
-        own.copy_from_slice(&self.before.1[state]);
+        let mut before = Some(&self.before.1[state]);
+        if m == 0 {
+            own.copy_from_slice(before.unwrap_or_default());
+        }
         for start in (0..m).step_by(POSITIONS) {
             let rows = start..m.min(start + POSITIONS);
-            self.rule(index, &rows, own, head);
+            self.rule(index, &rows, (before.take(), own), head);
             for (t, answer) in rows.zip(head.answers.chunks_exact_mut(shape.value_dim)) {
                 norm::norm_rows(self.isa, answer, weights.norm, weights.eps);
                 let at = t * values + index * shape.value_dim;
@@ -404,8 +407,15 @@ impl Layer<'_> {
         }
     }
 
-    /// What the rule gives for the positions `rows`, at most [`POSITIONS`], and the state after them.
-    fn rule(&self, index: usize, rows: &Range<usize>, state: &mut [f32], head: &mut Head) {
+    /// What the rule gives for the positions `rows`, at most [`POSITIONS`], and the state after them; that before them is
+    /// in its place, or `before`, of which some columns are copied when they are needed, to the nearest cache.
+    fn rule(
+        &self,
+        index: usize,
+        rows: &Range<usize>,
+        (before, state): (Option<&[f32]>, &mut [f32]),
+        head: &mut Head,
+    ) {
         let (shape, weights, inputs) = (self.shape, self.weights, self.inputs);
         let channels = shape.channels();
         let qkv = &inputs.qkv[rows.start * channels..rows.end * channels];
@@ -430,6 +440,9 @@ impl Layer<'_> {
         }
         let columns = state.chunks_mut(COLUMNS * shape.key_dim);
         for (state, first) in columns.zip((0..).step_by(COLUMNS)) {
+            if let Some(before) = before {
+                state.copy_from_slice(&before[first * shape.key_dim..][..state.len()]);
+            }
             let own = first..shape.value_dim.min(first + COLUMNS);
             for (t, gates) in head.gates[..rows.len()].iter().enumerate() {
                 let out = &mut head.answers[t * shape.value_dim..][own.clone()];

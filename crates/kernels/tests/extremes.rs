@@ -142,7 +142,13 @@ fn sums_of_blocks_are_exact() {
                 let mut weights = vec![f32::NAN; k];
                 decode_row(dtype, &bytes[..bytes.len() / N], &mut weights).unwrap();
                 // Signs change every 256 elements, so that sums of all blocks stay exact in f32.
-                let signs = |j: usize| if j / 256 % 2 == 0 { 1.0 } else { -1.0 };
+                let signs = |j: usize| {
+                    if (j / 256).is_multiple_of(2) {
+                        1.0
+                    } else {
+                        -1.0
+                    }
+                };
                 for sign in [1.0, -1.0] {
                     let row: Vec<_> = (0..k).map(|j| sign * signs(j) * LARGEST).collect();
                     let products = row.iter().zip(&weights);
