@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::common::{self, Files, cpu, sampled, session};
+#[cfg(feature = "gpu")]
+use crate::common;
+use crate::common::{Files, cpu, sampled, session};
 use sterna::generate::{Event, Generator, Given, Request, Stats, StopReason, TextOptions, Wanted};
 use sterna::sequence::Sequence;
 use sterna_engine::{Backend, Decoded, Model, Sampler, SamplerConfig};

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::{self, sampled};
+#[cfg(feature = "gpu")]
+use crate::common;
+use crate::common::sampled;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use sterna::generate::{Event, Request};
