@@ -89,7 +89,7 @@ pub struct Exec {
 impl Exec {
     /// `n_threads` threads, counting the caller, using `isa`.
     pub fn new(n_threads: usize, isa: Isa) -> Exec {
-        let lookahead = Arc::new(Lookahead::default());
+        let lookahead = Arc::new(Lookahead::new(n_threads));
         Exec {
             pool: Pool::new(n_threads, Arc::clone(&lookahead)),
             isa,

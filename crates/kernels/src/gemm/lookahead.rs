@@ -30,8 +30,10 @@ const STRIDE: usize = 512;
 type Product = [(usize, usize); MATRICES];
 
 /// What threads fetch while they wait.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Lookahead {
+    /// Whether anything is fetched, and so worth learning.
+    is_on: bool,
     /// What comes next, as far as is known.
     next: [(AtomicUsize, AtomicUsize); MATRICES],
     learned: Mutex<Learned>,
@@ -45,8 +47,20 @@ struct Learned {
 }
 
 impl Lookahead {
+    /// For a pool of `n_threads`, counting the caller.
+    pub(crate) fn new(n_threads: usize) -> Lookahead {
+        Lookahead {
+            is_on: (2..=THREADS).contains(&n_threads),
+            next: Default::default(),
+            learned: Mutex::default(),
+        }
+    }
+
     /// A product with these matrices begins.
     pub(super) fn begin(&self, matrices: impl Iterator<Item = (usize, usize)>) {
+        if !self.is_on {
+            return;
+        }
         let mut product = Product::default();
         for (to, matrix) in product.iter_mut().zip(matrices) {
             *to = matrix;
@@ -65,6 +79,9 @@ impl Lookahead {
 
     /// A product begins whose successor can't be learned, or for which that wouldn't pay.
     pub(super) fn skip(&self) {
+        if !self.is_on {
+            return;
+        }
         let mut learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
         learned.last = None;
         self.announce(Product::default());
@@ -82,7 +99,7 @@ impl Lookahead {
 impl Idle for Arc<Lookahead> {
     /// Fetches what the thread will probably read first.
     fn idle(&self, index: usize, n_threads: usize, is_over: &dyn Fn() -> bool) {
-        if n_threads > THREADS {
+        if !self.is_on {
             return;
         }
         let load = |x: &AtomicUsize| x.load(Ordering::Relaxed);
@@ -140,7 +157,7 @@ mod tests {
 
     #[test]
     fn what_came_after_a_product_is_expected_again() {
-        let lookahead = Lookahead::default();
+        let lookahead = Lookahead::new(2);
         let products = [vec![(100, 5), (200, 6)], vec![(300, 7)], vec![(400, 8)]];
         for pass in 0..3 {
             for (i, product) in products.iter().enumerate() {
@@ -164,7 +181,7 @@ mod tests {
 
     #[test]
     fn products_that_are_remembered_are_bounded() {
-        let lookahead = Lookahead::default();
+        let lookahead = Lookahead::new(2);
         for i in 0..3 * PRODUCTS {
             lookahead.begin([(i + 1, 1)].into_iter());
         }
@@ -196,7 +213,7 @@ mod tests {
     #[test]
     fn fetching_ends_when_the_wait_does() {
         let weights = vec![0u8; 1 << 16];
-        let lookahead = Arc::new(Lookahead::default());
+        let lookahead = Arc::new(Lookahead::new(2));
         let product = (weights.as_ptr() as usize, weights.len());
         lookahead.begin([product].into_iter());
         lookahead.begin([product].into_iter());
