@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{
     blocking::{Activity, Bridge},
-    fetch::{Fault, Head, check_name},
+    fetch::{Fault, Head},
     hash::{Digest, Expected},
     package::MAX_FILE_BYTES,
-    source::{Answer, Source, chain},
+    source::{Answer, Source, asked_for, chain},
 };
 
 /// How long a peer may be silent.
@@ -184,9 +184,7 @@ impl Source for PeerSource {
     }
 
     fn open(&self, name: &str, range: Option<Range<u64>>) -> Result<Answer, Fault> {
-        check_name(name).map_err(|error| Fault::Missing {
-            message: error.to_string(),
-        })?;
+        asked_for(name)?;
         let activity = Activity::new();
         if name == MANIFEST_FILE && range.is_none() {
             let read = self.read_manifest();

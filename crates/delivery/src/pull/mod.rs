@@ -406,11 +406,7 @@ impl Transaction<'_> {
         let contents = Contents::of(self.from, manifest)?;
         let mut unverified = contents.unverified().to_vec();
         let believed: Vec<&dyn Source> = match unverified.is_empty() {
-            true => sources
-                .iter()
-                .copied()
-                .filter(|s| !s.is_stranger())
-                .collect(),
+            true => known(&sources),
             false => vouched(self.from, &unverified, &sources)?,
         };
         if contents.may_have_config(manifest)
@@ -585,6 +581,12 @@ fn sizes(files: &[HashedFile]) -> Vec<(String, u64)> {
     sizes.collect()
 }
 
+/// Those of `sources` that somebody vouches for.
+fn known<'a>(sources: &[&'a dyn Source]) -> Vec<&'a dyn Source> {
+    let known = sources.iter().copied().filter(|s| !s.is_stranger());
+    known.collect()
+}
+
 /// Those of `sources` whose word counts for `files`, which have no digests.
 ///
 /// Errors: [`PullError::OnlyStrangers`] if there are none.
@@ -593,8 +595,7 @@ fn vouched<'a>(
     files: &[impl ToString],
     sources: &[&'a dyn Source],
 ) -> Result<Vec<&'a dyn Source>, PullError> {
-    let believed = sources.iter().copied().filter(|s| !s.is_stranger());
-    let believed: Vec<&dyn Source> = believed.collect();
+    let believed = known(sources);
     match believed.is_empty() {
         false => Ok(believed),
         true => Err(PullError::OnlyStrangers {

@@ -6,10 +6,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{Answer, Source};
+use super::{Answer, Source, asked_for};
 use crate::{
     artifact::{Artifact, ArtifactError, Found, INDEX_FILE, MAX_MANIFEST_BYTES, blob_path, parse},
-    fetch::{Fault, Limits, check_name, read_small},
+    fetch::{Fault, Limits, read_small},
     hash::{Digest, Expected, Verifier},
 };
 
@@ -101,14 +101,14 @@ impl<B: Blobs> Source for ArtifactSource<B> {
     }
 
     fn open(&self, name: &str, range: Option<Range<u64>>) -> Result<Answer, Fault> {
-        let missing = |message: String| Fault::Missing { message };
-        check_name(name).map_err(|error| missing(error.to_string()))?;
+        asked_for(name)?;
         let artifact = match self.contents()? {
             Contents::Plain => return self.blobs.plain(name, range),
             Contents::Artifact(artifact) => artifact,
         };
-        let layer =
-            (artifact.file(name)).ok_or_else(|| missing("no layer of that name".to_owned()))?;
+        let layer = artifact.file(name).ok_or_else(|| Fault::Missing {
+            message: "no layer of that name".to_owned(),
+        })?;
         let is_whole = range.is_none();
         let mut answer = self.blobs.blob(&layer.digest, range)?;
         if is_whole {

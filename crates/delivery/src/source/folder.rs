@@ -7,8 +7,8 @@ use std::{
     path::PathBuf,
 };
 
-use super::{Answer, Source};
-use crate::fetch::{Fault, Head, check_name};
+use super::{Answer, Source, asked_for};
+use crate::fetch::{Fault, Head};
 
 /// A folder with blobs as files. Its bytes are verified like any other source's.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Source for FolderSource {
         let missing = |error: &dyn ToString| Fault::Missing {
             message: error.to_string(),
         };
-        check_name(name).map_err(|error| missing(&error))?;
+        asked_for(name)?;
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound
             | io::ErrorKind::PermissionDenied

@@ -12,8 +12,8 @@ use ureq::{
     http::{HeaderMap, Response, header},
 };
 
-use super::{Answer, Source, Url};
-use crate::fetch::{Fault, Head, check_name};
+use super::{Answer, Source, Url, asked_for};
+use crate::fetch::{Fault, Head};
 
 /// Options for a web server.
 #[derive(Debug, Clone)]
@@ -140,9 +140,7 @@ impl Source for HttpSource {
     }
 
     fn open(&self, name: &str, range: Option<Range<u64>>) -> Result<Answer, Fault> {
-        check_name(name).map_err(|error| Fault::Missing {
-            message: error.to_string(),
-        })?;
+        asked_for(name)?;
         self.get(self.base.below(name), range)
     }
 

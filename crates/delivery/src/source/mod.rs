@@ -20,7 +20,7 @@ pub use self::bucket::{Bucket, BucketError};
 #[cfg(all(feature = "http", not(target_family = "wasm")))]
 pub use self::http::{HttpOptions, HttpSource};
 #[cfg(not(target_family = "wasm"))]
-pub(crate) use self::open::body_fault;
+pub(crate) use self::open::{asked_for, body_fault};
 #[cfg(all(feature = "oci", not(target_family = "wasm")))]
 pub use self::registry::{Registry, RegistryAddress, RegistryError};
 #[cfg(all(feature = "http", not(target_family = "wasm")))]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    fetch::{Fault, Head},
+    fetch::{Fault, Head, check_name},
     hash::Mismatch,
 };
 
@@ -58,4 +58,11 @@ pub(crate) fn body_fault(error: &io::Error, received: u64, expected: u64) -> Fau
             message: error.to_string(),
         },
     }
+}
+
+/// Checks the name of a file that a source is asked for. Errors: [`Fault::Missing`].
+pub(crate) fn asked_for(name: &str) -> Result<(), Fault> {
+    check_name(name).map_err(|error| Fault::Missing {
+        message: error.to_string(),
+    })
 }
