@@ -257,8 +257,8 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Computes the next tokens of as many answers as fit in a step: first of those being decoded, the ones that waited
-    /// longest first, then of prompts, the shortest first, but none waits for long for shorter ones. Returns the events, and nothing, immediately,
-    /// if there is nothing to do.
+    /// longest first, then of prompts, the shortest first, but none waits for long for shorter ones. Returns the
+    /// events, and nothing, immediately, if there is nothing to do.
     ///
     /// An answer that fails ends with [`Event::Failed`], without affecting others: what can't be computed in
     /// a shared step is computed alone. If a device is lost, each answer that was computed there gets
@@ -336,8 +336,8 @@ impl<B: Backend> Scheduler<B> {
                 continue;
             }
             let (is_prompt, is_again) = (slot.is_prompt(), slot.is_again());
-            let is_first_prompt = is_prompt && parts.last().is_some_and(|part| !part.is_prompt);
-            if is_first_prompt {
+            // The first of the prompts, behind answers.
+            if is_prompt && parts.last().is_some_and(|part| !part.is_prompt) {
                 room = room.min(options.chunk_beside.max(1));
             }
             let max_ids = if is_prompt || is_again {

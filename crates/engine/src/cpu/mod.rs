@@ -136,40 +136,6 @@ impl Cpu {
     }
 }
 
-impl Cpu {
-    /// For each sequence, convolves its rows of `input`, whose taps and bias are `weights`, and calls `scan` with the
-    /// range of rows, what came of them, and the state of `n_state` values before them and after.
-    fn recurrent(
-        &self,
-        stage: Stage,
-        weights: (&[f32], Option<&[f32]>),
-        input: &CpuBuffer,
-        n_state: usize,
-        sequences: &mut [Sequence<'_, CpuCache>],
-        mut scan: impl FnMut(&Range<usize>, &mut [f32], (&[f32], &mut [f32])) -> Result<(), ShapeError>,
-    ) -> Result<(), BackendError> {
-        let channels = input.width;
-        let n_window = weights.0.len().saturating_sub(channels);
-        let mut convolved = self
-            .convolved
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        for_states(
-            stage,
-            n_window + n_state,
-            sequences,
-            |rows, (before, after)| {
-                let (window, before) = before.split_at(n_window);
-                let (next_window, after) = after.split_at_mut(n_window);
-                let (input, window) = (input.rows(rows), (window, next_window));
-                convolved.resize(input.len(), 0.0);
-                conv::silu(&self.exec, channels, weights, input, window, &mut convolved)?;
-                scan(rows, &mut convolved, (before, after))
-            },
-        )
-    }
-}
-
 /// Calls `compute` with the range of rows of each sequence, and the state of the layer, `n` values, before them and after.
 fn for_states(
     stage: Stage,
@@ -804,21 +770,27 @@ impl Backend for Cpu {
         let exec = &self.exec;
         let weights = (&taps[..], conv_bias.map(|bias| &bias[..]));
         out.shape(xbc.n_rows(), shape.inner());
-        self.recurrent(
+        let channels = xbc.width;
+        let n_window = taps.len().saturating_sub(channels);
+        let mut convolved = (self.convolved.lock()).unwrap_or_else(PoisonError::into_inner);
+        for_states(
             stage,
-            weights,
-            xbc,
-            shape.state(),
+            n_window + shape.state(),
             sequences,
-            |rows, xbc, state| {
+            |rows, (before, after)| {
+                let (window, before) = before.split_at(n_window);
+                let (next_window, after) = after.split_at_mut(n_window);
+                let (input, window) = (xbc.rows(rows), (window, next_window));
+                convolved.resize(input.len(), 0.0);
+                conv::silu(exec, channels, weights, input, window, &mut convolved)?;
                 let inputs = SsmInputs {
-                    xbc,
+                    xbc: &convolved,
                     dt: dt.rows_mut(rows),
                     a,
                     d,
                     dt_bias,
                 };
-                ssm::scan(exec, &shape, inputs, state, out.rows_mut(rows))
+                ssm::scan(exec, &shape, inputs, (before, after), out.rows_mut(rows))
             },
         )?;
         activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
