@@ -8,12 +8,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{json, logit_bytes, models, stdout, sterna, testdata};
+use crate::common::{json, logit_bytes, models, stdout, sterna, testdata, text};
 use serde_json::Value;
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
 
 /// All files of a folder.
 fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{logit_bytes, stdout, sterna, testdata};
+use crate::common::{logit_bytes, stdout, sterna, testdata, text};
 use sterna_format::gguf::Gguf;
 
 fn stories() -> PathBuf {
@@ -11,10 +11,6 @@ fn stories() -> PathBuf {
     let is_gguf = |path: &PathBuf| path.extension().is_some_and(|e| e == "gguf");
     let found = files.find_map(|entry| Some(entry.unwrap().path()).filter(is_gguf));
     found.expect("a GGUF file of it")
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// Runs `convert`; gives what it says if it refuses.

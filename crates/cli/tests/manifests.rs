@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{json, logits, refusal, stdout, sterna, testdata};
+use crate::common::{json, logits, refusal, stdout, sterna, testdata, text};
 use serde_json::{Value, json};
 use sterna_delivery::hash::{Algorithm, digest_of};
 
@@ -14,10 +14,6 @@ fn package(dir: &Path, model: &str, flags: &[&str]) -> PathBuf {
     let args = ["convert", text(&source), text(&out)];
     stdout(&[&args[..], flags].concat());
     out
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 fn manifest(package: &Path) -> Value {

@@ -10,26 +10,16 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::testdata;
+use crate::common::{outcome, testdata, text};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use sterna_delivery::peers::{ShareOptions, SharedPackage, Sharing};
 
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
 /// Runs `sterna` with its own folders in `home`: whether it succeeded, and what it printed.
 fn sterna(home: &Path, args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
-        .args(args)
-        .env("STERNA_HOME", home)
-        .env("NO_PROXY", "127.0.0.1")
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    let (out, error) = (text(output.stdout), text(output.stderr));
-    (output.status.success(), out, error)
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    let command = command.args(args).env("STERNA_HOME", home);
+    outcome(command.env("NO_PROXY", "127.0.0.1"))
 }
 
 /// What a command that succeeds prints, and what it says of how it went.

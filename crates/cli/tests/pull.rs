@@ -8,28 +8,15 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::common::testdata;
+use crate::common::{outcome, testdata, text};
 use serde_json::{Value, json};
 
 const SAMPLE: &str = "rdrr-samples/v1-gemma3-q4k";
 
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
 /// Runs `sterna` with its own folders in `home`: whether it succeeded, and what it printed.
 fn sterna(home: &Path, args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
-        .args(args)
-        .env("STERNA_HOME", home)
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (
-        output.status.success(),
-        text(output.stdout),
-        text(output.stderr),
-    )
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    outcome(command.args(args).env("STERNA_HOME", home))
 }
 
 fn json_of(home: &Path, args: &[&str]) -> Value {

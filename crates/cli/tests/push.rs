@@ -9,9 +9,12 @@ use std::process::Command;
 use serde_json::Value;
 use sterna_testing::stores::{self, BUCKET, KEY, SECRET};
 
+use crate::common::outcome;
+
 /// Runs `sterna` with its own folders in `home`, and the S3 server at `s3`: whether it succeeded, and what it printed.
 fn sterna(home: &Path, s3: &str, args: &[&str]) -> (bool, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    command
         .args(args)
         .current_dir(home)
         .env("STERNA_HOME", home)
@@ -19,12 +22,8 @@ fn sterna(home: &Path, s3: &str, args: &[&str]) -> (bool, String, String) {
         .env("AWS_SECRET_ACCESS_KEY", SECRET)
         .env("AWS_ENDPOINT_URL", format!("http://{s3}"))
         .env("DOCKER_CONFIG", home)
-        .env("NO_PROXY", "127.0.0.1")
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    let (out, error) = (text(output.stdout), text(output.stderr));
-    (output.status.success(), out, error)
+        .env("NO_PROXY", "127.0.0.1");
+    outcome(&mut command)
 }
 
 fn done(home: &Path, s3: &str, args: &[&str]) -> String {

@@ -4,11 +4,11 @@
 use std::fs;
 use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::common::{Serving, send};
+use crate::common::{Serving, outcome, send};
 
 fn sterna(home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
@@ -44,16 +44,6 @@ fn chat(more: &Value) -> String {
     let members = body.as_object_mut().unwrap();
     members.extend(more.as_object().unwrap().clone());
     body.to_string()
-}
-
-fn outcome(command: &mut Command) -> (bool, String, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = command.output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (status.success(), text(stdout), text(stderr))
 }
 
 #[test]

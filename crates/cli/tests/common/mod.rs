@@ -258,3 +258,19 @@ pub(crate) fn send(stream: &mut TcpStream, head: &str, headers: &str, body: &str
     );
     stream.write_all(text.as_bytes()).unwrap();
 }
+
+/// `path`, which has to be text.
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Whether `command` succeeds, and what it prints.
+pub(crate) fn outcome(command: &mut Command) -> (bool, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.success(), text(stdout), text(stderr))
+}
