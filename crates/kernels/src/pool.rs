@@ -3,10 +3,13 @@
 //! The operations of a forward pass follow one another within microseconds, so starting one must cost less
 //! than that, and no operation may wait for a thread that has nothing to do:
 //!
-//! - One atomic word says which job runs and how many of its items are left. A thread takes items by
-//!   subtracting them from that word, so a thread that comes late finds nothing and touches nothing.
-//! - It takes its share of half of what is left: adjacent items, which memory delivers faster than
-//!   scattered ones, and ever fewer, so that all threads finish at the same time.
+//! - Half of the items are shared out beforehand: each thread has its [own](own_items), in a word of its own, so that
+//!   threads don't contend when a job begins, and it is known which items a thread takes first.
+//! - Another atomic word says how many of the other items are left. A thread takes items by subtracting them from
+//!   that word: its share of half of what is left, which are adjacent items, that memory delivers faster than
+//!   scattered ones, and ever fewer, so that all threads finish at the same time. Then it takes what other threads
+//!   have not begun of their own.
+//! - Both words have the number of the job, so a thread that comes late finds nothing and touches nothing.
 //! - The caller works too, and then waits for the items that others took, not for other threads. A
 //!   preempted worker holds up an operation only if it was preempted within an item.
 //! - When that happens the caller sleeps soon, which leaves its core to the preempted thread, and
@@ -22,7 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Arc, Condvar, IS_MODEL, Instant, Mutex, MutexGuard, spin_loop};
 
@@ -69,6 +72,8 @@ impl Idle for () {
 #[derive(Debug)]
 struct Shared {
     work: Line<Work>,
+    /// For each thread, the caller first, its own items of the job, as in [`Work::word`].
+    own: Box<[Line<AtomicU64>]>,
     done: Line<Done>,
     /// The origin of [`Done::at`]. Read by workers only: where there are none, there may be no clock.
     origin: OnceLock<Instant>,
@@ -90,9 +95,10 @@ struct Line<T>(T);
 /// The current job, if any.
 #[derive(Debug, Default)]
 struct Work {
-    /// Number of the job in the upper 40 bits, its items that haven't been taken yet in the lower 24.
+    /// Number of the job in the upper 40 bits, its items that are nobody's own and haven't been taken yet in the
+    /// lower 24.
     word: AtomicU64,
-    /// Alive while `word` has items left, or an item that was taken is not done.
+    /// Alive while there are items left, or an item that was taken is not done.
     job: AtomicPtr<Job<'static>>,
     /// Workers with a lower index take part.
     n_workers: AtomicUsize,
@@ -121,12 +127,29 @@ struct Job<'a> {
     n_items: usize,
 }
 
+/// What a thread took of a job.
+#[derive(Debug, Default)]
+struct Taken {
+    n_done: usize,
+    /// Of the job.
+    n_items: usize,
+}
+
+/// The items that thread `index` of `n_threads` takes first, of `n_items` that all share: half of them together, or one
+/// each.
+pub(crate) fn own_items(n_items: usize, index: usize, n_threads: usize) -> Range<usize> {
+    let each = n_items.div_ceil(2 * n_threads.max(1));
+    let first = |index: usize| n_items.min(index.saturating_mul(each));
+    first(index)..first(index + 1)
+}
+
 impl Pool {
     /// A pool of `n_threads` threads, counting the caller; at least one.
     pub(crate) fn new(n_threads: usize, idle: impl Idle + 'static) -> Pool {
         let n_workers = n_threads.saturating_sub(1);
         let shared = Arc::new(Shared {
             work: Line::default(),
+            own: (0..=n_workers).map(|_| Line::default()).collect(),
             done: Line::default(),
             origin: OnceLock::new(),
             asleep: (0..n_workers).map(|_| AtomicBool::new(false)).collect(),
@@ -192,13 +215,13 @@ impl Pool {
         turn.epoch += 1;
         self.shared.publish(job, turn.epoch, n_workers);
         for (asleep, worker) in self.shared.asleep.iter().zip(&self.workers).take(n_workers) {
-            // Sequentially consistent, as in `await_work`: either the worker sees the new word
-            // before it sleeps, or it is seen here to be asleep.
+            // Behind a fence, as in `await_work`: either the worker sees the new job before it sleeps, or it is seen
+            // here to be asleep.
             if asleep.load(Ordering::SeqCst) && asleep.swap(false, Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
-        self.shared.take_items(|| ());
+        self.shared.take_items(0, || ());
         let idle_since = self.shared.await_done(job.n_items);
         let now = Instant::now();
         if let Some(theirs) = self.shared.workers_done() {
@@ -246,60 +269,44 @@ impl Job<'_> {
 impl Shared {
     /// Offers `job`. The caller must not return before [`Shared::await_done`] has.
     fn publish(&self, job: &Job<'_>, epoch: u64, n_workers: usize) {
-        let n_items = job.n_items as u64;
+        let n_items = job.n_items;
         let job: *const Job<'_> = job;
         let work = &self.work.0;
         self.done.0.items.store(0, Ordering::Relaxed);
         self.done.0.at.store(0, Ordering::Relaxed);
-        // Only the lifetime is lost; `take_items` says why the job is alive where it is used.
+        // Only the lifetime is lost; `take_from` says why the job is alive where it is used.
         work.job.store(job.cast_mut().cast(), Ordering::Relaxed);
         work.n_workers.store(n_workers, Ordering::Relaxed);
         // Releases the stores above, to any thread that sees this job's number.
-        work.word
-            .store(epoch << ITEMS.count_ones() | n_items, Ordering::SeqCst);
+        let offer = |to: &AtomicU64, items: Range<usize>| {
+            let number = epoch << ITEMS.count_ones();
+            to.store(number | items.len() as u64, Ordering::Release);
+        };
+        let own = |index| own_items(n_items, index, n_workers + 1);
+        for (index, to) in self.own.iter().take(n_workers + 1).enumerate() {
+            offer(&to.0, own(index));
+        }
+        offer(&work.word, own(n_workers).end..n_items);
+        fence(Ordering::SeqCst);
     }
 
-    /// Takes items of the current job and runs them until none is left. If there were any, calls `then`
-    /// before they are counted as done.
-    fn take_items(&self, then: impl FnOnce()) {
-        let work = &self.work.0;
-        let (mut n_done, mut n_items) = (0, 0);
-        let mut word = work.word.load(Ordering::Acquire);
-        while word & ITEMS > 0 {
-            let job = work.job.load(Ordering::Relaxed);
-            let n_left = word & ITEMS;
-            // At worst that of another job, which is a suboptimal share.
-            let n_threads = work.n_workers.load(Ordering::Relaxed) as u64 + 1;
-            let n_taken = (n_left / (2 * n_threads)).max(1);
-            if let Err(now) = work.word.compare_exchange_weak(
-                word,
-                word - n_taken,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                word = now;
-                continue;
-            }
-            // SAFETY: `job` is the job that `word` numbers, and it is alive until the items just
-            // taken are done.
-            // - Not an older one: `publish` stores the pointer before it releases the number, and
-            //   `word`, read with acquire, is that release or continues it.
-            // - Not a newer one: the next `publish` happens after `await_done` saw every item done,
-            //   these too, whose `fetch_add` below comes after the load of `job`.
-            // - The exchange succeeded, so `word` was still current. Within a job it only falls, and
-            //   numbers don't come back while a thread stands between the load and the exchange: at
-            //   a job each microsecond, 2^40 of them take twelve days.
-            // - `run` doesn't return, and so the job lives, before `await_done` does.
-            let job = unsafe { &*job };
-            n_items = job.n_items;
-            let first = n_items - n_left as usize;
-            let items = first..first + n_taken as usize;
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job.run(items))) {
-                lock(&self.panic).get_or_insert(panic);
-            }
-            n_done += n_taken as usize;
-            word = work.word.load(Ordering::Acquire);
+    /// Takes items of the current job and runs them until none is left: those of thread `me` and those that are nobody's,
+    /// and, as the caller, those that others haven't come for. If there were any, calls `then` before they are counted as
+    /// done.
+    fn take_items(&self, me: usize, then: impl FnOnce()) {
+        let mut taken = Taken::default();
+        let take_own = |index: usize, share: fn(usize) -> usize, taken: &mut Taken| {
+            let end = |n_items, n_threads| own_items(n_items, index, n_threads).end;
+            self.take_from(&self.own[index].0, end, |n_left, _| share(n_left), taken);
+        };
+        take_own(me, |n_left| n_left, &mut taken);
+        let share = |n_left, n_threads| n_left / (2 * n_threads);
+        self.take_from(&self.work.0.word, |n_items, _| n_items, share, &mut taken);
+        if me == 0 {
+            // Others don't look: what many have read is slow to be written again.
+            (1..self.own.len()).for_each(|index| take_own(index, |n_left| n_left / 2, &mut taken));
         }
+        let Taken { n_done, n_items } = taken;
         if n_done > 0 {
             then();
             // Releases what the items wrote. From here on the job may be gone.
@@ -309,6 +316,50 @@ impl Shared {
                 drop(lock(&self.caller));
                 self.wake_caller.notify_one();
             }
+        }
+    }
+
+    /// Takes items of `word` until it has none left, and runs them: each time `share` of those that are left, given
+    /// the number of threads, or one. `end` is where they end among all, given the numbers of these and of threads.
+    fn take_from(
+        &self,
+        word: &AtomicU64,
+        end: impl Fn(usize, usize) -> usize,
+        share: impl Fn(usize, usize) -> usize,
+        taken: &mut Taken,
+    ) {
+        let mut now = word.load(Ordering::Acquire);
+        while now & ITEMS > 0 {
+            let job = self.work.0.job.load(Ordering::Relaxed);
+            // If it is that of another job, nothing is taken.
+            let n_threads = self.work.0.n_workers.load(Ordering::Relaxed) + 1;
+            let n_left = (now & ITEMS) as usize;
+            let n = share(n_left, n_threads).max(1);
+            let then = now - n as u64;
+            if let Err(other) =
+                word.compare_exchange_weak(now, then, Ordering::AcqRel, Ordering::Acquire)
+            {
+                now = other;
+                continue;
+            }
+            // SAFETY: `job` is the job that `word` numbers, and it is alive until the items just taken are done. So is
+            // `n_threads` that of this job.
+            // - Not of an older one: `publish` stores both before it releases the number, and `word`, read with
+            //   acquire, is that release or continues it.
+            // - Not of a newer one: the next `publish` happens after `await_done` saw every item done, these too,
+            //   which are counted after the loads.
+            // - The exchange succeeded, so `word` was still current. Within a job it only falls, and numbers don't
+            //   come back while a thread stands between the load and the exchange: at a job each microsecond, 2^40
+            //   of them take twelve days.
+            // - `run` doesn't return, and so the job lives, before `await_done` does.
+            let job = unsafe { &*job };
+            let first = end(job.n_items, n_threads) - n_left;
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job.run(first..first + n))) {
+                lock(&self.panic).get_or_insert(panic);
+            }
+            taken.n_items = job.n_items;
+            taken.n_done += n;
+            now = word.load(Ordering::Acquire);
         }
     }
 
@@ -340,18 +391,19 @@ impl Shared {
     /// The life of worker `me`.
     fn work(&self, me: usize) {
         while self.await_work(me) {
-            self.take_items(|| {
+            self.take_items(me + 1, || {
                 let origin = self.origin.get_or_init(Instant::now);
                 let at = (origin.elapsed().as_nanos() as u64).max(1);
                 self.done.0.at.fetch_max(at, Ordering::Relaxed);
             });
             let n_threads = self.work.0.n_workers.load(Ordering::Relaxed) + 1;
-            (self.idle).idle(me + 1, n_threads, &|| self.has_items());
+            (self.idle).idle(me + 1, n_threads, &|| self.has_items(me));
         }
     }
 
-    fn has_items(&self) -> bool {
-        self.work.0.word.load(Ordering::SeqCst) & ITEMS > 0
+    /// Whether there are items for worker `me`. Where any are nobody's, every thread has had some of its own.
+    fn has_items(&self, me: usize) -> bool {
+        self.own[me + 1].0.load(Ordering::Relaxed) & ITEMS > 0
     }
 
     /// When the last worker finished its items of the current job; `None` if none took any.
@@ -365,8 +417,7 @@ impl Shared {
     /// Waits for a job that worker `me` can take part in: spinning for a while, then asleep. False
     /// when the pool is dropped.
     fn await_work(&self, me: usize) -> bool {
-        let work = &self.work.0;
-        let has_work = || self.has_items() && me < work.n_workers.load(Ordering::Relaxed);
+        let has_work = || self.has_items(me);
         loop {
             let give_up = Instant::now() + WORKER_SPIN;
             while Instant::now() < give_up {
@@ -375,6 +426,7 @@ impl Shared {
                 }
             }
             self.asleep[me].store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             // A caller that wakes this worker clears the flag.
             while self.asleep[me].load(Ordering::SeqCst) {
                 if self.stop.load(Ordering::SeqCst) {

@@ -2,8 +2,9 @@
 //!
 //! Between two products of one row the memory would rest: one thread norms, rounds and rotates what the next one
 //! reads, for some microseconds, while the others wait. Which matrices come next follows from those that came after
-//! these the last time, as the products of one token are those of the token before. A wrong guess costs some bandwidth,
-//! and can't be told from a right one by what is computed.
+//! these the last time, as the products of one token are those of the token before. A thread fetches what it reads first,
+//! its [own](own_items) tasks: what another core has fetched comes no sooner than from memory. A wrong guess costs some
+//! bandwidth, and can't be told from a right one by what is computed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,11 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(not(target_arch = "wasm32"))]
 use super::prefetch;
-use crate::pool::Idle;
+use crate::pool::{Idle, own_items};
 
-/// Threads at most. Of more it isn't known which comes first, and takes the first part: what another one fetched is no
-/// sooner there than from memory. On 16 threads a model of trits was 7 % slower so.
-const THREADS: usize = 2;
 /// Matrices of a product that are looked at; what has more is mostly in the first ones.
 const MATRICES: usize = 4;
 /// Products that are remembered at most, before all are learned again: of several models, some of which are gone.
@@ -25,9 +23,17 @@ const BYTES: usize = 128 << 10;
 /// Bytes between two looks whether the wait is over.
 const STRIDE: usize = 512;
 
-/// The bytes of the matrices of a product, in the order in which they are read: an address, and how many. Not slices,
-/// as nothing keeps a matrix where it was; prefetches of memory that is gone do nothing.
-type Product = [(usize, usize); MATRICES];
+/// The matrices of a product, in the order in which they are read.
+type Product = [Part; MATRICES];
+
+/// The bytes of a matrix, and how many of them a task reads. Not a slice, as nothing keeps a matrix where it was;
+/// prefetches of memory that is gone do nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Part {
+    pub address: usize,
+    pub len: usize,
+    pub per_task: usize,
+}
 
 /// What threads fetch while they wait.
 #[derive(Debug)]
@@ -35,7 +41,7 @@ pub(crate) struct Lookahead {
     /// Whether anything is fetched, and so worth learning.
     is_on: bool,
     /// What comes next, as far as is known.
-    next: [(AtomicUsize, AtomicUsize); MATRICES],
+    next: [[AtomicUsize; 3]; MATRICES],
     learned: Mutex<Learned>,
 }
 
@@ -50,14 +56,14 @@ impl Lookahead {
     /// For a pool of `n_threads`, counting the caller.
     pub(crate) fn new(n_threads: usize) -> Lookahead {
         Lookahead {
-            is_on: (2..=THREADS).contains(&n_threads),
+            is_on: n_threads > 1,
             next: Default::default(),
             learned: Mutex::default(),
         }
     }
 
     /// A product with these matrices begins.
-    pub(super) fn begin(&self, matrices: impl Iterator<Item = (usize, usize)>) {
+    pub(super) fn begin(&self, matrices: impl Iterator<Item = Part>) {
         if !self.is_on {
             return;
         }
@@ -65,7 +71,7 @@ impl Lookahead {
         for (to, matrix) in product.iter_mut().zip(matrices) {
             *to = matrix;
         }
-        let address = product[0].0;
+        let address = product[0].address;
         let mut learned = self.learned.lock().unwrap_or_else(PoisonError::into_inner);
         let Learned { last, after } = &mut *learned;
         if let Some(last) = last.replace(address) {
@@ -87,11 +93,25 @@ impl Lookahead {
         self.announce(Product::default());
     }
 
+    /// What was announced.
+    fn expected(&self) -> Product {
+        std::array::from_fn(|i| {
+            let [address, len, per_task] =
+                std::array::from_fn(|field| self.next[i][field].load(Ordering::Relaxed));
+            Part {
+                address,
+                len,
+                per_task,
+            }
+        })
+    }
+
     fn announce(&self, product: Product) {
-        for ((address, len), of) in self.next.iter().zip(product) {
+        for (to, part) in self.next.iter().zip(product) {
             // What is read while it is replaced is a wrong guess.
-            address.store(of.0, Ordering::Relaxed);
-            len.store(of.1, Ordering::Relaxed);
+            for (to, value) in to.iter().zip([part.address, part.len, part.per_task]) {
+                to.store(value, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -102,12 +122,7 @@ impl Idle for Arc<Lookahead> {
         if !self.is_on {
             return;
         }
-        let load = |x: &AtomicUsize| x.load(Ordering::Relaxed);
-        let product: Product = std::array::from_fn(|i| {
-            let (address, len) = &self.next[i];
-            (load(address), load(len))
-        });
-        for (address, len) in share(&product, index, n_threads) {
+        for (address, len) in share(&self.expected(), index, n_threads) {
             for at in (0..len).step_by(STRIDE) {
                 if is_over() {
                     return;
@@ -122,26 +137,22 @@ impl Idle for Arc<Lookahead> {
     }
 }
 
-/// The parts of matrices that come first for a thread: threads take a share of half of what is left, one after the
-/// other.
+/// The bytes that a thread reads first, an address and how many each time: those of its own tasks.
 fn share(
     product: &Product,
     index: usize,
     n_threads: usize,
 ) -> impl Iterator<Item = (usize, usize)> + use<'_> {
-    let all = product
-        .iter()
-        .fold(0, |sum: usize, (_, len)| sum.saturating_add(*len));
-    let stays = 1.0 - 0.5 / n_threads.max(1) as f64;
-    let taken = |n: usize| (all as f64 * (1.0 - stays.powf(n as f64))) as usize;
-    let from = taken(index);
-    let to = taken(index + 1).min(from.saturating_add(BYTES));
-    let mut first = 0usize;
-    product.iter().filter_map(move |&(address, len)| {
-        let own = from.max(first)..to.min(first.saturating_add(len));
-        let at = own.start.wrapping_sub(first);
-        first = first.saturating_add(len);
-        (!own.is_empty()).then(|| (address.wrapping_add(at), own.len()))
+    let n_tasks = |part: &Part| part.len.div_ceil(part.per_task.max(1));
+    let own = own_items(product.iter().map(n_tasks).sum(), index, n_threads);
+    let (mut first, mut left) = (0, BYTES);
+    product.iter().filter_map(move |part| {
+        let within = |task: usize| part.len.min((task.saturating_sub(first)) * part.per_task);
+        let (from, to) = (within(own.start), within(own.end));
+        first += n_tasks(part);
+        let n = (to - from).min(left);
+        left -= n;
+        (n > 0).then(|| (part.address.wrapping_add(from), n))
     })
 }
 
@@ -149,64 +160,82 @@ fn share(
 mod tests {
     use super::*;
 
-    fn next(lookahead: &Lookahead) -> Vec<(usize, usize)> {
-        let all = lookahead.next.iter();
-        let all = all.map(|(at, n)| (at.load(Ordering::Relaxed), n.load(Ordering::Relaxed)));
-        all.filter(|(_, n)| *n > 0).collect()
+    fn part(address: usize, len: usize, per_task: usize) -> Part {
+        Part {
+            address,
+            len,
+            per_task,
+        }
+    }
+
+    fn expected(lookahead: &Lookahead) -> Vec<Part> {
+        let mut parts = lookahead.expected().to_vec();
+        parts.retain(|part| part.len > 0);
+        parts
     }
 
     #[test]
     fn what_came_after_a_product_is_expected_again() {
         let lookahead = Lookahead::new(2);
-        let products = [vec![(100, 5), (200, 6)], vec![(300, 7)], vec![(400, 8)]];
+        let products = [
+            vec![part(100, 5, 5), part(200, 6, 2)],
+            vec![part(300, 7, 2)],
+            vec![part(400, 8, 2)],
+        ];
         for pass in 0..3 {
             for (i, product) in products.iter().enumerate() {
                 lookahead.begin(product.iter().copied());
-                let expected = if pass > 0 {
+                let next = if pass > 0 {
                     &products[(i + 1) % 3][..]
                 } else {
                     &[]
                 };
-                assert_eq!(next(&lookahead), expected, "{pass} {i}");
+                assert_eq!(expected(&lookahead), next, "{pass} {i}");
             }
         }
         // Nothing is learned across what was skipped, and what is new replaces what was known.
         lookahead.skip();
-        assert_eq!(next(&lookahead), []);
-        lookahead.begin([(300, 7)].into_iter());
-        lookahead.begin([(900, 9)].into_iter());
-        lookahead.begin([(300, 7)].into_iter());
-        assert_eq!(next(&lookahead), [(900, 9)]);
+        assert_eq!(expected(&lookahead), []);
+        lookahead.begin([part(300, 7, 2)].into_iter());
+        lookahead.begin([part(900, 9, 2)].into_iter());
+        lookahead.begin([part(300, 7, 2)].into_iter());
+        assert_eq!(expected(&lookahead), [part(900, 9, 2)]);
     }
 
     #[test]
     fn products_that_are_remembered_are_bounded() {
         let lookahead = Lookahead::new(2);
         for i in 0..3 * PRODUCTS {
-            lookahead.begin([(i + 1, 1)].into_iter());
+            lookahead.begin([part(i + 1, 1, 1)].into_iter());
         }
         assert!(lookahead.learned.lock().unwrap().after.len() <= PRODUCTS);
     }
 
     #[test]
-    fn shares_are_apart_and_within_the_matrices() {
-        let product = [(1000, 300), (5000, 100), (0, 0), (9000, 1 << 20)];
-        let mut bytes = Vec::new();
-        for index in 0..8 {
-            let own: Vec<_> = share(&product, index, 8).collect();
-            assert!(own.iter().map(|(_, n)| n).sum::<usize>() <= BYTES);
-            assert!(!own.is_empty());
-            for (at, n) in own {
-                let within =
-                    |&(address, len): &(usize, usize)| at >= address && at + n <= address + len;
-                assert!(product.iter().any(within), "{at} {n}");
-                bytes.extend(at..at + n);
+    fn shares_are_the_bytes_of_a_threads_own_tasks() {
+        // Tasks 0 to 2 of 100 bytes and one of 50, one of 100, none, and 1,024 of 1,000 bytes, the last of 24.
+        let product = [
+            part(1000, 350, 100),
+            part(5000, 100, 100),
+            Part::default(),
+            part(9000, 1_023_024, 1000),
+        ];
+        let n_tasks = 4 + 1 + 1024;
+        let bytes_of = |task: usize| match task {
+            0..3 => (1000 + 100 * task, 100),
+            3 => (1300, 50),
+            4 => (5000, 100),
+            1028 => (9000 + 1_023_000, 24),
+            _ => (9000 + 1000 * (task - 5), 1000),
+        };
+        for n_threads in [2, 7, 16, 300, 2000] {
+            for index in 0..n_threads {
+                let own = own_items(n_tasks, index, n_threads);
+                let want = own.map(bytes_of).flat_map(|(at, n)| at..at + n).take(BYTES);
+                let got = share(&product, index, n_threads).flat_map(|(at, n)| at..at + n);
+                assert!(got.eq(want), "{index} of {n_threads}");
             }
         }
-        let n = bytes.len();
-        bytes.sort_unstable();
-        bytes.dedup();
-        assert_eq!(bytes.len(), n);
         assert_eq!(share(&Product::default(), 3, 8).count(), 0);
     }
 
@@ -214,7 +243,7 @@ mod tests {
     fn fetching_ends_when_the_wait_does() {
         let weights = vec![0u8; 1 << 16];
         let lookahead = Arc::new(Lookahead::new(2));
-        let product = (weights.as_ptr() as usize, weights.len());
+        let product = part(weights.as_ptr().addr(), weights.len(), 1 << 12);
         lookahead.begin([product].into_iter());
         lookahead.begin([product].into_iter());
         let looks = std::cell::Cell::new(0);
@@ -223,12 +252,12 @@ mod tests {
             looks.get() == 3
         });
         assert_eq!(looks.get(), 3);
-        // The second of two threads takes a quarter of what the first one leaves, three quarters.
+        // The second of two threads has a quarter for its own.
         looks.set(0);
         lookahead.idle(1, 2, &|| {
             looks.set(looks.get() + 1);
             false
         });
-        assert_eq!(looks.get(), (weights.len() * 3 / 16).div_ceil(STRIDE));
+        assert_eq!(looks.get(), weights.len() / 4 / STRIDE);
     }
 }

@@ -44,6 +44,7 @@ use std::ops::Range;
 pub use block::{BlockMatrix, Rounding};
 pub use interleaved::InterleavedMatrix;
 pub(crate) use lookahead::Lookahead;
+use lookahead::Part;
 pub use screen::{SCATTERED, Screen, ScreenedRows};
 pub use ternary::{TernaryMatrix, TernaryPacking};
 
@@ -323,8 +324,11 @@ fn run<'a, 'w: 'a, 'o: 'a>(
     // Experts are others for each token, and more rows take longer than what is between their products.
     match n_batches {
         1 if targets.iter().all(|(w, _, out)| out.len() == w.n()) => {
-            let matrices = targets.iter().map(|(w, ..)| w.bytes());
-            (exec.lookahead).begin(matrices.map(|bytes| (bytes.as_ptr().addr(), bytes.len())));
+            (exec.lookahead).begin(targets.iter().map(|(w, ..)| Part {
+                address: w.bytes().as_ptr().addr(),
+                len: w.bytes().len(),
+                per_task: rows_per_task(w, 1) * w.row_bytes(),
+            }));
         }
         _ => exec.lookahead.skip(),
     }
