@@ -54,11 +54,31 @@ fn fetch(a: u32, b: u32, unit: u32) -> Units {
     return units;
 }
 
-// Run i of a unit of two rows times one of activations.
-fn run_products(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
-    let run = run_in(unit, i);
-    let a = array<vec4<u32>, 2>(q_at(token, run * 2u), q_at(token, run * 2u + 1u));
-    let step = run_step(token, run);
+// A run of two rows.
+struct Run {
+    // Which it is.
+    index: u32,
+    a: array<vec4<u32>, 2>,
+    b: array<vec4<u32>, 2>,
+    scales_a: vec3<f32>,
+    scales_b: vec3<f32>,
+}
+
+// Run i of a unit of two rows.
+fn unpack(w: Units, unit: u32, i: u32) -> Run {
+    return Run(
+        run_in(unit, i),
+        unit_codes(w.a, unit, i),
+        unit_codes(w.b, unit, i),
+        unit_scales(w.a, unit, i),
+        unit_scales(w.b, unit, i),
+    );
+}
+
+// A run of two rows times one of activations.
+fn products(w: Run, token: u32) -> vec2<f32> {
+    let a = array<vec4<u32>, 2>(q_at(token, w.index * 2u), q_at(token, w.index * 2u + 1u));
+    let step = run_step(token, w.index);
     let size = bitcast<f32>(step.x);
     let sum = bitcast<i32>(step.y);
     var excess = vec2<i32>(ZERO * sum, 0);
@@ -67,28 +87,16 @@ fn run_products(w: Units, token: u32, unit: u32, i: u32) -> vec2<f32> {
         excess = vec2<i32>(first, excess.x - first);
     }
     return vec2<f32>(
-        product(unit_codes(w.a, unit, i), unit_scales(w.a, unit, i), a, size, f32(sum), excess),
-        product(unit_codes(w.b, unit, i), unit_scales(w.b, unit, i), a, size, f32(sum), excess),
+        product(w.a, w.scales_a, a, size, f32(sum), excess),
+        product(w.b, w.scales_b, a, size, f32(sum), excess),
     );
-}
-
-// A unit of two rows times one of activations.
-fn products(w: Units, token: u32, unit: u32) -> vec2<f32> {
-    var sums = run_products(w, token, unit, 0u);
-    if UNIT > 1u {
-        sums += run_products(w, token, unit, 1u);
-    }
-    if UNIT > 2u {
-        sums += run_products(w, token, unit, 2u);
-        sums += run_products(w, token, unit, 3u);
-    }
-    return sums;
 }
 
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
     find_matrix(at, group);
+    let lane = thread % LANES;
     let runs = share_of(params.runs);
     let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
     let a = matrix_begin() + stored_row(row);
@@ -96,36 +104,90 @@ fn main(at: Invocation, group: Group) {
     // Loads are issued long before their use: with few workgroups, most of the time is spent waiting for
     // memory.
     var next: array<Units, DEPTH>;
+    // With several rows of activations there is enough to do meanwhile, and no registers to spare.
+    let depth = select(DEPTH, 1u, TOKENS > 1u);
     for (var d = 0u; d < DEPTH; d++) {
-        next[d] = fetch(a, b, thread % LANES + d * LANES);
+        if d < depth {
+            next[d] = fetch(a, b, lane + d * LANES);
+        }
     }
     let i = params.first + row;
     let end = params.first + params.n;
     let base = params.out_offset + row_out(0u) * params.out_stride;
-    var old = array<vec2<f32>, 8>();
-    if thread % LANES == 0u {
-        for (var t = 0u; t < TOKENS; t++) {
-            old[t] = residual(base + t * params.out_stride, i, end);
-        }
-    }
+    // Lane t puts the sums of row t of the activations.
+    let place = base + min(lane, TOKENS - 1u) * params.out_stride;
+    let old = residual(place, i, end);
     prepare(at);
-    var sums = array<vec2<f32>, 8>();
-    for (var unit = thread % LANES; unit * UNIT < runs; unit += DEPTH * LANES) {
+    // One by one: sums in an array that a loop indexes are kept in memory.
+    var s0 = vec2<f32>();
+    var s1 = vec2<f32>();
+    var s2 = vec2<f32>();
+    var s3 = vec2<f32>();
+    var s4 = vec2<f32>();
+    var s5 = vec2<f32>();
+    var s6 = vec2<f32>();
+    var s7 = vec2<f32>();
+    for (var unit = lane; unit * UNIT < runs; unit += depth * LANES) {
         for (var d = 0u; d < DEPTH; d++) {
+            if d >= depth {
+                break;
+            }
             let w = next[d];
             let now = unit + d * LANES;
-            next[d] = fetch(a, b, now + DEPTH * LANES);
-            if now * UNIT < runs {
-                for (var t = 0u; t < TOKENS; t++) {
-                    sums[t] += products(w, row_in(t), now);
+            next[d] = fetch(a, b, now + depth * LANES);
+            if now * UNIT >= runs {
+                continue;
+            }
+            for (var i = 0u; i < UNIT; i++) {
+                let run = unpack(w, now, i);
+                s0 += products(run, row_in(0u));
+                if TOKENS > 1u {
+                    s1 += products(run, row_in(1u));
+                }
+                if TOKENS > 2u {
+                    s2 += products(run, row_in(2u));
+                }
+                if TOKENS > 3u {
+                    s3 += products(run, row_in(3u));
+                }
+                if TOKENS > 4u {
+                    s4 += products(run, row_in(4u));
+                }
+                if TOKENS > 5u {
+                    s5 += products(run, row_in(5u));
+                }
+                if TOKENS > 6u {
+                    s6 += products(run, row_in(6u));
+                }
+                if TOKENS > 7u {
+                    s7 += products(run, row_in(7u));
                 }
             }
         }
     }
-    for (var t = 0u; t < TOKENS; t++) {
-        let sum = segment_sum_f32(at, sums[t]);
-        if thread % LANES == 0u && row < share_of(params.n) {
-            put_sum(base + t * params.out_stride, i, end, sum, old[t]);
-        }
+    var own = segment_sum_f32(at, s0);
+    if TOKENS > 1u {
+        own = select(own, segment_sum_f32(at, s1), lane == 1u);
+    }
+    if TOKENS > 2u {
+        own = select(own, segment_sum_f32(at, s2), lane == 2u);
+    }
+    if TOKENS > 3u {
+        own = select(own, segment_sum_f32(at, s3), lane == 3u);
+    }
+    if TOKENS > 4u {
+        own = select(own, segment_sum_f32(at, s4), lane == 4u);
+    }
+    if TOKENS > 5u {
+        own = select(own, segment_sum_f32(at, s5), lane == 5u);
+    }
+    if TOKENS > 6u {
+        own = select(own, segment_sum_f32(at, s6), lane == 6u);
+    }
+    if TOKENS > 7u {
+        own = select(own, segment_sum_f32(at, s7), lane == 7u);
+    }
+    if lane < TOKENS && row < share_of(params.n) {
+        put_sum(place, i, end, own, old);
     }
 }

@@ -36,6 +36,11 @@ fn multiply(w: vec4<u32>, q: array<vec4<u32>, 4>, sums: vec3<i32>) -> vec3<i32> 
     );
 }
 
+// The sum of what `multiply` gives.
+fn total(sums: vec3<i32>) -> i32 {
+    return sums.x + (sums.y >> 2u) + (sums.z >> 4u);
+}
+
 // Sums of two rows.
 struct Sums {
     a: vec3<i32>,
@@ -52,10 +57,6 @@ fn multiply_two(w0: vec4<u32>, w1: vec4<u32>, token: u32, v: u32, before: Sums) 
         q_quarter(token, v, 3u),
     );
     return Sums(multiply(w0, q, before.a), multiply(w1, q, before.b));
-}
-
-fn total(sums: vec3<i32>) -> i32 {
-    return sums.x + (sums.y >> 2u) + (sums.z >> 4u);
 }
 
 // Four vectors of each of two rows.
@@ -92,10 +93,26 @@ fn fetch_four(a: u32, b: u32, v: u32, row_len: u32) -> Weights {
     );
 }
 
+// Two rows' vectors v, v + LANES and so on times a row of activations.
+fn products(w: Weights, token: u32, v: u32, row_len: u32) -> vec2<i32> {
+    var sums = multiply_two(w.a0, w.b0, token, v, Sums());
+    if v + LANES < row_len {
+        sums = multiply_two(w.a1, w.b1, token, v + LANES, sums);
+    }
+    if v + 2u * LANES < row_len {
+        sums = multiply_two(w.a2, w.b2, token, v + 2u * LANES, sums);
+    }
+    if v + 3u * LANES < row_len {
+        sums = multiply_two(w.a3, w.b3, token, v + 3u * LANES, sums);
+    }
+    return vec2<i32>(total(sums.a), total(sums.b));
+}
+
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
     find_matrix(at, group);
+    let lane = thread % LANES;
     let row_len = share_of(params.row_blocks * 2u);
     let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
     let begin = matrix_begin();
@@ -104,47 +121,77 @@ fn main(at: Invocation, group: Group) {
     let b = stored.y * row_len;
     // Loads are issued long before their use: with few workgroups, most of the time is spent waiting for
     // memory.
-    var next = fetch_four(a, b, thread % LANES, row_len);
+    var next = fetch_four(a, b, lane, row_len);
     let unit = vec2<f32>(scales[stored.x], scales[stored.y]);
     let i = params.first + row;
     let end = params.first + params.n;
-    let base = params.out_offset + row_out(0u) * params.out_stride;
-    var old = array<vec2<f32>, 8>();
-    if thread % LANES == 0u {
-        for (var t = 0u; t < TOKENS; t++) {
-            old[t] = residual(base + t * params.out_stride, i, end);
-        }
-    }
+    // Lane t puts the sums of row t of the activations.
+    let token = min(lane, TOKENS - 1u);
+    let place = params.out_offset + (row_out(0u) + token) * params.out_stride;
+    let old = residual(place, i, end);
     prepare(at);
-    var scale = array<vec2<f32>, 8>();
-    for (var t = 0u; t < TOKENS; t++) {
-        let act = bitcast<f32>(row_step(row_in(t)).x);
-        scale[t] = vec2<f32>(divide(unit.x, act), divide(unit.y, act));
-    }
-    var sums = array<Sums, 8>();
-    for (var v = thread % LANES; v < row_len; v += 4u * LANES) {
+    let step = row_step(row_in(token));
+    let act = bitcast<f32>(step.x);
+    let scale = vec2<f32>(divide(unit.x, act), divide(unit.y, act));
+    // One by one: sums in an array that a loop indexes are kept in memory.
+    var s0 = vec2<i32>();
+    var s1 = vec2<i32>();
+    var s2 = vec2<i32>();
+    var s3 = vec2<i32>();
+    var s4 = vec2<i32>();
+    var s5 = vec2<i32>();
+    var s6 = vec2<i32>();
+    var s7 = vec2<i32>();
+    for (var v = lane; v < row_len; v += 4u * LANES) {
         let w = next;
         next = fetch_four(a, b, v + 4u * LANES, row_len);
-        for (var t = 0u; t < TOKENS; t++) {
-            let token = row_in(t);
-            var sum = multiply_two(w.a0, w.b0, token, v, sums[t]);
-            if v + LANES < row_len {
-                sum = multiply_two(w.a1, w.b1, token, v + LANES, sum);
-            }
-            if v + 2u * LANES < row_len {
-                sum = multiply_two(w.a2, w.b2, token, v + 2u * LANES, sum);
-            }
-            if v + 3u * LANES < row_len {
-                sum = multiply_two(w.a3, w.b3, token, v + 3u * LANES, sum);
-            }
-            sums[t] = sum;
+        s0 += products(w, row_in(0u), v, row_len);
+        if TOKENS > 1u {
+            s1 += products(w, row_in(1u), v, row_len);
+        }
+        if TOKENS > 2u {
+            s2 += products(w, row_in(2u), v, row_len);
+        }
+        if TOKENS > 3u {
+            s3 += products(w, row_in(3u), v, row_len);
+        }
+        if TOKENS > 4u {
+            s4 += products(w, row_in(4u), v, row_len);
+        }
+        if TOKENS > 5u {
+            s5 += products(w, row_in(5u), v, row_len);
+        }
+        if TOKENS > 6u {
+            s6 += products(w, row_in(6u), v, row_len);
+        }
+        if TOKENS > 7u {
+            s7 += products(w, row_in(7u), v, row_len);
         }
     }
-    for (var t = 0u; t < TOKENS; t++) {
-        let sum = segment_sum_i32(at, vec2<i32>(total(sums[t].a), total(sums[t].b)));
-        if thread % LANES == 0u && row < share_of(params.n) {
-            let exact = vec2<f32>(sum - vec2<i32>(bitcast<i32>(row_step(row_in(t)).y)));
-            put_sum(base + t * params.out_stride, i, end, exact * scale[t], old[t]);
-        }
+    var own = segment_sum_i32(at, s0);
+    if TOKENS > 1u {
+        own = select(own, segment_sum_i32(at, s1), lane == 1u);
+    }
+    if TOKENS > 2u {
+        own = select(own, segment_sum_i32(at, s2), lane == 2u);
+    }
+    if TOKENS > 3u {
+        own = select(own, segment_sum_i32(at, s3), lane == 3u);
+    }
+    if TOKENS > 4u {
+        own = select(own, segment_sum_i32(at, s4), lane == 4u);
+    }
+    if TOKENS > 5u {
+        own = select(own, segment_sum_i32(at, s5), lane == 5u);
+    }
+    if TOKENS > 6u {
+        own = select(own, segment_sum_i32(at, s6), lane == 6u);
+    }
+    if TOKENS > 7u {
+        own = select(own, segment_sum_i32(at, s7), lane == 7u);
+    }
+    if lane < TOKENS && row < share_of(params.n) {
+        let exact = vec2<f32>(own - vec2<i32>(bitcast<i32>(step.y)));
+        put_sum(place, i, end, exact * scale, old);
     }
 }

@@ -288,7 +288,7 @@ pub(crate) fn settled(
         rows => {
             let one = rounds && rows == RowClass::One;
             let own = one && pays_to_round(config, w) && can_round(device.limits(), w.k, 0);
-            let shape = GemvShape::of(device.limits(), config, w, own);
+            let shape = GemvShape::of(device.limits(), config, w, n_rows, own);
             LaunchConfig {
                 lanes: Some(shape.lanes),
                 workgroup: Some(shape.workgroup),
@@ -319,13 +319,20 @@ impl GemvShape {
     /// would be few workgroups otherwise, down to one step per lane, because a few workgroups mostly wait for
     /// memory.
     ///
-    /// `own` is whether every workgroup quantizes the input for itself.
-    pub(super) fn of(limits: &Limits, config: LaunchConfig, w: &Linear, own: bool) -> GemvShape {
+    /// `own` is whether every workgroup quantizes the input for itself, which is one row.
+    pub(super) fn of(
+        limits: &Limits,
+        config: LaunchConfig,
+        w: &Linear,
+        n_rows: usize,
+        own: bool,
+    ) -> GemvShape {
         let steps = steps(w);
         let most = limits.min_subgroup.clamp(8, 32);
         let least = if own { workgroup_to_round(w.k) } else { 0 }.max(64);
         // Large workgroups quantize blocks less often, for tall matrices, and faster, for wide ones.
         let (usual, enough) = match (own, w.kind) {
+            (false, _) if n_rows > 1 => (256, Self::ENOUGH),
             (false, _) => (128, Self::ENOUGH),
             (true, WeightKind::Ternary) => (256, Self::ENOUGH_TERNARY),
             (true, _) if w.n > MANY_ROWS || w.k > WIDE => (512, Self::ENOUGH_ROUNDING),
@@ -483,7 +490,7 @@ pub(super) fn multiply(
     let kernels = Kernels::of(recorder, config, w, &source)?;
     let nothing = recorder.device().nothing()?;
     let own = matches!(source, Source::Own { .. });
-    let shape = GemvShape::of(recorder.device().limits(), config, w, own);
+    let shape = GemvShape::of(recorder.device().limits(), config, w, out.n_rows, own);
     let mut params = LinearParams {
         m: out.n_rows as u32,
         out_offset: out.offset as u32,

@@ -424,7 +424,7 @@ fn record(
         n: if own { w.n * out.n_rows } else { w.n },
         ..one.clone()
     };
-    let shape = GemvShape::of(limits, config, &all, own);
+    let shape = GemvShape::of(limits, config, &all, 1, own);
     let (grid, most) = (w.n.div_ceil(shape.rows()), limits.grid as usize);
     expect_most("experts: workgroups of a matrix", most, grid)?;
     let mut params = w.params(out);
