@@ -193,18 +193,19 @@ fn a_product_that_rounds_agrees_with_one_that_is_given_rounded() {
             let Form::Int8(scaling) = w.kind().form() else {
                 unreachable!("integers")
             };
-            let x = device.upload(&floats(k, 4)).unwrap();
             let norm = device.upload(&floats(k, 5)).unwrap();
-            let x = Rows::new(&x, 1, k);
-            let out = device.buffer("out", n as u64 * 4).unwrap();
-            let rows = Rows::new(&out, 1, n);
-            let scratch = QuantizedRows::new(device, 1, k).unwrap();
-            for norm in [None, Some((&norm, 1e-5))] {
-                let stored = run(device, &out, n, |r| {
+            let few = [1, 2, 5, 8].into_iter();
+            for (m, norm) in few.flat_map(|m| [(m, None), (m, Some((&norm, 1e-5)))]) {
+                let x = spread(device, &floats(m * k, 4), k, 4, k + 8);
+                let x = spread_rows(&x, m, k, 4, k + 8);
+                let out = device.buffer("out", (m * n * 4) as u64).unwrap();
+                let rows = Rows::new(&out, m, n);
+                let scratch = QuantizedRows::new(device, m, k).unwrap();
+                let stored = run(device, &out, m * n, |r| {
                     quantize(r, x, norm, scaling, &scratch)?;
                     multiply(r, &w, Input::Int8(&scratch), Epilogue::Store, rows)
                 });
-                let own = run(device, &out, n, |r| {
+                let own = run(device, &out, m * n, |r| {
                     let input = Input::Round {
                         x,
                         norm,
@@ -217,7 +218,7 @@ fn a_product_that_rounds_agrees_with_one_that_is_given_rounded() {
                 let bound = if norm.is_some() { 1e-7 } else { 1e-12 };
                 assert!(
                     nmse(&own, &stored) < bound,
-                    "{dtype}: {}",
+                    "{dtype} m {m}: {}",
                     nmse(&own, &stored)
                 );
             }

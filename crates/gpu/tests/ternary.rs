@@ -280,6 +280,8 @@ fn a_product_that_rounds_gives_the_bits_of_one_that_is_given_rounded() {
             (70, 6912, 1),
             (9, 130, 1),
             (9, 256, 2),
+            (37, 1000, 5),
+            (70, 2560, 8),
         ] {
             let codes = codes(n, k, 3);
             let w = upload(device, n, k, &vec![0.5; n], &codes);

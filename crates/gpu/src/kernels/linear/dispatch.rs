@@ -67,7 +67,7 @@ params! {
 pub(super) enum Source<'a> {
     /// Quantized beforehand.
     Stored(&'a QuantizedRows),
-    /// One row, or that of a route, quantized by every workgroup for itself.
+    /// Few rows, or that of a route, quantized by every workgroup for itself.
     Own {
         x: Rows<'a>,
         norm: Option<(&'a Buffer, f32)>,
@@ -81,7 +81,7 @@ pub(super) enum Source<'a> {
 struct Kernels {
     /// For few rows of activations.
     gemv: &'static Shader,
-    /// For one row that the kernel quantizes itself; the same as `gemv` for floats.
+    /// For few rows that the kernel quantizes itself; the same as `gemv` for floats.
     rounding: &'static Shader,
     /// For many rows.
     gemm: &'static Shader,
@@ -287,7 +287,7 @@ pub(crate) fn settled(
         },
         rows => {
             let one = rounds && rows == RowClass::One;
-            let own = one && pays_to_round(config, w) && can_round(device.limits(), w.k, 0);
+            let own = one && pays_to_round(config, w) && can_round(device.limits(), w.k, 1, 0);
             let shape = GemvShape::of(device.limits(), config, w, n_rows, own);
             LaunchConfig {
                 lanes: Some(shape.lanes),
@@ -319,7 +319,7 @@ impl GemvShape {
     /// would be few workgroups otherwise, down to one step per lane, because a few workgroups mostly wait for
     /// memory.
     ///
-    /// `own` is whether every workgroup quantizes the input for itself, which is one row.
+    /// `own` is whether every workgroup quantizes the input for itself.
     pub(super) fn of(
         limits: &Limits,
         config: LaunchConfig,
@@ -329,10 +329,12 @@ impl GemvShape {
     ) -> GemvShape {
         let steps = steps(w);
         let most = limits.min_subgroup.clamp(8, 32);
-        let least = if own { workgroup_to_round(w.k) } else { 0 }.max(64);
+        let one = own && n_rows == 1;
+        let least = if one { workgroup_to_round(w.k) } else { 0 }.max(64);
         // Large workgroups quantize blocks less often, for tall matrices, and faster, for wide ones.
         let (usual, enough) = match (own, w.kind) {
-            (false, _) if n_rows > 1 => (256, Self::ENOUGH),
+            (_, WeightKind::Ternary) if n_rows > 1 => (128, Self::ENOUGH),
+            _ if n_rows > 1 => (256, Self::ENOUGH),
             (false, _) => (128, Self::ENOUGH),
             (true, WeightKind::Ternary) => (256, Self::ENOUGH_TERNARY),
             (true, _) if w.n > MANY_ROWS || w.k > WIDE => (512, Self::ENOUGH_ROUNDING),
@@ -403,14 +405,16 @@ const WIDE: usize = 4096;
 /// From this many rows on, a quantizing dispatch costs less than quantizing in every workgroup.
 const VERY_MANY_ROWS: usize = 65_536;
 
-/// Whether a workgroup has shared memory for a row of `width` that it quantizes, besides `others` bytes.
-fn can_round(limits: &Limits, width: usize, others: usize) -> bool {
+/// Whether a workgroup has shared memory for `n_rows` of `width` that it quantizes, besides `others` bytes.
+fn can_round(limits: &Limits, width: usize, n_rows: usize, others: usize) -> bool {
     let padded = width.next_multiple_of(PADDING);
     let most = max_workgroup(limits);
-    // Codes; steps, sums and maxima of runs; and what reductions need.
-    let bytes = padded + 128 + padded / RUN * 12 + 12 * most as usize + others;
+    // Codes; steps, sums and maxima of runs; of a row two numbers; and what reductions need.
+    let rows = n_rows * (padded + 128 + padded / RUN * 12) + 2 * 8 * 4;
+    let bytes = rows + 12 * most as usize + others;
     let in_vectors = width.is_multiple_of(4) && width > 0;
-    in_vectors && bytes <= limits.workgroup_bytes as usize && workgroup_to_round(width) <= most
+    let turns = n_rows > 1 || workgroup_to_round(width) <= most;
+    in_vectors && bytes <= limits.workgroup_bytes as usize && turns
 }
 
 /// Whether quantizing in every workgroup is faster than in a separate dispatch, which it isn't for blocks of
@@ -421,38 +425,48 @@ pub(super) fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
         .unwrap_or_else(|| w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || w.k <= WIDE))
 }
 
-/// Whether every workgroup of the product should quantize the row `x` for itself: if vectors and shared
-/// memory permit, and if it pays.
+/// Whether every workgroup of the product should quantize the rows `x` for itself: if they are few, if vectors and
+/// shared memory permit, and if it pays.
 pub(super) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
     let config = recorder.tuning().config(&w.product(x.n_rows));
-    x.n_rows == 1 && pays_to_round(config, w) && can_round_rows(recorder, w.k, x, 0)
+    let few = x.n_rows <= GEMV_TOKENS;
+    few && pays_to_round(config, w) && can_round_rows(recorder, w.k, x, x.n_rows, 0)
 }
 
-/// Whether a workgroup can quantize any of the rows `x` of `k` elements, with shared memory for `others` bytes besides.
-pub(super) fn can_round_rows(recorder: &Recorder, k: usize, x: &Rows<'_>, others: usize) -> bool {
+/// Whether a workgroup can quantize `at_once` of the rows `x` of `k` elements, whichever they are, with shared memory for
+/// `others` bytes besides.
+pub(super) fn can_round_rows(
+    recorder: &Recorder,
+    k: usize,
+    x: &Rows<'_>,
+    at_once: usize,
+    others: usize,
+) -> bool {
+    let limits = recorder.device().limits();
     let in_vectors = x.n_rows == 1 || x.stride.is_multiple_of(4);
-    x.offset.is_multiple_of(4) && in_vectors && can_round(recorder.device().limits(), k, others)
+    x.offset.is_multiple_of(4) && in_vectors && can_round(limits, k, at_once, others)
 }
 
-/// What a kernel that quantizes rows of `k` elements for itself has to know.
+/// What a kernel that quantizes `n_rows` of `k` elements for itself has to know.
 pub(super) fn rounding(
     scaling: Scaling,
     is_normed: bool,
     k: usize,
+    n_rows: usize,
     shape: GemvShape,
 ) -> [(&'static str, f64); 6] {
     let q_len = k.next_multiple_of(PADDING) / 16;
     let runs = match scaling {
-        Scaling::Row => 1.0,
-        Scaling::Blocks256 | Scaling::Blocks32 => q_len as f64 / 2.0,
+        Scaling::Row => 1,
+        Scaling::Blocks256 | Scaling::Blocks32 => q_len / 2,
     };
     let turns = vectors(k).div_ceil(shape.workgroup as usize);
     [
         ("SCALING", f64::from(scaling as u8)),
         ("NORM", f64::from(u8::from(is_normed))),
         ("Q_LEN", q_len as f64),
-        ("Q_ROOM", q_len as f64 + 8.0),
-        ("RUNS", runs),
+        ("Q_ROOM", (n_rows * (q_len + 8)) as f64),
+        ("RUNS", (n_rows * runs) as f64),
         ("TURNS", turns as f64),
     ]
 }
@@ -518,7 +532,8 @@ pub(super) fn multiply(
             params.eps = norm.map_or(0.0, |(_, eps)| eps);
             let weight = norm.map_or(&nothing, |(weight, _)| weight);
             inputs.extend([Binding::from(x.buffer), Binding::from(weight)]);
-            constants.extend(rounding(scaling, norm.is_some(), w.k, shape));
+            params.x_stride = x.stride as u32;
+            constants.extend(rounding(scaling, norm.is_some(), w.k, x.n_rows, shape));
         }
     }
     for piece in &w.pieces {

@@ -96,7 +96,7 @@ pub enum Input<'a> {
     /// Floats that are normalised first, by weights `[k]` and with an eps: for weights that are floats, and few rows.
     Normed(Rows<'a>, (&'a Buffer, f32)),
     /// Floats to be quantized to the form of the weights, normalised first if there is a norm, its weights
-    /// `[k]` and eps. One row is quantized by the product itself, several go through `scratch`.
+    /// `[k]` and eps. Few rows are quantized by the product itself, many go through `scratch`.
     Round {
         /// The floats.
         x: Rows<'a>,

@@ -205,7 +205,7 @@ impl Stack {
     fn rounds_itself(&self, recorder: &Recorder, x: &Rows<'_>, others: usize) -> bool {
         let one = self.one();
         let config = recorder.tuning().config(&one.product(1));
-        pays_to_round(config, &one) && can_round_rows(recorder, self.k, x, others)
+        pays_to_round(config, &one) && can_round_rows(recorder, self.k, x, 1, others)
     }
 }
 
@@ -441,7 +441,7 @@ fn record(
             inputs.push(x.buffer.into());
             if let Source::Own { scaling, .. } = source {
                 inputs.push(weight);
-                constants.extend(rounding(scaling, norm.is_some(), w.k, shape));
+                constants.extend(rounding(scaling, norm.is_some(), w.k, 1, shape));
             } else {
                 norms = Some(weight);
                 constants.push(("NORM", f64::from(u8::from(norm.is_some()))));

@@ -1,17 +1,17 @@
-// Activations that every workgroup quantizes for itself, normalised first if NORM is 1: one row of f32, in
+// Activations that every workgroup quantizes for itself, normalised first if NORM is 1: TOKENS rows of f32, in
 // vectors of four. Agrees with quantize.wgsl, except that the largest magnitude of a whole row is taken
 // before it is normalised. Needs `reduce_*.wgsl` and `exact.wgsl`.
 
 // 0: a scale for the row. 1: for blocks of 256. 2: for blocks of 32.
 override SCALING: u32 = 0u;
 override NORM: u32 = 0u;
-// Vectors of 16 int8 of the row, padded to blocks of 256.
+// Vectors of 16 int8 of a row, padded to blocks of 256.
 override Q_LEN: u32 = 16u;
-// The same, and eight for gaps.
+// The same of all rows, with eight more for gaps in each.
 override Q_ROOM: u32 = 24u;
-// Runs of 32 that have a step of their own: all of the row, or one if there is one scale per row.
+// Runs of 32 of all rows, that have a step of their own: all of a row, or one if there is one scale per row.
 override RUNS: u32 = 8u;
-// Vectors of four floats that an invocation takes, at most 8.
+// Vectors of four floats that an invocation takes of one row, at most 8.
 override TURNS: u32 = 1u;
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
@@ -23,9 +23,12 @@ var<workgroup> own_q: array<vec4<u32>, Q_ROOM>;
 var<workgroup> own_steps: array<vec2<u32>, RUNS>;
 // Largest magnitudes of runs.
 var<workgroup> maxima: array<f32, RUNS>;
-// Of the whole row, for SCALING 0.
+// Of a row that is alone, for SCALING 0.
 var<private> own_scale: f32;
 var<private> own_sum: i32;
+// Of several rows, at most 8: what they are multiplied with to be normalised, and the largest magnitudes before that.
+var<workgroup> inverses: array<f32, 8>;
+var<workgroup> tops: array<f32, 8>;
 
 // Where vector i is.
 fn slot_of(i: u32) -> u32 {
@@ -48,8 +51,112 @@ fn pack(codes: vec4<i32>) -> u32 {
     return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
 }
 
+// Where those of a row begin, and its steps.
+fn row_slot(t: u32) -> u32 {
+    return t * (Q_LEN + 8u);
+}
+
+fn row_run(t: u32) -> u32 {
+    return t * (RUNS / TOKENS);
+}
+
+// Which of the rows a token is.
+fn place_of_token(token: u32) -> u32 {
+    return select(token - params.token, 0u, TOKENS == 1u);
+}
+
+// A team takes a row at a time, and reads it twice.
+fn prepare_rows(at: Invocation) {
+    let team = team_of(at);
+    let vectors = Q_LEN * 4u;
+    let last = params.k / 4u - 1u;
+    for (var first = 0u; first < TOKENS; first += team.count) {
+        let t = min(first + team.index, TOKENS - 1u);
+        let is_own = first + team.index < TOKENS;
+        let begin = (params.x_offset + row_in(t) * params.x_stride) / 4u;
+        var squares = 0.0;
+        var top = 0.0;
+        for (var turn = 0u; turn < vectors; turn += team.size) {
+            let i = turn + team.lane;
+            var v = select(vec4<f32>(), x[begin + min(i, last)], i <= last);
+            squares += dot(v, v);
+            if NORM == 1u {
+                v *= norm[min(i, last)];
+            }
+            top = max(top, largest(v));
+            if SCALING != 0u {
+                let run_top = eight_max_f32(at, largest(v));
+                if is_own && i < vectors && i % 8u == 0u {
+                    maxima[row_run(t) + i / 8u] = run_top;
+                }
+            }
+        }
+        var inverse = 1.0;
+        if NORM == 1u {
+            inverse = 1.0 / sqrt(team_sum_f32(at, squares) / f32(params.k) + params.eps);
+        }
+        if SCALING == 0u {
+            top = team_max_f32(at, top);
+        }
+        if is_own && team.lane == 0u {
+            inverses[t] = inverse;
+            tops[t] = top;
+        }
+    }
+    workgroupBarrier();
+    for (var first = 0u; first < TOKENS; first += team.count) {
+        let t = min(first + team.index, TOKENS - 1u);
+        let is_own = first + team.index < TOKENS;
+        let begin = (params.x_offset + row_in(t) * params.x_stride) / 4u;
+        let inverse = inverses[t];
+        var sum = 0;
+        var scale = divide(1.0, max(tops[t] * inverse, 1e-5)) * 127.0;
+        for (var turn = 0u; turn < vectors; turn += team.size) {
+            let i = turn + team.lane;
+            var v = select(vec4<f32>(), x[begin + min(i, last)], i <= last);
+            if NORM == 1u {
+                v = v * norm[min(i, last)] * inverse;
+            }
+            if SCALING != 0u {
+                let run = row_run(t) + min(i, vectors - 1u) / 8u;
+                var top = maxima[run];
+                if SCALING == 1u {
+                    for (var m = 0u; m < 8u; m++) {
+                        top = max(top, maxima[run / 8u * 8u + m]);
+                    }
+                }
+                scale = divide(1.0, max(top * inverse, 1e-20)) * 127.0;
+            }
+            let codes = vec4<i32>(round(v * scale));
+            if is_own && i < vectors {
+                own_q[row_slot(t) + slot_of(i / 4u)][i % 4u] = pack(codes);
+            }
+            let own = codes.x + codes.y + codes.z + codes.w;
+            sum += own;
+            if SCALING != 0u {
+                let run_sum = eight_sum_i32(at, own);
+                if is_own && i < vectors && i % 8u == 0u {
+                    let step = bitcast<u32>(divide(1.0, scale));
+                    own_steps[row_run(t) + i / 8u] = vec2<u32>(step, bitcast<u32>(run_sum));
+                }
+            }
+        }
+        if SCALING == 0u {
+            sum = team_sum_i32(at, sum);
+            if is_own && team.lane == 0u {
+                own_steps[t] = vec2<u32>(bitcast<u32>(scale), bitcast<u32>(sum));
+            }
+        }
+    }
+    workgroupBarrier();
+}
+
 // An invocation owns the vectors thread, thread + WG and so on. Eight consecutive ones are a run of 32.
 fn prepare(at: Invocation) {
+    if TOKENS > 1u {
+        prepare_rows(at);
+        return;
+    }
     let thread = thread_of(at);
     let vectors = Q_LEN * 4u;
     let last = params.k / 4u - 1u;
@@ -133,20 +240,23 @@ fn prepare(at: Invocation) {
 }
 
 fn q_at(token: u32, i: u32) -> vec4<u32> {
-    return own_q[slot_of(i)];
+    return own_q[row_slot(place_of_token(token)) + slot_of(i)];
 }
 
 // What vector v of a row of trits is multiplied with in quarter `quarter` of its block.
 fn q_quarter(token: u32, v: u32, quarter: u32) -> vec4<u32> {
-    return own_q[quarter * part_len() + v];
+    return own_q[row_slot(place_of_token(token)) + quarter * part_len() + v];
 }
 
-// Scale and sum of the row.
+// Scale and sum of a row.
 fn row_step(token: u32) -> vec2<u32> {
+    if TOKENS > 1u {
+        return own_steps[place_of_token(token)];
+    }
     return vec2<u32>(bitcast<u32>(own_scale), bitcast<u32>(own_sum));
 }
 
 // Step and sum of a run.
 fn run_step(token: u32, run: u32) -> vec2<u32> {
-    return own_steps[run];
+    return own_steps[row_run(place_of_token(token)) + run];
 }

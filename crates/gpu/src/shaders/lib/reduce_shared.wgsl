@@ -136,3 +136,28 @@ fn workgroup_max_f32(at: Invocation, value: f32) -> f32 {
     workgroupBarrier();
     return top;
 }
+
+// All invocations are one team, which takes rows one after the other.
+struct Team {
+    index: u32,
+    count: u32,
+    // Its invocations, a multiple of eight, and which of them this is.
+    size: u32,
+    lane: u32,
+}
+
+fn team_of(at: Invocation) -> Team {
+    return Team(0u, 1u, WG, at.index);
+}
+
+fn team_sum_f32(at: Invocation, value: f32) -> f32 {
+    return workgroup_sum_f32(at, value);
+}
+
+fn team_sum_i32(at: Invocation, value: i32) -> i32 {
+    return workgroup_sum_i32(at, value);
+}
+
+fn team_max_f32(at: Invocation, value: f32) -> f32 {
+    return workgroup_max_f32(at, value);
+}

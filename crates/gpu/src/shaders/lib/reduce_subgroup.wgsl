@@ -110,3 +110,28 @@ fn workgroup_max_f32(at: Invocation, value: f32) -> f32 {
     workgroupBarrier();
     return top;
 }
+
+// Teams that take rows side by side are subgroups.
+struct Team {
+    index: u32,
+    count: u32,
+    // Its invocations, a multiple of eight, and which of them this is.
+    size: u32,
+    lane: u32,
+}
+
+fn team_of(at: Invocation) -> Team {
+    return Team(at.subgroup, at.subgroups, at.subgroup_size, at.lane);
+}
+
+fn team_sum_f32(at: Invocation, value: f32) -> f32 {
+    return subgroupAdd(value);
+}
+
+fn team_sum_i32(at: Invocation, value: i32) -> i32 {
+    return subgroupAdd(value);
+}
+
+fn team_max_f32(at: Invocation, value: f32) -> f32 {
+    return subgroupMax(value);
+}
