@@ -6,29 +6,20 @@ import contextlib
 import http.client
 import json
 import os
-import secrets
-import shutil
-import subprocess
-import sysconfig
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
-from .errors import EngineError, EngineTimeout, RequestError
+from ._server import Server
+from .errors import EngineTimeout, RequestError
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or ids of tokens."""
 
 Message: TypeAlias = Mapping[str, Any]
 """``{"role": "user", "content": "…"}``, and what else a message of OpenAI's API has."""
-
-_STDERR_TAIL = 4096
-"""So many bytes of the end of standard error are shown."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +38,6 @@ class Completion:
     """Tokens of the answer."""
     raw: Mapping[str, Any]
     """The server's whole answer."""
-
-
-def find_program() -> str:
-    """The program: that of this package's wheel, else the one on the search path.
-
-    Raises :class:`EngineError` where there is none.
-    """
-    name = "sterna.exe" if os.name == "nt" else "sterna"
-    own = Path(sysconfig.get_path("scripts")) / name
-    found = str(own) if own.is_file() else shutil.which("sterna")
-    if found is None:
-        raise EngineError(f"cannot find the program sterna: expected it at {own} or on the search path")
-    return found
 
 
 def load(model: str | os.PathLike[str], **options: Any) -> Model:
@@ -92,36 +70,16 @@ class Model:
         arguments: Sequence[str] = (),
         timeout: float = 600.0,
     ) -> None:
-        command = [os.fspath(program or find_program()), "serve", os.fspath(model)]
-        command += ["--no-files", "--no-pages", "--quiet", "--port", "0"]
-        for name, value in (("threads", threads), ("ctx", ctx), ("backend", backend)):
-            if value is not None:
-                command += [f"--{name}", str(value)]
-        for adapter in lora:
-            command += ["--lora", os.fspath(adapter)]
-        self._timeout = timeout
-        self._key = secrets.token_urlsafe(32)
-        # The end of standard error says why a server has ended; a file is never full.
-        self._stderr = tempfile.TemporaryFile()
-        try:
-            self._process = subprocess.Popen(
-                [*command, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env={**os.environ, "STERNA_API_KEY": self._key},
-            )
-        except OSError as error:
-            self._stderr.close()
-            raise EngineError(f"cannot start {command[0]!r}: {error}") from error
-        assert self._process.stdout is not None, "it is a pipe"
-        # Its first line is its address, which it prints once it can answer.
-        address = urlsplit(self._process.stdout.readline().decode().strip())
-        if address.hostname is None or address.port is None:
-            failure = self._failure("the server did not start")
-            self.close()
-            raise failure
-        self._address = (address.hostname, address.port)
+        self._server = Server(
+            model,
+            program=program,
+            threads=threads,
+            ctx=ctx,
+            backend=backend,
+            lora=lora,
+            arguments=arguments,
+            timeout=timeout,
+        )
         try:
             self.name = str(self._json("GET", "/v1/models")["data"][0]["id"])
         except BaseException:
@@ -179,16 +137,7 @@ class Model:
 
     def close(self) -> None:
         """Ends the server, after answers that are being computed."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(self._timeout)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._stderr.close()
+        self._server.close()
 
     def __enter__(self) -> Model:
         return self
@@ -201,20 +150,12 @@ class Model:
     def _asking(self, **fields: Any) -> dict[str, Any]:
         return {"model": getattr(self, "name", ""), **fields}
 
-    def _failure(self, message: str) -> EngineError:
-        """An error that says how the server ended, and what it said last."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - _STDERR_TAIL))
-        said = self._stderr.read().decode(errors="replace").strip()
-        return EngineError(message, exit_code=self._process.returncode, stderr=said)
-
     @contextlib.contextmanager
     def _response(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
         """The response to a request, which was not refused."""
-        connection = http.client.HTTPConnection(*self._address, timeout=self._timeout)
-        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+        server = self._server
+        connection = http.client.HTTPConnection(*server.address, timeout=server.timeout)
+        headers = {"authorization": f"Bearer {server.key}", "content-type": "application/json"}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
@@ -222,9 +163,9 @@ class Model:
                 raise RequestError.of(response.status, response.read().decode(errors="replace"))
             yield response
         except TimeoutError as error:
-            raise EngineTimeout(f"the server said nothing for {self._timeout} seconds") from error
+            raise EngineTimeout(f"the server said nothing for {server.timeout} seconds") from error
         except (OSError, http.client.HTTPException) as error:
-            raise self._failure(f"the server did not answer: {error}") from error
+            raise server.failure(f"the server did not answer: {error}") from error
         finally:
             connection.close()
 

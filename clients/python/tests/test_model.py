@@ -85,13 +85,13 @@ class ModelTest(unittest.TestCase):
         self.assertTrue(self.model.generate(PROMPT, max_tokens=2).text)
 
     def test_others_have_no_key(self) -> None:
-        self.model._key, key = "wrong", self.model._key
+        self.model._server.key, key = "wrong", self.model._server.key
         try:
             with self.assertRaises(sterna.RequestError) as refused:
                 self.model.generate(PROMPT)
             self.assertEqual(refused.exception.status, 401)
         finally:
-            self.model._key = key
+            self.model._server.key = key
 
 
 @unittest.skipUnless(PROGRAM, "STERNA_PROGRAM names no program")
@@ -103,7 +103,7 @@ class EndTest(unittest.TestCase):
 
     def test_a_server_that_is_killed_is_noticed(self) -> None:
         with sterna.load("builtin", program=PROGRAM) as model:
-            model._process.kill()
+            model._server.process.kill()
             with self.assertRaises(sterna.EngineError):
                 model.generate(PROMPT)
 
@@ -111,7 +111,7 @@ class EndTest(unittest.TestCase):
         n_threads = threading.active_count()
         with sterna.load("builtin", program=PROGRAM) as model:
             model.batch([PROMPT] * 3, max_tokens=2)
-        self.assertIsNotNone(model._process.returncode)
+        self.assertIsNotNone(model._server.process.returncode)
         self.assertEqual(threading.active_count(), n_threads)
 
 
