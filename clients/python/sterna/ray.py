@@ -1,7 +1,7 @@
-"""Batch jobs on Ray: a column of prompts, and a column of answers.
+"""On Ray: batch jobs, a column of prompts and a column of answers; and an API server of several replicas.
 
-Needs ``ray[data]``. Each actor owns a server, so each node needs the program and the model; a package or a GGUF file at an
-URL is fetched by each node once.
+The first needs ``ray[data]``, the second ``ray[serve]``. Each actor owns a server, so each node needs the program and the
+model; a package or a GGUF file at an URL is fetched by each node once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .model import Completion, Model
 
 if TYPE_CHECKING:
     from ray.data import Dataset
+    from ray.serve import Application
 
 
 def complete(
@@ -60,6 +61,52 @@ def complete(
         compute=ActorPoolStrategy(min_size=least, max_size=most),
         num_cpus=cpus,
         num_gpus=gpus or None,
+    )
+
+
+def deployment(
+    model: str | os.PathLike[str],
+    *,
+    replicas: int | tuple[int, int] = 1,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    at_once: int = 8,
+    queue: int = 64,
+    gateways: int = 1,
+    api_keys: str | os.PathLike[str] | None = None,
+    drain: float = 60.0,
+    autoscaling: Mapping[str, Any] | None = None,
+    load: Mapping[str, Any] | None = None,
+) -> Application:
+    """An application for ``ray.serve.run``: the API of ``sterna serve``, from replicas that own a server each.
+
+    ``replicas``, or between so many and so many, have ``cpus`` and ``gpus`` of a node each, and answer ``at_once`` requests
+    in shared steps; there are as many as it takes for that to be what each has, waiting requests counted. ``autoscaling``
+    has further settings of Serve's ``AutoscalingConfig``, ``load`` is what :class:`Model` takes.
+
+    ``gateways`` read prompts: a request goes to the replica that has most of its prompt, unless that is busy, and to
+    another one if its replica is lost before the first byte of the answer. In each, ``queue`` requests wait at most; others
+    are refused with status 429. A replica that is to end has ``drain`` seconds for what it answers.
+
+    ``api_keys`` is a list as ``sterna serve --api-keys`` takes, on each node; without it whoever reaches Serve's address
+    is answered.
+    """
+    from ._ray_serve import application
+
+    least, most = (replicas, replicas) if isinstance(replicas, int) else replicas
+    return application(
+        os.fspath(model),
+        least=least,
+        most=most,
+        cpus=cpus,
+        gpus=gpus,
+        at_once=at_once,
+        queue=queue,
+        gateways=gateways,
+        api_keys=None if api_keys is None else os.fspath(api_keys),
+        drain=drain,
+        autoscaling=autoscaling or {},
+        load={"threads": max(1, int(cpus)), **(load or {})},
     )
 
 

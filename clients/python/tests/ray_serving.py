@@ -1,0 +1,403 @@
+"""An API server of several replicas on Ray, which come and go under load. Not a unit test: needs ``ray[serve]`` and Linux.
+
+STERNA_PROGRAM=… python -m tests.ray_serving
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+try:
+    import ray
+    from ray import serve
+except ImportError as error:
+    raise SystemExit(f"skipped: an API server on Ray: {error}") from None
+
+import sterna
+from sterna import ray as deployments
+
+PROGRAM = os.environ["STERNA_PROGRAM"]
+PATIENCE = 120.0
+"""Seconds that anything may take."""
+LOAD: dict[str, Any] = {"program": PROGRAM, "ctx": 8192, "threads": 1}
+AT_ONCE = 4
+NAMES = ["Tom", "Lily", "Ben", "Mia", "Sam", "Anna", "Max", "Ruby"]
+TURNS = ["Tell me a story about {}.", "What did {} do on the next day?", "And how did it end for {}?"]
+N_CONVERSATIONS = 24
+
+
+@dataclass
+class Reply:
+    """What a client got."""
+
+    status: int
+    text: str
+    n_prompt: int = 0
+    n_cached: int = 0
+    replica: str = ""
+    n_lost: int = 0
+    error: str | None = None
+    """Of a stream that has begun."""
+
+
+@dataclass
+class Client:
+    """Who asks Serve's address, and counts."""
+
+    port: int
+    streams: dict[int, str] = field(default_factory=dict)
+    """The replicas of streams that are being read."""
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+    def chat(self, messages: Sequence[Any], *, stream: bool, **options: Any) -> Reply:
+        """An answer, whole or of the pieces of a stream."""
+        body = {"model": "builtin", "messages": messages, "temperature": 0, "stream": stream, **options}
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        connection = self.connect()
+        try:
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+            )
+            response = connection.getresponse()
+            reply = Reply(response.status, "", replica=response.headers.get("x-replica", ""))
+            reply.n_lost = int(response.headers.get("x-replicas-lost", "0"))
+            if response.status != 200:
+                reply.text = response.read().decode()
+            elif stream:
+                self.streams[id(reply)] = reply.replica
+                self._read(response, reply)
+                del self.streams[id(reply)]
+            else:
+                answer = json.loads(response.read())
+                reply.text = answer["choices"][0]["message"]["content"]
+                usage(reply, answer["usage"])
+            return reply
+        finally:
+            connection.close()
+
+    def metric(self, name: str) -> float:
+        """A metric of one replica."""
+        connection = self.connect()
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def _read(self, response: http.client.HTTPResponse, reply: Reply) -> None:
+        is_whole = False
+        for line in response:
+            if not line.startswith(b"data: "):
+                continue
+            if line == b"data: [DONE]\n":
+                is_whole = True
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            if "error" in event:
+                reply.error = event["error"]["message"]
+                return
+            for choice in event["choices"]:
+                reply.text += choice["delta"].get("content") or ""
+            if event.get("usage"):
+                usage(reply, event["usage"])
+        assert is_whole, "a stream ended without a word"
+
+
+def usage(reply: Reply, said: dict[str, Any]) -> None:
+    reply.n_prompt, reply.n_cached = said["prompt_tokens"], said["prompt_tokens_details"]["cached_tokens"]
+
+
+class Tellers:
+    """Conversations, and what one server says in them."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[dict[str, str]]] = []
+        with sterna.load("builtin", **LOAD) as model:
+            for i in range(N_CONVERSATIONS):
+                name = f"{NAMES[i % len(NAMES)]} number {i}"
+                messages: list[dict[str, str]] = []
+                for turn in TURNS:
+                    messages.append({"role": "user", "content": turn.format(name)})
+                    said = model.chat(messages, max_tokens=48, temperature=0).text
+                    messages.append({"role": "assistant", "content": said})
+                self.messages.append(messages)
+            self.long = [{"role": "user", "content": "Tell me a long story."}]
+            self.long_text = model.chat(self.long, max_tokens=1500, temperature=0, ignore_eos=True).text
+
+    def turn(self, i: int, n: int) -> tuple[list[dict[str, str]], str]:
+        """What is asked in the turn of a conversation, and the answer."""
+        return self.messages[i][: 2 * n + 1], self.messages[i][2 * n + 1]["content"]
+
+
+class Load:
+    """Clients that talk, turn after turn, until they are told to end."""
+
+    def __init__(self, client: Client, tellers: Tellers, n_clients: int) -> None:
+        self.replies: list[Reply] = []
+        self.broken: list[Reply] = []
+        self.failures: list[str] = []
+        self._client, self._tellers = client, tellers
+        self._ends = [threading.Event() for _ in range(n_clients)]
+        self._threads = [threading.Thread(target=self._talk, args=(i,)) for i in range(n_clients)]
+        for thread in self._threads:
+            thread.start()
+
+    def leave(self, n_clients: int) -> None:
+        """So many go on."""
+        for end in self._ends[n_clients:]:
+            end.set()
+        for thread in self._threads[n_clients:]:
+            thread.join()
+
+    def _talk(self, own: int) -> None:
+        n_clients = len(self._ends)
+        conversation = own
+        while True:
+            for n in range(len(TURNS)):
+                if self._ends[own].is_set():
+                    return
+                messages, expected = self._tellers.turn(conversation, n)
+                stream = (conversation + n) % 2 == 0
+                try:
+                    reply = self._client.chat(messages, stream=stream, max_tokens=48)
+                except Exception as error:  # noqa: BLE001 - each is a failure that a client sees
+                    self.failures.append(repr(error))
+                    continue
+                if reply.error is not None:
+                    self.broken.append(reply)
+                    if not expected.startswith(reply.text):
+                        self.failures.append(f"another beginning: {reply}")
+                elif reply.status != 200 or reply.text != expected:
+                    self.failures.append(f"expected {expected!r}, found {reply}")
+                self.replies.append(reply)
+            conversation = (conversation + n_clients) % N_CONVERSATIONS
+
+
+@contextlib.contextmanager
+def talking(client: Client, tellers: Tellers, n_clients: int) -> Iterator[Load]:
+    """Load, of which nothing may fail."""
+    load = Load(client, tellers, n_clients)
+    try:
+        yield load
+    finally:
+        load.leave(0)
+    assert not load.failures, f"{len(load.failures)} of {len(load.replies)}: {load.failures[:3]}"
+
+
+def wait_for(what: str, is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end, f"{what}: not within {PATIENCE} seconds"
+        time.sleep(0.05)
+
+
+def n_running() -> int:
+    """Replicas that Serve routes to."""
+    status = serve.status().applications["default"].deployments["Server"]
+    return int(status.replica_states.get("RUNNING", 0))
+
+
+def n_replicas() -> int:
+    """All that there are, those that start and those that end too."""
+    return sum(serve.status().applications["default"].deployments["Server"].replica_states.values())
+
+
+def servers() -> dict[int, int]:
+    """Processes of servers that replicas began, and the replicas' processes."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                command = (folder / "cmdline").read_bytes().split(b"\0")
+                if command[:3] == [PROGRAM.encode(), b"serve", b"builtin"] and b"--parallel" in command:
+                    stat = (folder / "stat").read_text()
+                    found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+    return found
+
+
+def run(replicas: int | tuple[int, int], **options: Any) -> None:
+    settings: dict[str, Any] = {"at_once": AT_ONCE, "load": LOAD, **options}
+    serve.run(deployments.deployment("builtin", replicas=replicas, **settings))
+
+
+def share(replies: Sequence[Reply]) -> float:
+    """How much of prompts was held, of 100."""
+    return 100 * sum(reply.n_cached for reply in replies) / sum(reply.n_prompt for reply in replies)
+
+
+def main() -> None:
+    tellers = Tellers()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False)
+    serve.start(http_options={"port": port})
+    client = Client(port)
+    try:
+        autoscaling(client, tellers)
+        prefixes(client, tellers)
+        retiring(client, tellers)
+        killing(client, tellers)
+        leaving(client, tellers)
+        waiting(client, tellers)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+    wait_for("no server is left", lambda: not servers())
+
+
+def autoscaling(client: Client, tellers: Tellers) -> None:
+    quick = {
+        "upscale_delay_s": 1,
+        "downscale_delay_s": 2,
+        "look_back_period_s": 2,
+        "metrics_interval_s": 0.5,
+    }
+    run((1, 4), autoscaling=quick)
+    n_replies = 0
+    for _ in range(2):
+        with talking(client, tellers, 16) as load:
+            wait_for("four replicas under load", lambda: n_running() == 4)
+            load.leave(1)
+            wait_for("one replica without", lambda: n_replicas() == 1)
+        assert not load.broken, load.broken[:3]
+        n_replies += len(load.replies)
+    print(
+        f"from one replica to four and back, twice: {n_replies} answers, none failed, all equal", flush=True
+    )
+
+
+def prefixes(client: Client, tellers: Tellers) -> None:
+    run(3)
+    replies = []
+    with talking(client, tellers, 8) as load:
+        wait_for("each conversation twice", lambda: len(load.replies) > 2 * N_CONVERSATIONS * len(TURNS))
+    # Those that were begun elsewhere, before there were three, have gone on.
+    replies = load.replies[N_CONVERSATIONS * len(TURNS) :]
+    by_replica = collections.Counter(reply.replica for reply in replies)
+    assert len(by_replica) == 3 and min(by_replica.values()) > len(replies) / 10, by_replica
+    assert share(replies) > 80, share(replies)
+    print(
+        f"three replicas: {share(replies):.0f} % of prompts held, {sorted(by_replica.values())} requests each",
+        flush=True,
+    )
+
+
+def retiring(client: Client, tellers: Tellers) -> None:
+    """Two of three replicas end while each has streams to write."""
+    told: list[Reply] = []
+
+    def tell(i: int) -> None:
+        # No two share a prompt, so that they spread.
+        messages = [{"role": "user", "content": f"{i}. " + tellers.long[0]["content"]}, *tellers.long[1:]]
+        told.append(client.chat(messages, stream=True, max_tokens=1500, ignore_eos=True))
+
+    streams = [threading.Thread(target=tell, args=(i,)) for i in range(9)]
+    for stream in streams:
+        stream.start()
+    wait_for("streams of three replicas", lambda: len(set(client.streams.values())) == 3)
+    begun = collections.Counter(client.streams.values())
+    with talking(client, tellers, 4) as load:
+        run(1)
+        wait_for("one replica", lambda: n_replicas() == 1)
+    for stream in streams:
+        stream.join()
+    left = client.chat(tellers.long, stream=False, max_tokens=1).replica
+    n_retired = sum(n for replica, n in begun.items() if replica != left)
+    assert n_retired > 0, begun
+    assert not load.broken and all(reply.status == 200 and reply.error is None for reply in told), told
+    print(
+        f"two of three replicas retired: {len(told)} streams whole, {n_retired} of them of those that went, "
+        f"and {len(load.replies)} other answers",
+        flush=True,
+    )
+
+
+def killing(client: Client, tellers: Tellers) -> None:
+    """A server, then the process of a replica, while it answers."""
+    for what in ("server", "replica"):
+        run(3)
+        n_lost, n_broken, n_replies, n_kills = 0, 0, 0, 0
+        with talking(client, tellers, 12) as load:
+            while n_lost == 0 or n_broken == 0:
+                assert n_kills < 10, "nothing was lost with ten of them"
+                before = len(load.replies)
+                wait_for("answers of three", lambda: n_running() == 3 and len(load.replies) > before + 24)  # noqa: B023
+                server, replica = next(iter(servers().items()))
+                os.kill(server if what == "server" else replica, signal.SIGKILL)
+                n_kills += 1
+                wait_for("it is gone", lambda: server not in servers())  # noqa: B023
+                wait_for("another one", lambda: n_running() == 3 and len(servers()) == 3)
+                n_lost = sum(reply.n_lost > 0 for reply in load.replies)
+                n_broken = len(load.broken)
+        n_replies = len(load.replies)
+        print(
+            f"{n_kills} times a {what} killed under load: of {n_replies} answers {n_lost} asked again, none failed; "
+            f"{n_broken} streams that it had begun ended with an error",
+            flush=True,
+        )
+
+
+def leaving(client: Client, tellers: Tellers) -> None:
+    """A client that goes away ends its answer, streamed or not."""
+    run(1)
+    wait_for("one replica", lambda: n_replicas() == 1)
+    for stream in (True, False):
+        before = client.metric("sterna_cancelled_answers_total")
+        body = {"model": "builtin", "messages": tellers.long, "max_tokens": 7000, "ignore_eos": True}
+        connection = client.connect()
+        connection.request(
+            "POST",
+            "/v1/chat/completions",
+            json.dumps({**body, "stream": stream}),
+            {"content-type": "application/json"},
+        )
+        if stream:
+            connection.getresponse().read(200)
+        else:
+            wait_for("it is asked", lambda: client.metric("sterna_requests_running") > 0)
+        connection.close()
+        wait_for(
+            "its end",
+            lambda: client.metric("sterna_cancelled_answers_total") == before + 1,  # noqa: B023
+        )
+    print("clients that leave: their answers end", flush=True)
+
+
+def waiting(client: Client, tellers: Tellers) -> None:
+    """More than may wait is refused."""
+    run(1, at_once=1, queue=2)
+    replies: list[Reply] = []
+
+    def ask() -> None:
+        replies.append(client.chat(tellers.long, stream=False, max_tokens=1500, ignore_eos=True))
+
+    asking = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    by_status = collections.Counter(reply.status for reply in replies)
+    assert set(by_status) == {200, 429}, by_status
+    assert all(reply.text == tellers.long_text for reply in replies if reply.status == 200)
+    refused = next(reply.text for reply in replies if reply.status == 429)
+    assert json.loads(refused)["error"]["type"] == "rate_limit_error", refused
+    print(f"a queue of two: {dict(by_status)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
