@@ -2,7 +2,7 @@
 # Clients and judges of others against a server of the built-in model.
 #   scripts/test-clients.sh [light]
 #
-# `light` leaves out what takes longer or is large: schemathesis, gateways, compatcanary, Codex.
+# `light` leaves out what takes longer or is large: schemathesis, gateways, Ray, compatcanary, Codex.
 # Needs the program (cargo build --release -p sterna-cli, or STERNA=path), Python 3.10 with PyPI, and Node.js 20 with
 # npm; says "skipped: …" of what can't be had.
 set -euo pipefail
@@ -75,6 +75,19 @@ if [ -z "$light" ]; then
   else
     tail -3 "$scratch/pip"
     echo "skipped: gateways, whose packages can't be installed"
+  fi
+fi
+
+# A batch job and an API server on Ray, by the Python client.
+if [ -z "$light" ]; then
+  venv=$target/ray-tests
+  if { python3 -m venv "$venv" && "$venv/bin/pip" install -q 'ray[data,serve]==2.*'; } >"$scratch/pip" 2>&1; then
+    for test in ray_nodes ray_serving; do
+      (cd clients/python && STERNA_PROGRAM=$(realpath "$sterna") "$venv/bin/python" -m tests.$test) || failed=1
+    done
+  else
+    tail -3 "$scratch/pip"
+    echo "skipped: the Python client on Ray, which can't be installed"
   fi
 fi
 

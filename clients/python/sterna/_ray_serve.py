@@ -11,8 +11,7 @@ import json
 import os
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -28,27 +27,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from yarl import URL
 
+from ._prefixes import Beginnings, Holders, beginnings
 from ._server import Server
 
 _TRIES = 3
 """A request that so many replicas were lost with fails: it may be why."""
 
-_BLOCK = 256
-"""Bytes of a prompt between one beginning of it that is remembered and the next."""
-
-_MAX_BEGINNINGS = 1 << 17
-"""So many beginnings a gateway remembers; those that were used least recently go first."""
-
 _ONGOING = 128
 """A request that a replica is answering counts as so many bytes of a prompt to compute."""
-
-_PROMPT_FIELDS = ("tools", "system", "instructions", "messages", "input", "prompt")
-"""Fields of requests that prompts are made of, in the order of templates."""
 
 _OWN_HEADERS = {
     "connection",
     "content-length",
     "date",
+    "expect",
     "host",
     "keep-alive",
     "proxy-connection",
@@ -64,9 +56,6 @@ _OWN_HEADERS = {
 _KEY_HEADERS = {"authorization", "x-api-key"}
 
 Headers: TypeAlias = list[tuple[str, str]]
-
-Beginnings: TypeAlias = list[tuple[bytes, int]]
-"""Digests of what a prompt begins with, and of how many bytes: the shortest first."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +258,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._holders: OrderedDict[bytes, set[ReplicaID]] = OrderedDict()
+        self._holders: Holders[ReplicaID] = Holders()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -279,7 +268,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
         asked: Asked = pending_request.args[0]
-        held = self._held(asked.beginnings, {replica.replica_id for replica in candidate_replicas})
+        held = self._holders.held(asked.beginnings, {replica.replica_id for replica in candidate_replicas})
         first = asked.beginnings[0][0] if asked.beginnings else os.urandom(8)
 
         def cost(replica: RunningReplica) -> tuple[int, bytes]:
@@ -293,63 +282,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Remembers who has the prompt from now on."""
         asked: Asked = pending_request.args[0]
-        for digest, _ in asked.beginnings:
-            self._holders.setdefault(digest, set()).add(replica_id)
-            self._holders.move_to_end(digest)
-        while len(self._holders) > _MAX_BEGINNINGS:
-            self._holders.popitem(last=False)
-
-    def _held(self, beginnings: Beginnings, candidates: set[ReplicaID]) -> dict[ReplicaID, int]:
-        """How many bytes of a prompt each of the candidates has."""
-        held: dict[ReplicaID, int] = {}
-        for digest, n_bytes in beginnings:
-            holders = self._holders.get(digest, set())
-            # Those that are gone don't come back.
-            holders.intersection_update(self.curr_replicas)
-            if not holders:
-                break
-            held.update((holder, n_bytes) for holder in holders & candidates)
-        return held
-
-
-def beginnings(body: bytes) -> Beginnings:
-    """What the prompt of a request begins with: after each message, and each block of bytes.
-
-    Requests in all dialects are read alike; what isn't JSON has none.
-    """
-    try:
-        asked = json.loads(body)
-    except ValueError:
-        return []
-    if not isinstance(asked, dict):
-        return []
-    # Another model, or adapter, shares nothing.
-    digest = hashlib.blake2b(json.dumps(asked.get("model")).encode(), digest_size=16)
-    made: Beginnings = []
-    n_bytes = 0
-    for part in _parts(asked):
-        text = part.encode()
-        for start in range(0, len(text), _BLOCK):
-            block = text[start : start + _BLOCK]
-            digest.update(block)
-            n_bytes += len(block)
-            made.append((digest.digest(), n_bytes))
-    return made
-
-
-def _parts(asked: Mapping[str, Any]) -> Iterable[str]:
-    for field in _PROMPT_FIELDS:
-        value = asked.get(field)
-        if value is None:
-            continue
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
-            # Messages, tools.
-            yield from (json.dumps(item, sort_keys=True) for item in value)
-        else:
-            # Ids of tokens.
-            yield json.dumps(value)
+        self._holders.add(asked.beginnings, replica_id)
 
 
 async def _whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -398,8 +331,8 @@ def _error(asked: Asked, status: int, message: str) -> dict[str, Any]:
     if _is_anthropic(asked):
         kinds = {429: "rate_limit_error", 503: "overloaded_error"}
         return {"type": "error", "error": {"type": kinds.get(status, "api_error"), "message": message}}
-    kind = "rate_limit_error" if status == 429 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    kind, code = ("rate_limit_error", "queue_full") if status == 429 else ("server_error", None)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def _refusal(asked: Asked, status: int, message: str) -> Response:

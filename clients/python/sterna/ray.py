@@ -74,7 +74,7 @@ def deployment(
     queue: int = 64,
     gateways: int = 1,
     api_keys: str | os.PathLike[str] | None = None,
-    drain: float = 60.0,
+    drain: float = 600.0,
     autoscaling: Mapping[str, Any] | None = None,
     load: Mapping[str, Any] | None = None,
 ) -> Application:

@@ -5,6 +5,7 @@ STERNA_PROGRAM=… python -m tests.ray_serving
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import http.client
@@ -19,23 +20,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-try:
-    import ray
-    from ray import serve
-except ImportError as error:
-    raise SystemExit(f"skipped: an API server on Ray: {error}") from None
+import ray
+from ray import serve
+from ray.exceptions import ActorDiedError
+from starlette.requests import Request
 
 import sterna
 from sterna import ray as deployments
+from sterna._ray_serve import Asked, Gateway, Head
 
 PROGRAM = os.environ["STERNA_PROGRAM"]
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds that anything may take."""
 LOAD: dict[str, Any] = {"program": PROGRAM, "ctx": 8192, "threads": 1}
 AT_ONCE = 4
 NAMES = ["Tom", "Lily", "Ben", "Mia", "Sam", "Anna", "Max", "Ruby"]
 TURNS = ["Tell me a story about {}.", "What did {} do on the next day?", "And how did it end for {}?"]
 N_CONVERSATIONS = 24
+N_LONG = 500
+"""Tokens of a long answer."""
 
 
 @dataclass
@@ -136,7 +139,7 @@ class Tellers:
                     messages.append({"role": "assistant", "content": said})
                 self.messages.append(messages)
             self.long = [{"role": "user", "content": "Tell me a long story."}]
-            self.long_text = model.chat(self.long, max_tokens=1500, temperature=0, ignore_eos=True).text
+            self.long_text = model.chat(self.long, max_tokens=N_LONG, temperature=0, ignore_eos=True).text
 
     def turn(self, i: int, n: int) -> tuple[list[dict[str, str]], str]:
         """What is asked in the turn of a conversation, and the answer."""
@@ -198,6 +201,36 @@ def talking(client: Client, tellers: Tellers, n_clients: int) -> Iterator[Load]:
     assert not load.failures, f"{len(load.failures)} of {len(load.replies)}: {load.failures[:3]}"
 
 
+@contextlib.contextmanager
+def telling(client: Client, tellers: Tellers, n_clients: int) -> Iterator[list[Reply]]:
+    """Clients that ask for long streams, one after another; each stream is whole."""
+    told: list[Reply] = []
+    failures: list[str] = []
+    end = threading.Event()
+
+    def tell() -> None:
+        while not end.is_set():
+            try:
+                reply = client.chat(tellers.long, stream=True, max_tokens=N_LONG, ignore_eos=True)
+            except Exception as error:  # noqa: BLE001 - each is a failure that a client sees
+                failures.append(repr(error))
+                continue
+            if reply.text != tellers.long_text or reply.error is not None:
+                failures.append(f"expected {tellers.long_text!r}, found {reply}")
+            told.append(reply)
+
+    threads = [threading.Thread(target=tell) for _ in range(n_clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield told
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    assert told and not failures, failures[:1]
+
+
 def wait_for(what: str, is_so: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE
     while not is_so():
@@ -248,12 +281,10 @@ def main() -> None:
     serve.start(http_options={"port": port})
     client = Client(port)
     try:
-        autoscaling(client, tellers)
-        prefixes(client, tellers)
-        retiring(client, tellers)
-        killing(client, tellers)
-        leaving(client, tellers)
-        waiting(client, tellers)
+        for part in (autoscaling, prefixes, replacing, killing, losing, leaving, waiting):
+            begun = time.monotonic()
+            part(client, tellers)
+            print(f"  ({time.monotonic() - begun:.0f} s)", flush=True)
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -268,16 +299,24 @@ def autoscaling(client: Client, tellers: Tellers) -> None:
         "metrics_interval_s": 0.5,
     }
     run((1, 4), autoscaling=quick)
-    n_replies = 0
+    n_replies, n_retired = 0, 0
     for _ in range(2):
         with talking(client, tellers, 16) as load:
             wait_for("four replicas under load", lambda: n_running() == 4)
             load.leave(1)
-            wait_for("one replica without", lambda: n_replicas() == 1)
+            with telling(client, tellers, 2) as told:
+                wait_for("replicas that end", lambda: n_running() < 4 and len(client.streams) > 0)
+                begun = list(client.streams.values())
+                wait_for("one replica without", lambda: n_replicas() == 1)
+            left = told[-1].replica
+            n_retired += sum(replica != left for replica in begun)
         assert not load.broken, load.broken[:3]
-        n_replies += len(load.replies)
+        n_replies += len(load.replies) + len(told)
+    assert n_retired > 0, "nobody was told anything by a replica that was to end"
     print(
-        f"from one replica to four and back, twice: {n_replies} answers, none failed, all equal", flush=True
+        f"from one replica to four and back, twice: {n_replies} answers, none failed, all equal; "
+        f"{n_retired} streams of replicas that were to end, whole",
+        flush=True,
     )
 
 
@@ -297,32 +336,17 @@ def prefixes(client: Client, tellers: Tellers) -> None:
     )
 
 
-def retiring(client: Client, tellers: Tellers) -> None:
-    """Two of three replicas end while each has streams to write."""
-    told: list[Reply] = []
-
-    def tell(i: int) -> None:
-        # No two share a prompt, so that they spread.
-        messages = [{"role": "user", "content": f"{i}. " + tellers.long[0]["content"]}, *tellers.long[1:]]
-        told.append(client.chat(messages, stream=True, max_tokens=1500, ignore_eos=True))
-
-    streams = [threading.Thread(target=tell, args=(i,)) for i in range(9)]
-    for stream in streams:
-        stream.start()
-    wait_for("streams of three replicas", lambda: len(set(client.streams.values())) == 3)
-    begun = collections.Counter(client.streams.values())
-    with talking(client, tellers, 4) as load:
+def replacing(client: Client, tellers: Tellers) -> None:
+    """A new version takes the place of three replicas and of their gateway while each writes streams."""
+    with talking(client, tellers, 4) as load, telling(client, tellers, 6) as told:
+        wait_for("streams of three replicas", lambda: len(set(client.streams.values())) == 3)
+        begun = set(client.streams.values())
         run(1)
         wait_for("one replica", lambda: n_replicas() == 1)
-    for stream in streams:
-        stream.join()
-    left = client.chat(tellers.long, stream=False, max_tokens=1).replica
-    n_retired = sum(n for replica, n in begun.items() if replica != left)
-    assert n_retired > 0, begun
-    assert not load.broken and all(reply.status == 200 and reply.error is None for reply in told), told
+    assert told[-1].replica not in begun
+    assert not load.broken, load.broken[:3]
     print(
-        f"two of three replicas retired: {len(told)} streams whole, {n_retired} of them of those that went, "
-        f"and {len(load.replies)} other answers",
+        f"all of three replicas replaced by another: {len(told)} streams whole, {len(load.replies)} other answers",
         flush=True,
     )
 
@@ -378,13 +402,79 @@ def leaving(client: Client, tellers: Tellers) -> None:
     print("clients that leave: their answers end", flush=True)
 
 
+class Losing:
+    """Stands in for replicas, each of which is lost after so many parts of an answer."""
+
+    def __init__(self, *parts: Head | bytes) -> None:
+        self.parts = parts
+        self.n_asked = 0
+
+    def options(self, **_: Any) -> Losing:
+        return self
+
+    def remote(self, asked: Asked) -> Losing:
+        self.n_asked += 1
+        self._left = iter(self.parts)
+        return self
+
+    def cancel(self) -> None:
+        pass
+
+    def __aiter__(self) -> Losing:
+        return self
+
+    async def __anext__(self) -> Head | bytes:
+        for part in self._left:
+            return part
+        raise ActorDiedError
+
+
+async def asked_of(replicas: Losing, path: str) -> tuple[int, bytes]:
+    """Status and body of a gateway's response."""
+    body = {"type": "http.request", "body": b'{"messages": []}', "more_body": False}
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+
+    async def receive() -> Any:
+        return body
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    response = await Gateway(replicas)(Request(scope, receive))
+    await response({**scope, "asgi": {"spec_version": "2.4"}}, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+
+def losing(client: Client, tellers: Tellers) -> None:
+    """What a client is told: of replicas that are all lost, and in streams of each dialect."""
+    head = Head(200, [("content-type", "text/event-stream")], b"data: 1\n\n", True)
+    for path, kind, begin in (
+        ("/v1/chat/completions", "server_error", b"data: "),
+        ("/v1/messages", "api_error", b"event: error\ndata: "),
+    ):
+        all_lost = Losing()
+        status, body = asyncio.run(asked_of(all_lost, path))
+        assert (status, all_lost.n_asked) == (503, 3) and "error" in json.loads(body), (status, body)
+        begun = Losing(head, b"data: 2\n\n")
+        status, body = asyncio.run(asked_of(begun, path))
+        rest = body.removeprefix(b"data: 1\n\ndata: 2\n\n" + begin)
+        assert (status, begun.n_asked) == (200, 1) and rest != body and rest.endswith(b"\n\n"), body
+        assert json.loads(rest)["error"]["type"] == kind, rest
+    print(
+        "replicas that are all lost: status 503 after three; streams end with their dialect's error",
+        flush=True,
+    )
+
+
 def waiting(client: Client, tellers: Tellers) -> None:
     """More than may wait is refused."""
     run(1, at_once=1, queue=2)
     replies: list[Reply] = []
 
     def ask() -> None:
-        replies.append(client.chat(tellers.long, stream=False, max_tokens=1500, ignore_eos=True))
+        replies.append(client.chat(tellers.long, stream=False, max_tokens=N_LONG, ignore_eos=True))
 
     asking = [threading.Thread(target=ask) for _ in range(12)]
     for thread in asking:
