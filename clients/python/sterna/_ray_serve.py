@@ -36,6 +36,9 @@ _TRIES = 3
 _ONGOING = 128
 """A request that a replica is answering counts as so many bytes of a prompt to compute."""
 
+_HOME = 2 * _ONGOING
+"""A prompt has a replica that it belongs to by its first bytes, which counts as so many that are held there."""
+
 _OWN_HEADERS = {
     "connection",
     "content-length",
@@ -269,13 +272,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         pending_request.routing_context.should_backoff = True
         asked: Asked = pending_request.args[0]
         held = self._holders.held(asked.beginnings, {replica.replica_id for replica in candidate_replicas})
+        # Gateways know nothing of each other, but have the same opinion of where a prompt that is new belongs.
         first = asked.beginnings[0][0] if asked.beginnings else os.urandom(8)
+        home = max(candidate_replicas, key=lambda replica: _mix(first, replica), default=None)
 
-        def cost(replica: RunningReplica) -> tuple[int, bytes]:
+        def cost(replica: RunningReplica) -> int:
             ongoing = self.replica_queue_len_cache.get(replica.replica_id) or 0
-            # Gateways know nothing of each other; where all replicas are alike they choose the same.
-            tie = hashlib.blake2b(first + replica.replica_id.unique_id.encode(), digest_size=8).digest()
-            return ongoing * _ONGOING - held.get(replica.replica_id, 0), tie
+            there = held.get(replica.replica_id, 0) + (_HOME if replica is home else 0)
+            return ongoing * _ONGOING - there
 
         return [[replica] for replica in sorted(candidate_replicas, key=cost)]
 
@@ -283,6 +287,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         """Remembers who has the prompt from now on."""
         asked: Asked = pending_request.args[0]
         self._holders.add(asked.beginnings, replica_id)
+
+
+def _mix(first: bytes, replica: RunningReplica) -> bytes:
+    return hashlib.blake2b(first + replica.replica_id.unique_id.encode(), digest_size=8).digest()
 
 
 async def _whole_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
