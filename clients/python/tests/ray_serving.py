@@ -1,6 +1,8 @@
 """An API server of several replicas on Ray, which come and go under load. Not a unit test: needs ``ray[serve]`` and Linux.
 
-STERNA_PROGRAM=… python -m tests.ray_serving
+STERNA_PROGRAM=… python -m tests.ray_serving [routing]
+
+``routing`` only compares how much of prompts replicas find, chosen by gateways and by Serve's own router.
 """
 
 from __future__ import annotations
@@ -13,19 +15,24 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ray
 from ray import serve
 from ray.exceptions import ActorDiedError
+from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from starlette.requests import Request
 
 import sterna
+from sterna import _ray_serve
 from sterna import ray as deployments
 from sterna._ray_serve import Asked, Gateway, Head
 
@@ -281,7 +288,8 @@ def main() -> None:
     serve.start(http_options={"port": port})
     client = Client(port)
     try:
-        for part in (autoscaling, prefixes, replacing, killing, losing, leaving, waiting):
+        parts = (autoscaling, prefixes, replacing, killing, losing, leaving, waiting)
+        for part in (routing,) if sys.argv[1:] == ["routing"] else parts:
             begun = time.monotonic()
             part(client, tellers)
             print(f"  ({time.monotonic() - begun:.0f} s)", flush=True)
@@ -334,6 +342,43 @@ def prefixes(client: Client, tellers: Tellers) -> None:
         f"three replicas: {share(replies):.0f} % of prompts held, {sorted(by_replica.values())} requests each",
         flush=True,
     )
+
+
+def routing(client: Client, tellers: Tellers) -> None:
+    """Conversations, each of which is had once by one of eight clients, with three replicas."""
+    for n_words in (0, 150):
+        for gateways in (1, 2):
+            for router in (_ray_serve.PrefixRouter, PowerOfTwoChoicesRequestRouter):
+                with mock.patch.object(_ray_serve, "PrefixRouter", router):
+                    run(3, gateways=gateways)
+                held = share(conversing(client, n_words))
+                print(
+                    f"{n_words} words more, {gateways} gateways, {router.__name__}: {held:.0f} %", flush=True
+                )
+
+
+def conversing(client: Client, n_words: int) -> list[Reply]:
+    """The answers after the first of each of 96 conversations."""
+    later: list[Reply] = []
+
+    def talk(own: int) -> None:
+        for i in range(own, 96, 8):
+            name = f"{NAMES[i % len(NAMES)]} number {i}"
+            messages: list[dict[str, str]] = []
+            for n, turn in enumerate(TURNS):
+                text = turn.format(name)
+                if n == 0:
+                    text += " ".join(f"{word} {NAMES[word % len(NAMES)]}" for word in range(i, i + n_words))
+                messages.append({"role": "user", "content": text})
+                reply = client.chat(messages, stream=n % 2 == 0, max_tokens=48)
+                assert reply.status == 200 and reply.error is None, reply
+                messages.append({"role": "assistant", "content": reply.text})
+                if n > 0:
+                    later.append(reply)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(talk, range(8)))
+    return later
 
 
 def replacing(client: Client, tellers: Tellers) -> None:
