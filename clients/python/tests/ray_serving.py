@@ -15,7 +15,9 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -288,7 +290,7 @@ def main() -> None:
     serve.start(http_options={"port": port})
     client = Client(port)
     try:
-        parts = (autoscaling, prefixes, replacing, killing, losing, leaving, waiting)
+        parts = (autoscaling, prefixes, replacing, killing, losing, leaving, letting_in, waiting)
         for part in (routing,) if sys.argv[1:] == ["routing"] else parts:
             begun = time.monotonic()
             part(client, tellers)
@@ -511,6 +513,28 @@ def losing(client: Client, tellers: Tellers) -> None:
         "replicas that are all lost: status 503 after three; streams end with their dialect's error",
         flush=True,
     )
+
+
+def letting_in(client: Client, tellers: Tellers) -> None:
+    """With a list of keys those that it names are answered; without one, everybody."""
+    made = subprocess.run(
+        [PROGRAM, "serve", "--new-api-key", "ann"], capture_output=True, text=True, check=True
+    )
+    key = next(word for word in (made.stdout + made.stderr).split() if word.startswith("sk-"))
+    line = next(line for line in (made.stdout + made.stderr).splitlines() if line.startswith("ann "))
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as keys:
+        keys.write(f"{line}\n")
+        keys.flush()
+        for api_keys, expected in ((keys.name, [401, 401, 200]), (None, [200, 200, 200])):
+            run(1, api_keys=api_keys)
+            found = []
+            for header in ({}, {"x-api-key": "sk-another"}, {"authorization": f"Bearer {key}"}):
+                connection = client.connect()
+                connection.request("GET", "/v1/models?x=1", headers=header)
+                found.append(connection.getresponse().status)
+                connection.close()
+            assert found == expected, (api_keys, found)
+    print("a list of keys: those that it names are let in", flush=True)
 
 
 def waiting(client: Client, tellers: Tellers) -> None:
