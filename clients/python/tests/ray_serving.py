@@ -1,4 +1,6 @@
-"""An API server of several replicas on Ray, which come and go under load. Not a unit test: needs ``ray[serve]`` and Linux.
+"""An API server on four nodes of Ray on one machine, whose replicas come and go under load.
+
+Not a unit test: needs ``ray[serve]`` and Linux.
 
 STERNA_PROGRAM=… python -m tests.ray_serving [routing]
 
@@ -23,12 +25,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import ray
 from ray import serve
+from ray.cluster_utils import Cluster
 from ray.exceptions import ActorDiedError
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from starlette.requests import Request
@@ -286,11 +290,23 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False)
-    serve.start(http_options={"port": port})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    for _ in range(3):
+        cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, log_to_driver=False)
+    serve.start(http_options={"port": port, "location": "HeadOnly"})
     client = Client(port)
     try:
-        parts = (autoscaling, prefixes, replacing, killing, losing, leaving, letting_in, waiting)
+        parts = (
+            autoscaling,
+            prefixes,
+            replacing,
+            partial(killing, cluster),
+            losing,
+            leaving,
+            letting_in,
+            waiting,
+        )
         for part in (routing,) if sys.argv[1:] == ["routing"] else parts:
             begun = time.monotonic()
             part(client, tellers)
@@ -298,6 +314,7 @@ def main() -> None:
     finally:
         serve.shutdown()
         ray.shutdown()
+        cluster.shutdown()
     wait_for("no server is left", lambda: not servers())
 
 
@@ -398,9 +415,18 @@ def replacing(client: Client, tellers: Tellers) -> None:
     )
 
 
-def killing(client: Client, tellers: Tellers) -> None:
-    """A server, then the process of a replica, while it answers."""
-    for what in ("server", "replica"):
+def node_to_lose(cluster: Cluster) -> Any:
+    """A node with replicas, and without what a client's requests go through."""
+    actors = collections.defaultdict(set)
+    for actor in ray._private.state.actors().values():
+        if actor["State"] == "ALIVE":
+            actors[actor["Address"]["NodeID"]].add(actor["ActorClassName"].rpartition(":")[2])
+    return next(node for node in cluster.worker_nodes if actors[node.node_id] == {"Server"})
+
+
+def killing(cluster: Cluster, client: Client, tellers: Tellers) -> None:
+    """A server, then the process of a replica, then a node, while they answer."""
+    for what in ("server", "replica", "node"):
         run(3)
         n_lost, n_broken, n_replies, n_kills = 0, 0, 0, 0
         with talking(client, tellers, 12) as load:
@@ -408,10 +434,15 @@ def killing(client: Client, tellers: Tellers) -> None:
                 assert n_kills < 10, "nothing was lost with ten of them"
                 before = len(load.replies)
                 wait_for("answers of three", lambda: n_running() == 3 and len(load.replies) > before + 24)  # noqa: B023
-                server, replica = next(iter(servers().items()))
-                os.kill(server if what == "server" else replica, signal.SIGKILL)
+                if what == "node":
+                    cluster.remove_node(node_to_lose(cluster), allow_graceful=False)
+                    cluster.add_node(num_cpus=2)
+                    wait_for("Serve has noticed", lambda: n_running() < 3)
+                else:
+                    server, replica = next(iter(servers().items()))
+                    os.kill(server if what == "server" else replica, signal.SIGKILL)
+                    wait_for("it is gone", lambda: server not in servers())  # noqa: B023
                 n_kills += 1
-                wait_for("it is gone", lambda: server not in servers())  # noqa: B023
                 wait_for("another one", lambda: n_running() == 3 and len(servers()) == 3)
                 n_lost = sum(reply.n_lost > 0 for reply in load.replies)
                 n_broken = len(load.broken)
