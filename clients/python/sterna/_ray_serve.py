@@ -58,6 +58,15 @@ _OWN_HEADERS = {
 
 _KEY_HEADERS = {"authorization", "x-api-key"}
 
+_CHANGES = {
+    "/v1/load_lora_adapter",
+    "/v1/models/load",
+    "/v1/models/swap",
+    "/v1/models/unload",
+    "/v1/unload_lora_adapter",
+}
+"""What would change one replica and leave the others as they are."""
+
 Headers: TypeAlias = list[tuple[str, str]]
 
 
@@ -233,6 +242,8 @@ class Gateway:
     async def __call__(self, request: Request) -> Response:
         body = await request.body()
         asked = Asked(request.method, _path(request), request.headers.items(), body, beginnings(body))
+        if asked.path.partition("?")[0] in _CHANGES:
+            return _refusal(asked, 403, "models and adapters of replicas are those that they begin with")
         for attempt in range(_TRIES):
             answer = self._answers.remote(asked)
             try:
@@ -339,9 +350,11 @@ def _error(asked: Asked, status: int, message: str) -> dict[str, Any]:
     if _is_anthropic(asked):
         kinds = {429: "rate_limit_error", 503: "overloaded_error"}
         return {"type": "error", "error": {"type": kinds.get(status, "api_error"), "message": message}}
-    kind, code = ("rate_limit_error", "queue_full") if status == 429 else ("server_error", None)
+    kind = {429: "rate_limit_error", 403: "invalid_request_error"}.get(status, "server_error")
+    code = "queue_full" if status == 429 else None
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def _refusal(asked: Asked, status: int, message: str) -> Response:
-    return JSONResponse(_error(asked, status, message), status, {"retry-after": "1"})
+    again = None if status == 403 else {"retry-after": "1"}
+    return JSONResponse(_error(asked, status, message), status, again)

@@ -577,6 +577,11 @@ def letting_in(client: Client, tellers: Tellers) -> None:
                 found.append(connection.getresponse().status)
                 connection.close()
             assert found == expected, (api_keys, found)
+            connection = client.connect()
+            headers = {"authorization": f"Bearer {key}"}
+            connection.request("POST", "/v1/models/swap?x=1", body="{}", headers=headers)
+            assert connection.getresponse().status == 403, "a change of one replica"
+            connection.close()
     print("a list of keys: those that it names are let in", flush=True)
 
 
