@@ -331,3 +331,20 @@ for name, change in {
     "later": {"receipt": 2},
 }.items():
     write("receipt", name, json.dumps(dict(GREEDY, **change)).encode())
+
+# Deltas, one part of each kind; what is coded is no coder's, and decoded all the same. Others are in the archive.
+DIGESTS = b"\0" + b"\1" * 32 + b"\1" + b"\2" * 32
+
+
+def delta(parts):
+    head = b"STDELTA\1" + DIGESTS + struct.pack("<QI", sum(part[3] for part in parts), len(parts))
+    table = b"".join(struct.pack("<BQQQQ", *part[:4], len(part[4])) for part in parts)
+    return head + table + b"".join(part[4] for part in parts)
+
+
+CODED = bytes(i * 89 % 251 for i in range(64))
+PARTS = [(0, 0, 0, 7, b""), (1, 0, 0, 5, b"bytes"), (2, 64, 32, 96, CODED), (3, 52, 2, 108, CODED), (4, 2, 0, 64, CODED)]
+for name, parts in {"kinds": PARTS, **{f"kind-{part[0]}": [part] for part in PARTS}, "large": [(0, 0, 0, 2**20, b"")]}.items():
+    write("delta", name, delta(parts))
+LISTED = {"group": "layer.0", "base": f"sha256:{HEX}", "target": f"blake3:{HEX}", "file": "d.bin", "size": 7, "hash": f"sha256:{HEX}"}
+write("delta", "list", json.dumps({"version": 1, "deltas": [LISTED, LISTED]}).encode())

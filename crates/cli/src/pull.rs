@@ -294,6 +294,8 @@ fn note(warning: &Warning) {
         Warning::NotUsed { .. }
             | Warning::GivenUp { .. }
             | Warning::Unverified { .. }
+            | Warning::NoDeltas { .. }
+            | Warning::DeltaNotUsed { .. }
             | Warning::Liar { .. }
             | Warning::Forgotten { .. }
     );

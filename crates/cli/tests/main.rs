@@ -11,6 +11,7 @@ mod common;
 mod convert;
 mod convert_gguf;
 mod cp;
+mod deltas;
 mod deploy;
 mod diagnose;
 mod docs;

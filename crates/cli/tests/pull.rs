@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 const SAMPLE: &str = "rdrr-samples/v1-gemma3-q4k";
 
 /// Runs `sterna` with its own folders in `home`: whether it succeeded, and what it printed.
-fn sterna(home: &Path, args: &[&str]) -> (bool, String, String) {
+pub(crate) fn sterna(home: &Path, args: &[&str]) -> (bool, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
     outcome(command.args(args).env("STERNA_HOME", home))
 }
 
-fn json_of(home: &Path, args: &[&str]) -> Value {
+pub(crate) fn json_of(home: &Path, args: &[&str]) -> Value {
     let (ok, out, error) = sterna(home, args);
     assert!(ok, "{args:?}: {error}");
     serde_json::from_str(&out).unwrap()
@@ -46,16 +46,16 @@ fn manifest_of(folder: &Path) -> Value {
 }
 
 /// A web server for the files in a folder, which counts what it is asked for.
-struct Server {
-    url: String,
-    asked: Arc<Mutex<Vec<String>>>,
+pub(crate) struct Server {
+    pub(crate) url: String,
+    asked: Arc<Mutex<Vec<(String, usize)>>>,
 }
 
 impl Server {
-    fn start(folder: &Path) -> Server {
+    pub(crate) fn start(folder: &Path) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/m", listener.local_addr().unwrap());
-        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let asked: Arc<Mutex<Vec<(String, usize)>>> = Arc::default();
         let (folder, log) = (folder.to_owned(), Arc::clone(&asked));
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -69,11 +69,18 @@ impl Server {
     /// How often the file called `name` was asked for.
     fn count(&self, name: &str) -> usize {
         let asked = self.asked.lock().unwrap();
-        asked.iter().filter(|asked| *asked == name).count()
+        asked.iter().filter(|(asked, _)| asked == name).count()
+    }
+
+    /// Bytes of the files whose names begin like this that were sent.
+    pub(crate) fn sent(&self, names: &str) -> usize {
+        let asked = self.asked.lock().unwrap();
+        let asked = asked.iter().filter(|(asked, _)| asked.starts_with(names));
+        asked.map(|(_, n_bytes)| n_bytes).sum()
     }
 }
 
-fn answer(mut stream: &TcpStream, folder: &Path, log: &Mutex<Vec<String>>) {
+fn answer(mut stream: &TcpStream, folder: &Path, log: &Mutex<Vec<(String, usize)>>) {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     let Some(first) = lines.next() else {
         return;
@@ -87,9 +94,10 @@ fn answer(mut stream: &TcpStream, folder: &Path, log: &Mutex<Vec<String>>) {
             Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?))
         });
     let name = first.split(' ').nth(1).unwrap().trim_start_matches("/m/");
-    log.lock().unwrap().push(name.to_owned());
+    let asked = |n_bytes| log.lock().unwrap().push((name.to_owned(), n_bytes));
     let head = "Connection: close\r\nContent-Length:";
     let Ok(bytes) = fs::read(folder.join(name)) else {
+        asked(0);
         let _ = write!(stream, "HTTP/1.1 404 None\r\n{head} 0\r\n\r\n");
         return;
     };
@@ -100,6 +108,7 @@ fn answer(mut stream: &TcpStream, folder: &Path, log: &Mutex<Vec<String>>) {
             (206, &bytes[first..=last], range)
         }
     };
+    asked(part.len());
     let _ = write!(
         stream,
         "HTTP/1.1 {status} X\r\n{range}{head} {}\r\n\r\n",

@@ -34,6 +34,7 @@
 mod budget;
 pub mod bundle;
 mod catalog;
+pub mod delta;
 pub mod digest;
 mod dtype;
 mod file_name;

@@ -6,6 +6,8 @@ mod bundle_lora;
 mod bundle_manifest;
 #[path = "../../../fuzz/checks/bundle_tensors.rs"]
 mod bundle_tensors;
+#[path = "../../../fuzz/checks/delta.rs"]
+mod delta;
 #[path = "../../../fuzz/checks/gguf.rs"]
 mod gguf;
 #[path = "../../../fuzz/checks/hf_config.rs"]
@@ -18,6 +20,11 @@ mod rdrr_tensors;
 mod safetensors;
 
 use sterna_testing::fuzz::replay;
+
+#[test]
+fn delta_inputs() {
+    replay("delta", delta::check);
+}
 
 #[test]
 fn gguf_inputs() {

@@ -1,6 +1,6 @@
 //! The files that a package names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -9,6 +9,7 @@ use flate2::read::GzDecoder;
 use sterna_delivery::hash::{Algorithm, Digest, digest_of};
 use sterna_delivery::package::Contents;
 use sterna_delivery::sign::SIGNATURE_FILE;
+use sterna_format::delta::{DELTAS_FILE, DeltaList};
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
 use sterna::native::{expect_file, read_small};
@@ -81,6 +82,25 @@ impl Package {
         }
         for name in contents.unverified() {
             package.add(small(name, expect_file(&*folder, name)?.read_small()?))?;
+        }
+        if let Some(file) = folder.file(DELTAS_FILE)? {
+            let bytes = file.read_small()?;
+            let list = DeltaList::parse(&bytes).with_context(|| file.to_string())?;
+            package.add(small(DELTAS_FILE, bytes))?;
+            let mut names = BTreeSet::new();
+            for delta in list.deltas {
+                if names.insert(delta.file.clone()) {
+                    let file = expect_file(&*folder, &delta.file)?;
+                    package.add(ServedFile {
+                        content_type: content_type(&delta.file),
+                        etag: etag(&delta.hash),
+                        bytes: file.bytes()?,
+                        name: delta.file,
+                        is_gzip: false,
+                        is_shard: false,
+                    })?;
+                }
+            }
         }
         if let Some(file) = folder.file(SIGNATURE_FILE)? {
             package.add(small(SIGNATURE_FILE, file.read_small()?))?;

@@ -1,6 +1,9 @@
 //! `sterna diff`: what differs between two packages.
 
+mod deltas;
+
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
@@ -14,14 +17,19 @@ use crate::model::PackagePlace;
 use crate::output::{self, Bytes};
 use crate::pull::read_remote_package;
 
+use self::deltas::{GroupDelta, Local};
+
 const EXAMPLE: &str = "Example:
   sterna diff model-v1 model-v2
-  sterna diff tiny https://example.org/tiny-rdrr --json";
+  sterna diff tiny https://example.org/tiny-rdrr --json
+  sterna diff model-v1 model-v2 --delta model-v2";
 
 /// Show what differs between two packages
 ///
 /// Which component groups, tensors and shards differ, and how many bytes someone who has A fetches to get B:
 /// those of the shards that A doesn't contain under any name.
+/// --delta writes what makes the changed groups of those of A, to be published with B: who has A in the store and
+/// pulls B fetches the deltas instead of the groups, wherever they are smaller.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Diff {
@@ -29,6 +37,9 @@ pub(crate) struct Diff {
     a: String,
     /// Package to compare it with
     b: String,
+    /// Write deltas from A to B, and a list of them, into this folder: that of B, or one whose files go there
+    #[arg(long, value_name = "FOLDER")]
+    delta: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -46,6 +57,9 @@ struct Report {
     fetch_bytes: u64,
     /// Bytes of all shards of B.
     total_bytes: u64,
+    /// The groups that changed and their deltas, where deltas are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deltas: Option<Vec<GroupDelta>>,
 }
 
 /// The versions of a group in A and B.
@@ -67,13 +81,22 @@ struct Changes {
 
 impl Diff {
     pub(crate) fn run(self) -> Result<()> {
+        if let Some(folder) = &self.delta {
+            let (mut a, mut b) = (Local::open(&self.a)?, Local::open(&self.b)?);
+            let mut report = Report::new(a.package(), b.package());
+            report.deltas = Some(deltas::write(&mut a, &mut b, folder)?);
+            return self.show(&report);
+        }
         let read = |name: &str| match name.contains("://") {
             true => read_remote_package(name),
             false => Ok(read_package(name, &*PackagePlace::find(name)?.files())?),
         };
-        let report = Report::new(&read(&self.a)?, &read(&self.b)?);
+        self.show(&Report::new(&read(&self.a)?, &read(&self.b)?))
+    }
+
+    fn show(&self, report: &Report) -> Result<()> {
         if self.json {
-            output::json(&report)
+            output::json(report)
         } else {
             output::line(report.text())
         }
@@ -121,6 +144,7 @@ impl Report {
             shards: Changes::between(&shards(a), &shards(b)),
             fetch_bytes: missing.map(|shard| shard.size).sum(),
             total_bytes: b.manifest().total_size,
+            deltas: None,
         }
     }
 
@@ -137,6 +161,21 @@ impl Report {
             "to fetch",
             format!("{} of {}", Bytes(self.fetch_bytes), Bytes(self.total_bytes)),
         ));
+        if let Some(deltas) = &self.deltas {
+            let used: Vec<_> = (deltas.iter())
+                .filter_map(|delta| Some((delta.bytes, delta.delta_bytes?)))
+                .collect();
+            let (groups, bytes) = used.iter().fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+            rows.push((
+                "deltas",
+                format!(
+                    "{} instead of {} of {}",
+                    Bytes(bytes),
+                    Bytes(groups),
+                    output::counted(used.len(), "group")
+                ),
+            ));
+        }
         let mut text = output::table(&rows);
         for (what, changes) in [
             ("groups", &self.groups),

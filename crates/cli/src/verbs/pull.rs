@@ -25,7 +25,7 @@ use crate::{model, pull, trust};
 /// GGUF file, a folder, or the name of a model in the store, which is fetched from where it came: what changed
 /// there, and what was damaged here. Every byte of packages and repositories is verified before it is kept; a
 /// pull that failed or was interrupted goes on where it was when it is given again; what models in the store
-/// have in common with this one is not fetched again. HF_TOKEN and HF_ENDPOINT are understood.
+/// have in common with this one is not fetched again, and groups that changed come as deltas where there are. HF_TOKEN and HF_ENDPOINT are understood.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   sterna pull https://example.org/tiny-rdrr tiny
@@ -126,6 +126,13 @@ impl PullVerb {
         if pulled.copied > 0 {
             parts.push(format!("{} taken from models here", Bytes(pulled.copied)));
         }
+        if pulled.made > 0 {
+            parts.push(format!(
+                "{} made of models here by {} of deltas",
+                Bytes(pulled.made),
+                Bytes(pulled.deltas)
+            ));
+        }
         if let Some(signer) = &pulled.signer {
             parts.push(format!("signed by {signer}"));
         }
@@ -153,6 +160,8 @@ struct Report<'a> {
     received: u64,
     received_by: &'a [(String, u64)],
     copied: u64,
+    made: u64,
+    deltas: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     signer: Option<&'a str>,
     dropped: &'a [(String, String)],
@@ -167,6 +176,8 @@ impl Report<'_> {
             received: pulled.received,
             received_by: &pulled.received_by,
             copied: pulled.copied,
+            made: pulled.made,
+            deltas: pulled.deltas,
             signer: pulled.signer.as_deref(),
             dropped: &pulled.dropped,
         }

@@ -11,6 +11,8 @@ mod stored;
 
 #[cfg(not(target_family = "wasm"))]
 pub use self::stored::{SignatureRefusal, SignatureState};
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+pub(crate) use self::stored::{gaps, group_spans};
 pub use self::{
     contents::{CONFIG_FILE, Contents, HashedFile, hashed_files, shard_blocks},
     error::PackageError,

@@ -1,6 +1,6 @@
 //! Packages in the store, or being fetched into it.
 
-use sterna_format::rdrr::{MANIFEST_FILE, Manifest, Package, TENSOR_ALIGNMENT};
+use sterna_format::rdrr::{self, MANIFEST_FILE, Manifest, Package, Span, TENSOR_ALIGNMENT};
 
 use super::{Contents, MAX_FILE_BYTES, PackageError, check_signature, signature_text};
 use crate::sign::{SIGNATURE_FILE, SignatureError, TrustList};
@@ -112,11 +112,9 @@ fn signer(
 impl Contents {
     /// Where the groups will be once the package is in the store.
     pub fn groups(&self, manifest: &Manifest, package: &Package) -> Vec<Group> {
-        let group = |group: &sterna_format::rdrr::Group| Group {
+        let group = |group: &rdrr::Group| Group {
             digest: group.hash,
-            pieces: package
-                .group_tensors(group)
-                .flat_map(|tensor| tensor.pieces())
+            pieces: group_spans(package, group)
                 .map(|span| Piece {
                     blob: self.shards()[span.shard].stored(),
                     offset: span.offset,
@@ -149,32 +147,50 @@ impl Contents {
                 continue;
             };
             let mut from = Pieces::new(pieces);
-            let mut end_of_last = None;
-            for span in package
-                .group_tensors(group)
-                .flat_map(|tensor| tensor.pieces())
-            {
-                let shard = &shards[span.shard];
+            for span in group_spans(package, group) {
                 let mut at = span.offset;
                 for piece in from.take(span.size) {
-                    if missing[span.shard] && pull.copy_from(shard, at, &piece)? {
+                    if missing[span.shard] && pull.copy_from(&shards[span.shard], at, &piece)? {
                         copied += piece.len;
                     }
                     at += piece.len;
                 }
-                if let Some((before, end)) = end_of_last
-                    && before == span.shard
-                    && missing[span.shard]
-                    && end < span.offset
-                    && span.offset - end < TENSOR_ALIGNMENT
-                {
-                    pull.write_at(shard, end, &vec![0; (span.offset - end) as usize])?;
-                }
-                end_of_last = Some((span.shard, span.offset + span.size));
+            }
+            for gap in gaps(package, group).filter(|gap| missing[gap.shard]) {
+                pull.write_at(&shards[gap.shard], gap.offset, &vec![0; gap.size as usize])?;
             }
         }
         Ok(copied)
     }
+}
+
+/// Where the bytes of `group` are, in their order.
+pub(crate) fn group_spans<'a>(
+    package: &'a Package,
+    group: &'a rdrr::Group,
+) -> impl Iterator<Item = Span> + Clone + 'a {
+    let tensors = group.tensors.iter();
+    let tensors = tensors.filter_map(|name| package.tensors().get(name));
+    tensors.flat_map(|tensor| tensor.pieces()).copied()
+}
+
+/// Where zeros are between the tensors of `group`: each less than tensors are aligned to.
+pub(crate) fn gaps<'a>(
+    package: &'a Package,
+    group: &'a rdrr::Group,
+) -> impl Iterator<Item = Span> + 'a {
+    let spans = group_spans(package, group);
+    let pairs = spans.clone().zip(spans.skip(1));
+    pairs.filter_map(|(before, after)| {
+        let offset = before.offset + before.size;
+        let size = after.offset.checked_sub(offset)?;
+        let is_gap = before.shard == after.shard && (1..TENSOR_ALIGNMENT).contains(&size);
+        is_gap.then_some(Span {
+            shard: before.shard,
+            offset,
+            size,
+        })
+    })
 }
 
 /// Pieces that are taken from the front.

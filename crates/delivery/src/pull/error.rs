@@ -4,6 +4,7 @@ use std::{fmt, io};
 
 use sterna_format::rdrr::MANIFEST_FILE;
 
+use super::DeltaFailure;
 #[cfg(feature = "p2p")]
 use crate::peers::PeersError;
 #[cfg(feature = "object-store")]
@@ -284,6 +285,22 @@ pub enum Warning {
         /// Its address.
         from: String,
     },
+    /// The package has deltas, and which isn't known.
+    NoDeltas {
+        /// Where the package is.
+        from: String,
+        /// Why not.
+        why: String,
+    },
+    /// A delta is of no use, and its group is fetched whole.
+    DeltaNotUsed {
+        /// The delta's file.
+        file: String,
+        /// The group's id.
+        group: String,
+        /// Why not.
+        why: DeltaFailure,
+    },
     /// The manifest has no digests for files other than shards.
     NoDigests {
         /// Where the package is.
@@ -321,6 +338,14 @@ impl fmt::Display for Warning {
             Self::Unverified { from } => write!(
                 f,
                 "{from}: not verified: it has no digest, and without https nothing vouches for its bytes"
+            ),
+            Self::NoDeltas { from, why } => {
+                write!(f, "{from}: {why}; changed groups are fetched whole")
+            }
+            Self::DeltaNotUsed { file, group, why } => write!(
+                f,
+                "{file}: {}; the group {group} is fetched whole",
+                WithSources(why)
             ),
             Self::NoDigests { from, files } => write!(
                 f,

@@ -128,7 +128,7 @@ impl Transaction<'_> {
             return Err(error.into());
         }
         drop(sink);
-        self.publish(&entry, report, 0)
+        self.publish(&entry, report)
     }
 
     /// The file called `name` as it is fetched, and as the store gathers it. One that the source doesn't name by

@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+mod deltas;
 mod error;
 mod gguf_file;
 mod incoming;
@@ -55,10 +56,12 @@ use crate::source::{FolderSource, HttpOptions, HttpSource, Source, Url, percent_
 use crate::store::{Blob, Entry, Pull, Store, is_allowed, portable_name};
 
 pub use self::{
+    deltas::DeltaFailure,
     error::{PullError, Rejection, Warning},
     incoming::IncomingPackage,
 };
 use self::{
+    deltas::{Made, add_received},
     places::Places,
     sources::{Chosen, Judge},
     warn_once::WarnOnce,
@@ -105,10 +108,25 @@ pub struct Pulled {
     pub received_by: Vec<(String, u64)>,
     /// Bytes copied from models that were here.
     pub copied: u64,
+    /// Bytes made of models that were here, by deltas.
+    pub made: u64,
+    /// Bytes of these deltas, which are among those received.
+    pub deltas: u64,
     /// The signer.
     pub signer: Option<String>,
     /// Sources dropped, and why.
     pub dropped: Vec<(String, String)>,
+}
+
+impl Pulled {
+    fn add_made(&mut self, made: Made) {
+        self.made = made.bytes;
+        self.deltas = made.received;
+        self.received += made.received;
+        for (source, n_bytes) in made.received_by {
+            add_received(&mut self.received_by, &source, n_bytes);
+        }
+    }
 }
 
 /// What happens during a pull.
@@ -380,7 +398,7 @@ impl Transaction<'_> {
             }
         }
         self.announce(&entry, &sizes(&large))?;
-        self.finish(entry, &large, &[&source], 1, 0)
+        self.finish(entry, &large, &[&source], 1)
     }
 
     /// Fetches the package that was chosen.
@@ -442,12 +460,15 @@ impl Transaction<'_> {
         }
         let package = contents.package(self.from, manifest.clone(), tensors.as_deref())?;
         let copied = contents.copy_groups(self.store, &self.pull, manifest, &package)?;
+        let made = self.make_groups(&contents, manifest, &package, &sources)?;
         entry.groups = contents.groups(manifest, &package);
         self.announce(&entry, &sizes(contents.files()))?;
         // Small files first: they are needed before the shards.
         let files = [contents.beside(), contents.shards()].concat();
-        let mut pulled = self.finish(entry, &files, &sources, n_sure, copied)?;
+        let mut pulled = self.finish(entry, &files, &sources, n_sure)?;
         pulled.dropped.splice(0..0, dropped);
+        pulled.copied = copied;
+        pulled.add_made(made);
         Ok(pulled)
     }
 
@@ -497,7 +518,6 @@ impl Transaction<'_> {
         files: &[HashedFile],
         sources: &[&dyn Source],
         n_sure: usize,
-        copied: u64,
     ) -> Result<Pulled, PullError> {
         for file in files {
             entry.files.insert(file.name().to_owned(), file.stored());
@@ -549,11 +569,11 @@ impl Transaction<'_> {
                 n_more: labelled.count(),
             });
         }
-        self.publish(&entry, report, copied)
+        self.publish(&entry, report)
     }
 
     /// Publishes `entry`, all of whose files are in the store after the fetch that `report` is of.
-    fn publish(self, entry: &Entry, report: Report, copied: u64) -> Result<Pulled, PullError> {
+    fn publish(self, entry: &Entry, report: Report) -> Result<Pulled, PullError> {
         for (source, why) in &report.dropped {
             self.warn(Warning::GivenUp {
                 source: source.clone(),
@@ -566,7 +586,9 @@ impl Transaction<'_> {
             size: entry.size(),
             received: report.progress.received_bytes,
             received_by: report.received_by,
-            copied,
+            copied: 0,
+            made: 0,
+            deltas: 0,
             signer: entry.signer.clone(),
             dropped: report.dropped,
         };

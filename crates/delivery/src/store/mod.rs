@@ -518,6 +518,11 @@ impl Model {
 }
 
 impl Groups {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The pieces that, one after another, are the bytes with this digest. Whether they still exist is known
     /// when they are copied ([`Pull::copy_from`]).
     pub fn find(&self, digest: &Digest) -> Option<&[Piece]> {

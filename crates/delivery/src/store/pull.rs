@@ -167,23 +167,41 @@ impl Pull {
     ///
     /// Errors: as for [`write_at`](Self::write_at).
     pub fn copy_from(&self, blob: &Blob, offset: u64, piece: &Piece) -> Result<bool, StoreError> {
-        let end = piece.blob.end_of(piece.offset, piece.len)?;
         blob.end_of(offset, piece.len)?;
-        if !self.claim(&piece.blob)? {
+        let Some(mut from) = self.reader(std::slice::from_ref(piece))? else {
             return Ok(false);
-        }
-        let path = self.layout.blob(&piece.blob.digest);
-        let file = File::open(&path).map_err(StoreError::io("open", &path))?;
+        };
         // At most `COPY`, which fits an address.
         let mut buffer = vec![0; piece.len.min(COPY) as usize];
-        let mut at = piece.offset;
-        while at < end {
-            let bytes = &mut buffer[..(end - at).min(COPY) as usize];
-            positioned::read_exact_at(&file, bytes, at).map_err(StoreError::io("read", &path))?;
-            self.write_at(blob, offset + (at - piece.offset), bytes)?;
+        let mut at = 0;
+        while at < piece.len {
+            let bytes = &mut buffer[..(piece.len - at).min(COPY) as usize];
+            from.read(bytes)?;
+            self.write_at(blob, offset + at, bytes)?;
             at += bytes.len() as u64;
         }
         Ok(true)
+    }
+
+    /// The bytes of `pieces`, one after another; `None` if the store doesn't have all of them any more.
+    ///
+    /// Errors: [`StoreError::OutOfBounds`] for a piece that isn't within its blob.
+    pub(crate) fn reader<'a>(
+        &self,
+        pieces: &'a [Piece],
+    ) -> Result<Option<PieceReader<'a>>, StoreError> {
+        for piece in pieces {
+            piece.blob.end_of(piece.offset, piece.len)?;
+            if !self.claim(&piece.blob)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(PieceReader {
+            layout: self.layout.clone(),
+            pieces,
+            taken: 0,
+            open: None,
+        }))
     }
 
     /// Forgets the bytes of `range`. A blob that is in the store stays.
@@ -402,6 +420,48 @@ impl Pull {
                     *slot = None;
                 }
             }
+        }
+        Ok(())
+    }
+}
+
+/// Reads pieces of blobs, which stay in the store as long as the pull that gave it.
+pub(crate) struct PieceReader<'a> {
+    layout: Layout,
+    /// What is left.
+    pieces: &'a [Piece],
+    /// Bytes that were read of the first.
+    taken: u64,
+    /// The file of the blob that was read last.
+    open: Option<(Blob, File)>,
+}
+
+impl PieceReader<'_> {
+    /// Fills `bytes` with the next ones.
+    ///
+    /// Errors: [`StoreError::Io`], also if there are no more.
+    pub(crate) fn read(&mut self, mut bytes: &mut [u8]) -> Result<(), StoreError> {
+        while !bytes.is_empty() {
+            let Some((piece, rest)) = self.pieces.split_first() else {
+                let end = io::ErrorKind::UnexpectedEof.into();
+                return Err(StoreError::io("read on", self.layout.blobs())(end));
+            };
+            let path = self.layout.blob(&piece.blob.digest);
+            // Of what is asked for, so it fits an address.
+            let n = (piece.len - self.taken).min(bytes.len() as u64) as usize;
+            let (now, later) = bytes.split_at_mut(n);
+            let file = match self.open.take() {
+                Some((blob, file)) if blob == piece.blob => file,
+                _ => File::open(&path).map_err(StoreError::io("open", &path))?,
+            };
+            positioned::read_exact_at(&file, now, piece.offset + self.taken)
+                .map_err(StoreError::io("read", &path))?;
+            self.open = Some((piece.blob, file));
+            self.taken += n as u64;
+            if self.taken == piece.len {
+                (self.pieces, self.taken) = (rest, 0);
+            }
+            bytes = later;
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ pub struct Tensor {
 }
 
 /// A piece of a tensor: bytes of one shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Span {
     /// Index in the manifest's list of shards.
     pub shard: usize,
