@@ -90,15 +90,9 @@ impl Package {
             let mut names = BTreeSet::new();
             for delta in list.deltas {
                 if names.insert(delta.file.clone()) {
-                    let file = expect_file(&*folder, &delta.file)?;
-                    package.add(ServedFile {
-                        content_type: content_type(&delta.file),
-                        etag: etag(&delta.hash),
-                        bytes: file.bytes()?,
-                        name: delta.file,
-                        is_gzip: false,
-                        is_shard: false,
-                    })?;
+                    let bytes = expect_file(&*folder, &delta.file)?.bytes()?;
+                    let kind = content_type(&delta.file);
+                    package.add(ServedFile::new(&delta.file, kind, bytes))?;
                 }
             }
         }
@@ -278,6 +272,23 @@ mod tests {
         assert!(shard.is_immutable() && !package.file("tensors.json").unwrap().is_immutable());
         fs::write(dir.path().join(SIGNATURE_FILE), b"x").unwrap();
         assert!(open(dir.path()).unwrap().file(SIGNATURE_FILE).is_some());
+    }
+
+    #[test]
+    fn deltas_that_are_listed_are_served() {
+        let dir = copy();
+        let hash = format!("sha256:{}", "0a".repeat(32));
+        let list = format!(
+            r#"{{"version": 1, "deltas": [{{"group": "embed", "base": "{hash}", "target": "{hash}",
+                "file": "d.bin", "size": 5, "hash": "{hash}"}}]}}"#
+        );
+        fs::write(dir.path().join(DELTAS_FILE), list).unwrap();
+        let error = format!("{:#}", open(dir.path()).unwrap_err());
+        assert!(error.contains("d.bin"), "{error}");
+        fs::write(dir.path().join("d.bin"), b"delta").unwrap();
+        let package = open(dir.path()).unwrap();
+        assert!(package.file(DELTAS_FILE).is_some());
+        assert_eq!(&package.file("d.bin").unwrap().bytes()[..], b"delta");
     }
 
     #[test]

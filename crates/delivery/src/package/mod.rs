@@ -9,10 +9,10 @@ mod offer;
 #[cfg(not(target_family = "wasm"))]
 mod stored;
 
+#[cfg(all(feature = "http", not(target_family = "wasm")))]
+pub(crate) use self::stored::group_spans;
 #[cfg(not(target_family = "wasm"))]
 pub use self::stored::{SignatureRefusal, SignatureState};
-#[cfg(all(feature = "http", not(target_family = "wasm")))]
-pub(crate) use self::stored::{gaps, group_spans};
 pub use self::{
     contents::{CONFIG_FILE, Contents, HashedFile, hashed_files, shard_blocks},
     error::PackageError,

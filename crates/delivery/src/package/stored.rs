@@ -125,9 +125,8 @@ impl Contents {
         manifest.groups.iter().map(group).collect()
     }
 
-    /// Copies the groups that other models in `store` also have, and the zeros between tensors of one group,
-    /// into the shards of `pull` that aren't there yet; returns the number of bytes. They are verified with
-    /// the shards.
+    /// Copies the groups that other models in `store` also have into the shards of `pull` that aren't there yet;
+    /// returns the number of bytes. They are verified with the shards.
     pub fn copy_groups(
         &self,
         store: &Store,
@@ -156,11 +155,39 @@ impl Contents {
                     at += piece.len;
                 }
             }
-            for gap in gaps(package, group).filter(|gap| missing[gap.shard]) {
-                pull.write_at(&shards[gap.shard], gap.offset, &vec![0; gap.size as usize])?;
-            }
         }
         Ok(copied)
+    }
+
+    /// Writes the zeros between tensors into the shards of `pull`, where what is around them has been copied or made.
+    /// They are verified with the shards.
+    pub fn fill_gaps(&self, pull: &Pull, package: &Package) -> Result<(), StoreError> {
+        let mut spans = vec![Vec::new(); self.shards().len()];
+        for tensor in package.tensors().iter() {
+            for span in tensor.pieces() {
+                spans[span.shard].push(span.offset..span.offset + span.size);
+            }
+        }
+        for (shard, mut spans) in self.shards().iter().zip(spans) {
+            let shard = shard.stored();
+            let arrived = pull.extents(&shard)?;
+            let is_here = |at: u64| arrived.iter().any(|range| range.contains(&at));
+            spans.sort_by_key(|span| span.start);
+            // What is behind the last tensor, too.
+            spans.push(shard.size..shard.size);
+            for pair in spans.windows(2) {
+                let (start, end) = (pair[0].end, pair[1].start);
+                let Some(len) = end.checked_sub(start).filter(|len| *len < TENSOR_ALIGNMENT) else {
+                    continue;
+                };
+                let is_around =
+                    is_here(start.saturating_sub(1)) && (end == shard.size || is_here(end));
+                if len > 0 && is_around && !is_here(start) {
+                    pull.write_at(&shard, start, &vec![0; len as usize])?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -172,25 +199,6 @@ pub(crate) fn group_spans<'a>(
     let tensors = group.tensors.iter();
     let tensors = tensors.filter_map(|name| package.tensors().get(name));
     tensors.flat_map(|tensor| tensor.pieces()).copied()
-}
-
-/// Where zeros are between the tensors of `group`: each less than tensors are aligned to.
-pub(crate) fn gaps<'a>(
-    package: &'a Package,
-    group: &'a rdrr::Group,
-) -> impl Iterator<Item = Span> + 'a {
-    let spans = group_spans(package, group);
-    let pairs = spans.clone().zip(spans.skip(1));
-    pairs.filter_map(|(before, after)| {
-        let offset = before.offset + before.size;
-        let size = after.offset.checked_sub(offset)?;
-        let is_gap = before.shard == after.shard && (1..TENSOR_ALIGNMENT).contains(&size);
-        is_gap.then_some(Span {
-            shard: before.shard,
-            offset,
-            size,
-        })
-    })
 }
 
 /// Pieces that are taken from the front.

@@ -11,7 +11,7 @@ use sterna_format::rdrr::{Group, Manifest, Package, Span};
 use super::{PullError, Transaction, Warning, known};
 use crate::fetch::{Fault, FetchError, Limits, fetch_from, fetch_small, read_small};
 use crate::hash::{Expected, Hasher, Mismatch, Verifier};
-use crate::package::{Contents, gaps, group_spans};
+use crate::package::{Contents, group_spans};
 use crate::source::Source;
 use crate::store::{Blob, Piece, StoreError};
 
@@ -251,11 +251,6 @@ impl Transaction<'_> {
             },
         )?;
         verifier.finish().map_err(DeltaFailure::OtherTarget)?;
-        let shards: HashSet<usize> = to.missing.iter().map(|span| span.shard).collect();
-        for gap in gaps(to.package, to.group).filter(|gap| shards.contains(&gap.shard)) {
-            let zeros = vec![0; gap.size as usize];
-            self.pull.write_at(&to.shard(&gap), gap.offset, &zeros)?;
-        }
         Ok(())
     }
 }

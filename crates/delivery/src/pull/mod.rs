@@ -461,6 +461,7 @@ impl Transaction<'_> {
         let package = contents.package(self.from, manifest.clone(), tensors.as_deref())?;
         let copied = contents.copy_groups(self.store, &self.pull, manifest, &package)?;
         let made = self.make_groups(&contents, manifest, &package, &sources)?;
+        contents.fill_gaps(&self.pull, &package)?;
         entry.groups = contents.groups(manifest, &package);
         self.announce(&entry, &sizes(contents.files()))?;
         // Small files first: they are needed before the shards.
