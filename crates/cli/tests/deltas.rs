@@ -209,6 +209,7 @@ fn what_no_delta_fits_is_fetched_whole() {
     // A list that says they are of the version that is here: refused by name.
     publish(&v1, &served);
     json_of(&home, &["pull", "tale", "--json"]);
+    json_of(&home, &["gc", "--json"]);
     publish(&v2, &served);
     let groups = |package: &Path| -> Value {
         let manifest = fs::read(package.join("manifest.json")).unwrap();
@@ -299,6 +300,7 @@ fn broken_deltas_are_named_and_left() {
     // No list at all.
     publish(&v1, &served);
     json_of(&home, &["pull", "tale", "--json"]);
+    json_of(&home, &["gc", "--json"]);
     publish(&v2, &served);
     fs::write(&list_path, "deltas").unwrap();
     let (ok, _, error) = sterna(&home, &["pull", "tale"]);

@@ -7,6 +7,7 @@ use sterna_format::DType;
 use sterna_format::bundle::{
     self, Action, ArchType, LoraFile, LoraTarget, RopeFile, SourceType, TensorFile,
 };
+use sterna_format::delta::DeltaList;
 use sterna_format::gguf::{self, Array, Gguf, Metadata, Model, Value};
 use sterna_format::rdrr::{Manifest, Package};
 use sterna_format::safetensors::{self, SafeTensors};
@@ -111,8 +112,15 @@ fn safetensors_example() {
 fn rdrr_example() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats/rdrr.md");
     let text = fs::read_to_string(path).unwrap();
-    let (_, json) = text.split_once("```json\n").unwrap();
-    let (json, _) = json.split_once("```").unwrap();
+    let example = |below: &str| {
+        let (_, text) = text.split_once(&format!("\n## {below}\n")).unwrap();
+        let (_, json) = text.split_once("```json\n").unwrap();
+        json.split_once("```").unwrap().0.to_owned()
+    };
+    let json = example("Deltas");
+    let list = DeltaList::parse(json.as_bytes()).unwrap();
+    assert_eq!(String::from_utf8(list.to_json()).unwrap(), json);
+    let json = example("An example");
     let manifest = Manifest::parse(json.as_bytes()).unwrap();
     assert_eq!(String::from_utf8(manifest.to_json()).unwrap(), json);
     let package = Package::new(manifest, None).unwrap();

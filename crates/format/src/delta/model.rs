@@ -47,7 +47,7 @@ impl Codes {
             Codes::Five => {
                 let mut rest = byte;
                 for code in &mut codes {
-                    *code = (u16::from(rest) * 3 >> 8) as u8;
+                    *code = ((u16::from(rest) * 3) >> 8) as u8;
                     rest = rest.wrapping_mul(3);
                 }
                 (codes, 5)
