@@ -39,6 +39,7 @@ mod infill;
 mod metrics;
 mod model;
 mod settings;
+mod signal;
 mod trace;
 
 use std::sync::Arc;
@@ -60,6 +61,7 @@ pub use api::{Keys, KeysError};
 pub use engine::{CacheFolder, EngineOptions};
 pub use model::Served;
 pub use settings::{CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, PARALLEL, QUEUE, Settings, Sign};
+pub use signal::{Signal, SignalLimits};
 pub use trace::{Span, Trace, Tracer};
 
 /// The version of this runtime.

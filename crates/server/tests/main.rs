@@ -10,4 +10,5 @@ mod openapi;
 mod operations;
 mod receipts;
 mod responses;
+mod signal;
 mod swap;

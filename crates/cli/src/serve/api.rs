@@ -18,7 +18,7 @@ use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_engine::plan::PlanOptions;
 use sterna_server::{
     CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, Models, PARALLEL, QUEUE,
-    Served, Server, Settings, Sign,
+    Served, Server, Settings, Sign, Signal, SignalLimits,
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
@@ -124,6 +124,11 @@ pub(super) struct ApiFlags {
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
 
+    /// Let tabs that share packages with each other find each other, by WebSockets at /signal/: for who has a key, if there
+    /// are keys, and for pages of this server and of --cors
+    #[arg(long)]
+    signal: bool,
+
     /// Longest request [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_MAX_BODY")]
     max_body: Option<NonZero<u64>>,
@@ -190,6 +195,7 @@ pub(super) struct ConfigFile {
     api_keys: Option<PathBuf>,
     allow_anyone: Option<bool>,
     cors: Vec<String>,
+    signal: Option<bool>,
     max_body: Option<String>,
     grammars: Option<bool>,
     receipts: Option<bool>,
@@ -231,6 +237,8 @@ pub(super) struct Chosen {
     adapters: Vec<AdapterFlag>,
     gpus: Option<Gpus>,
     allow_anyone: bool,
+    /// Tabs find each other here.
+    signal: bool,
     /// Receipts are written for who asks.
     receipts: bool,
     /// Something about the API was asked for.
@@ -309,6 +317,7 @@ impl ApiFlags {
             adapters: adapters.map_err(|error: String| anyhow!("adapters: {error}"))?,
             is_asked: self.no_files || allow_anyone || !keys.is_empty(),
             allow_anyone,
+            signal: self.signal || file.signal.unwrap_or(false),
             receipts,
             settings: Settings {
                 engine: EngineOptions {
@@ -431,7 +440,7 @@ impl Chosen {
     ///
     /// Errors: it was asked for, and everybody would get it.
     pub(super) fn may_offer(&self, host: &str) -> Result<bool> {
-        if self.allow_anyone || !self.settings.keys.is_empty() || is_loopback(host) {
+        if self.is_guarded(host) {
             return Ok(true);
         }
         let message = "the API on an address that others can reach: expected --api-key, --api-keys or --allow-anyone";
@@ -440,6 +449,27 @@ impl Chosen {
         }
         output::note(format_args!("files only; {message}"));
         Ok(false)
+    }
+
+    /// Whether not everybody gets what is offered at `host`, or that is wanted.
+    fn is_guarded(&self, host: &str) -> bool {
+        self.allow_anyone || !self.settings.keys.is_empty() || is_loopback(host)
+    }
+
+    /// The rooms in which tabs find each other, if they are asked for.
+    ///
+    /// Errors: everybody would get them at `host`.
+    pub(super) fn signal(&self, host: &str) -> Result<Option<Signal>> {
+        if !self.signal {
+            return Ok(None);
+        }
+        if !self.is_guarded(host) {
+            bail!(
+                "{host}: signal on an address that others can reach: expected --api-key, --api-keys or --allow-anyone"
+            );
+        }
+        let (keys, origins) = (self.settings.keys.clone(), self.settings.cors.clone());
+        Ok(Some(Signal::new(keys, origins, SignalLimits::default())))
     }
 
     /// Whether what can't be offered is an error.

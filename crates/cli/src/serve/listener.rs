@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -175,12 +175,15 @@ async fn serve<S>(stream: S, place: OwnedSemaphorePermit, router: Router, watche
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let connection = http1::Builder::new()
+    let mut builder = auto::Builder::new(TokioExecutor::new()).http1_only();
+    builder
+        .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
-        .max_buf_size(MAX_HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    // Errors of a connection concern only its client.
+        .max_buf_size(MAX_HEAD_BYTES);
+    let service = TowerToHyperService::new(router);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    // Errors of a connection concern only its client. One that became a WebSocket has other limits, and no place here.
     let _ = watcher.watch(connection).await;
     drop(place);
 }

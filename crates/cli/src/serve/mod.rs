@@ -52,6 +52,7 @@ const EXAMPLE: &str = "Example:
   sterna serve model.gguf --no-files --cache-folder /var/cache/sterna --cache-folder-size 64GiB
   STERNA_API_KEY=... sterna serve model-rdrr --host 0.0.0.0
   sterna serve model-rdrr --share --no-api
+  sterna serve model-rdrr --no-api --signal
   sterna serve other/model.gguf --name other-rdrr";
 
 /// Serve a model over HTTP: the API that clients of OpenAI and Anthropic speak, and the files of its package
@@ -140,6 +141,7 @@ impl Serve {
         self.api.expect_no_collector(&config)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let has_api = !self.api.no_api && chosen.may_offer(host)?;
+        let signal = chosen.signal(host)?;
         if self.api.check {
             return self.check(&models, has_api, &chosen);
         }
@@ -187,6 +189,10 @@ impl Serve {
         if let Some(server) = &server {
             router = router.merge(server.router());
         }
+        let has_signal = signal.is_some();
+        if let Some(signal) = signal {
+            router = router.merge(signal.router());
+        }
         let has_api = server.is_some();
         let tell = |address: SocketAddr| {
             told.iter().for_each(output::note);
@@ -195,6 +201,9 @@ impl Serve {
             // Not on standard output, where programs read the one address.
             if has_api {
                 output::note(format_args!("API: {scheme}://{host}/v1"));
+            }
+            if has_signal {
+                output::note(format_args!("tabs find each other: {scheme}://{host}/"));
             }
             if has_pages {
                 output::note(format_args!("chat in a browser: {scheme}://{host}/"));
