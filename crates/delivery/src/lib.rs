@@ -37,7 +37,7 @@ mod local;
 #[cfg(not(target_family = "wasm"))]
 mod mmap;
 pub mod package;
-#[cfg(all(feature = "p2p", not(target_family = "wasm")))]
+#[cfg(any(feature = "p2p", target_family = "wasm"))]
 pub mod peers;
 #[cfg(not(target_family = "wasm"))]
 mod positioned;

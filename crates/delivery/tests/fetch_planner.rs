@@ -629,3 +629,59 @@ fn a_source_that_drips_or_is_silent_is_asked_last() {
         assert_eq!(transfer.request().source, 1);
     }
 }
+
+#[test]
+fn a_stranger_that_comes_later_takes_part_and_is_named_when_it_lies() {
+    let at = Duration::from_secs;
+    let expected = Expected::Digest(digest_of(Algorithm::Sha256, &[0; 2000]));
+    let blobs = vec![
+        Blob::new("unknown", 500, Expected::SizeOnly).unwrap(),
+        Blob::new("b", 2000, expected).unwrap(),
+        Blob::new("c", 2000, expected).unwrap(),
+    ];
+    let limits = Limits {
+        parallel: 3,
+        segment_bytes: 2000,
+        ..Limits::default()
+    };
+    let mut fetch = Fetch::new(blobs, vec!["mirror".into()], limits).unwrap();
+    let next = |fetch: &mut Fetch| match fetch.poll(at(0)) {
+        Action::Transfer(transfer) => transfer,
+        other => panic!("{other:?}"),
+    };
+    let unknown = next(&mut fetch);
+    assert_eq!(fetch.add_stranger("peer".to_owned()), 1);
+    let mut shared = next(&mut fetch);
+    assert_eq!((shared.request().blob, shared.request().source), (1, 1));
+    // The least busy of the two; what has no hash goes to no stranger, however busy the mirror is.
+    let other = next(&mut fetch);
+    assert_eq!((other.request().blob, other.request().source), (2, 0));
+    fetch.transferred(unknown, Err(Fault::Stalled), at(0));
+    assert!(matches!(fetch.poll(at(0)), Action::Wait(_)));
+    let again = match fetch.poll(at(1)) {
+        Action::Transfer(transfer) => transfer,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((again.request().blob, again.request().source), (0, 0));
+    let head = Head {
+        status: 200,
+        content_length: Some(2000),
+        ..Head::default()
+    };
+    shared.begin(&head).unwrap();
+    shared.stored(&[1; 2000]).unwrap();
+    fetch.transferred(shared, Ok(()), at(1));
+    assert!(matches!(fetch.poll(at(1)), Action::Discard { blob: 1, .. }));
+    let (liar, why) = fetch.next_liar().unwrap();
+    assert_eq!(liar, 1);
+    assert!(why.starts_with("`b`: "), "{why}");
+    assert_eq!(fetch.next_liar(), None);
+    let received: Vec<_> = fetch.received_by().collect();
+    assert_eq!(received, [("mirror", 0), ("peer", 2000)]);
+    // The mirror gives what the peer didn't.
+    let instead = match fetch.poll(at(1)) {
+        Action::Transfer(transfer) => transfer,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((instead.request().blob, instead.request().source), (1, 0));
+}

@@ -10,17 +10,18 @@ use std::time::Duration;
 use js_sys::Function;
 use sterna::{Error, ErrorCode, Result};
 use sterna_delivery::fetch::{
-    Action, Blob, Failure, Fault, Fetch, HashJob, Limits, RangeSet, RateLimit, Transfer,
+    Action, Blob, Failure, Fault, Fetch, HashJob, Head, Limits, RangeSet, RateLimit, Transfer,
 };
-use sterna_delivery::hash::{Expected, Verified, Verifier};
+use sterna_delivery::hash::{Digest, Expected, Verified, Verifier};
+use sterna_delivery::peers::{Reply, Request};
 use sterna_delivery::sign::{PublicKey, TrustList};
 use sterna_delivery::source::Url;
 use wasm_bindgen::JsValue;
 use wasm_bindgen::prelude::wasm_bindgen;
 use wasm_bindgen_futures::spawn_local;
 
-use crate::js::{self, Disk, Http, coded, failure, from_js, to_js};
-use crate::options::{DownloadOptions, DownloadProgress, ListedFile, Trusted};
+use crate::js::{self, Body, Disk, Http, Peer, coded, failure, from_js, to_js};
+use crate::options::{DownloadOptions, DownloadProgress, ListedFile, SourceBytes, Trusted};
 use crate::remote::{Remote, head};
 
 use self::signal::Signal;
@@ -46,7 +47,8 @@ pub struct Download {
 /// What the tasks of a download share.
 struct Shared {
     blobs: Vec<Blob>,
-    bases: Vec<Url>,
+    /// Where bytes come from, by the planner's index.
+    places: RefCell<Vec<Place>>,
     disk: Disk,
     http: Http,
     rate_limit: Option<RefCell<RateLimit>>,
@@ -56,8 +58,18 @@ struct Shared {
     stored: RefCell<HashMap<usize, (RangeSet, u64)>>,
 }
 
-/// What a task has done.
+/// A source.
+#[derive(Clone)]
+enum Place {
+    /// A folder on a server.
+    Folder(Url),
+    /// Another tab, which has the package whose manifest has this SHA-256.
+    Peer(Peer, Digest),
+}
+
+/// What a task has done, or what JavaScript says.
 enum Message {
+    Peer(String, Place),
     Progress(u64, u64),
     Transferred(Transfer, Result<(), Stop>),
     Hashed(HashJob, Result<()>),
@@ -105,7 +117,7 @@ impl Download {
         };
         let shared = Rc::new(Shared {
             blobs: remote.blobs.clone(),
-            bases: remote.bases.clone(),
+            places: RefCell::new(remote.bases.iter().cloned().map(Place::Folder).collect()),
             disk,
             http,
             rate_limit: limits
@@ -151,15 +163,40 @@ impl Download {
         self.remote.manifest.clone()
     }
 
+    /// The SHA-256 of that manifest.
+    pub fn digest(&self) -> Option<String> {
+        self.remote.digest.map(|digest| digest.to_string())
+    }
+
+    /// One more source of a package, called `name`, also while it is fetched: what it sends counts as far as the
+    /// manifest's hashes say so.
+    #[wasm_bindgen(js_name = addPeer)]
+    pub fn add_peer(&self, name: String, peer: Peer) -> Result<(), JsValue> {
+        let digest = self.remote.digest.ok_or_else(|| {
+            coded(
+                "unsupported",
+                "expected a package, which peers share, found a single file",
+            )
+        })?;
+        self.shared
+            .tell(Message::Peer(name, Place::Peer(peer, digest)));
+        Ok(())
+    }
+
     /// Fetches what isn't here. `committed` is called with the name of each file that is complete, `progress`
-    /// about ten times a second.
-    pub async fn run(&self, committed: Function, progress: Function) -> Result<(), JsValue> {
+    /// about ten times a second, and `lied` with the name of a source that sent something false, and what that was.
+    pub async fn run(
+        &self,
+        committed: Function,
+        progress: Function,
+        lied: Function,
+    ) -> Result<(), JsValue> {
         let stored = self.remote.store(&self.shared.disk).await;
         stored.map_err(|error| failure(&error))?;
         for (name, _) in self.remote.small() {
             js::call(&committed, &[name.into()]);
         }
-        let sources = self.shared.bases.iter().map(Url::to_string).collect();
+        let sources = self.remote.bases.iter().map(Url::to_string).collect();
         let fetch = Fetch::new(self.shared.blobs.clone(), sources, self.limits.clone());
         let mut driver = Driver {
             download: self,
@@ -167,6 +204,7 @@ impl Download {
             running: BTreeMap::new(),
             committed,
             progress,
+            lied,
         };
         let outcome = driver.run().await;
         for running in driver.running.values() {
@@ -230,6 +268,7 @@ struct Driver<'a> {
     running: BTreeMap<u64, Rc<Cell<bool>>>,
     committed: Function,
     progress: Function,
+    lied: Function,
 }
 
 impl Driver<'_> {
@@ -248,6 +287,11 @@ impl Driver<'_> {
         loop {
             if self.download.is_cancelled.get() {
                 return Err(coded("cancelled", "the download was cancelled"));
+            }
+            while let Some((source, why)) = self.fetch.next_liar() {
+                let name = self.fetch.received_by().nth(source);
+                let name = name.map_or("", |(name, _)| name);
+                js::call(&self.lied, &[name.into(), why.into()]);
             }
             let now = js::now();
             match self.fetch.poll(now) {
@@ -314,10 +358,16 @@ impl Driver<'_> {
 
     fn tell_progress(&self) -> Result<(), JsValue> {
         let so_far = self.fetch.so_far();
+        let sources = self.fetch.received_by();
+        let sources = sources.map(|(name, bytes)| SourceBytes {
+            name: name.to_owned(),
+            bytes,
+        });
         let progress = to_js(&DownloadProgress {
             done_bytes: so_far.done_bytes,
             total_bytes: so_far.total_bytes,
             received_bytes: so_far.received_bytes,
+            sources: sources.collect(),
         })?;
         js::call(&self.progress, &[progress]);
         Ok(())
@@ -342,6 +392,10 @@ impl Driver<'_> {
     fn take(&mut self, message: Message) -> Result<(), JsValue> {
         let now = js::now();
         match message {
+            Message::Peer(name, place) => {
+                self.fetch.add_stranger(name);
+                self.download.shared.places.borrow_mut().push(place);
+            }
             Message::Progress(id, received) => self.fetch.progress(id, received, now),
             Message::Transferred(transfer, outcome) => {
                 self.running.remove(&transfer.id());
@@ -377,12 +431,28 @@ impl Shared {
         let request = transfer.request();
         let index = request.blob;
         let blob = &self.blobs[index];
-        let url = self.bases[request.source].below(&request.name).to_string();
-        let answer = self.http.open(&url, request.range.clone()).await;
-        let answer = answer.map_err(|message| Fault::Unreachable { message })?;
-        let outcome = self.receive(transfer, &answer, index, blob, cancel).await;
+        let place = self.places.borrow()[request.source].clone();
+        let range = request.range.clone();
+        let (head, body) = match place {
+            Place::Folder(base) => {
+                let url = base.below(&request.name).to_string();
+                let answer = self.http.open(&url, range).await;
+                let answer = answer.map_err(|message| Fault::Unreachable { message })?;
+                (Ok(head(&answer)), Body::from(answer))
+            }
+            Place::Peer(peer, manifest) => {
+                let request = Request::new(manifest, &request.name, range.clone());
+                let answer = peer.ask(&request.to_json()).await?;
+                let reply = Reply::read(answer.reply().as_bytes());
+                let head = reply.and_then(|reply| Ok(Reply::head(reply.size()?, range)));
+                (head, Body::from(answer))
+            }
+        };
+        let outcome = self
+            .receive(transfer, head, &body, index, blob, cancel)
+            .await;
         if outcome.is_err() || !transfer.is_complete() {
-            answer.cancel();
+            body.cancel();
         }
         outcome
     }
@@ -390,17 +460,18 @@ impl Shared {
     async fn receive(
         &self,
         transfer: &mut Transfer,
-        answer: &js::HttpAnswer,
+        head: Result<Head, Fault>,
+        body: &Body,
         index: usize,
         blob: &Blob,
         cancel: &Cell<bool>,
     ) -> Result<(), Stop> {
-        transfer.begin(&head(answer))?;
+        transfer.begin(&head?)?;
         while !transfer.is_complete() {
             if cancel.get() {
                 return Err(Fault::Cancelled.into());
             }
-            let piece = match answer.read().await {
+            let piece = match body.read().await {
                 Ok(Some(piece)) => piece,
                 Ok(None) => return Ok(transfer.end()?),
                 Err(message) => return Err(Fault::Unreachable { message }.into()),

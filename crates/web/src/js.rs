@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sterna::generate::{Allowed, TokenConstraint};
 use sterna::{Error, ErrorCode, Result};
+use sterna_delivery::fetch::Fault;
 use wasm_bindgen::prelude::wasm_bindgen;
 use wasm_bindgen::{JsCast, JsValue};
 use wasm_bindgen_futures::JsFuture;
@@ -51,7 +52,16 @@ extern "C" {
         end: Option<f64>,
     ) -> Result<JsValue, JsValue>;
 
+    /// Bytes that arrive.
+    pub type Body;
+    #[wasm_bindgen(method, catch, js_name = read)]
+    fn js_read_body(this: &Body) -> Result<JsValue, JsValue>;
+    /// Ends the transfer.
+    #[wasm_bindgen(method)]
+    pub fn cancel(this: &Body);
+
     /// The answer to a request.
+    #[wasm_bindgen(extends = Body)]
     pub type HttpAnswer;
     /// The status.
     #[wasm_bindgen(method, getter)]
@@ -59,11 +69,19 @@ extern "C" {
     /// The value of a header.
     #[wasm_bindgen(method)]
     pub fn header(this: &HttpAnswer, name: &str) -> Option<String>;
-    #[wasm_bindgen(method, catch, js_name = read)]
-    fn js_read_body(this: &HttpAnswer) -> Result<JsValue, JsValue>;
-    /// Ends the transfer.
-    #[wasm_bindgen(method)]
-    pub fn cancel(this: &HttpAnswer);
+
+    /// Another tab that has the package.
+    #[derive(Clone)]
+    pub type Peer;
+    #[wasm_bindgen(method, catch, js_name = ask)]
+    fn js_ask(this: &Peer, request: &str) -> Result<JsValue, JsValue>;
+
+    /// Its answer to a request.
+    #[wasm_bindgen(extends = Body)]
+    pub type PeerAnswer;
+    /// The head.
+    #[wasm_bindgen(method, getter)]
+    pub fn reply(this: &PeerAnswer) -> String;
 
     /// What an answer has to match, in a module of its own: made for one answer.
     #[derive(Clone, Debug)]
@@ -209,7 +227,23 @@ impl Http {
     }
 }
 
-impl HttpAnswer {
+impl Peer {
+    /// Asks for bytes. Errors: it is gone, or doesn't answer.
+    pub(crate) async fn ask(&self, request: &str) -> Result<PeerAnswer, Fault> {
+        let answer = settled(self.js_ask(request)).await;
+        let answer = answer.map_err(|error| {
+            let error = thrown(&error);
+            let message = error.to_string();
+            match error.code() {
+                ErrorCode::NotFound => Fault::Missing { message },
+                _ => Fault::Unreachable { message },
+            }
+        })?;
+        Ok(answer.unchecked_into())
+    }
+}
+
+impl Body {
     /// The next piece of the body; `None` at its end. Errors: the message of a broken connection.
     pub(crate) async fn read(&self) -> Result<Option<Vec<u8>>, String> {
         let piece = settled(self.js_read_body()).await;

@@ -11,6 +11,7 @@ mod download;
 mod files;
 mod js;
 mod model;
+mod offer;
 mod options;
 mod remote;
 #[cfg(target_feature = "atomics")]

@@ -271,6 +271,14 @@ pub(crate) struct DownloadProgress {
     pub(crate) done_bytes: u64,
     pub(crate) total_bytes: u64,
     pub(crate) received_bytes: u64,
+    pub(crate) sources: Vec<SourceBytes>,
+}
+
+/// What a source sent.
+#[derive(Debug, Serialize)]
+pub(crate) struct SourceBytes {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
 }
 
 /// How to convert a model to a package.

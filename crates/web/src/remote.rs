@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sterna::{Error, ErrorCode, Result};
 use sterna_delivery::fetch::{Blob, Fault, Head, PlanError};
-use sterna_delivery::hash::Expected;
+use sterna_delivery::hash::{Algorithm, Digest, Expected, digest_of};
 use sterna_delivery::package::{
     CONFIG_FILE, Contents, MAX_FILE_BYTES, Offer, hashed_files, signature_text,
 };
@@ -15,7 +15,7 @@ use sterna_delivery::source::hugging_face::{Hub, Listing, MAX_LISTING, Repositor
 use sterna_format::gguf::split_names;
 use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
 
-use crate::js::{Disk, Http, HttpAnswer};
+use crate::js::{Disk, Files, Http, HttpAnswer};
 
 /// Where this side keeps what it knows of files that nothing else describes.
 const RECORD_FILE: &str = "sterna.json";
@@ -30,6 +30,8 @@ pub(crate) struct Remote {
     small: BTreeMap<String, Vec<u8>>,
     /// The manifest of a package.
     pub(crate) manifest: Option<String>,
+    /// Its SHA-256, which is what peers know the package by.
+    pub(crate) digest: Option<Digest>,
     /// What is known of files without digests.
     record: Record,
 }
@@ -95,6 +97,7 @@ impl Remote {
             blobs,
             small: BTreeMap::new(),
             manifest: None,
+            digest: None,
             record: Record::default(),
         })
     }
@@ -145,6 +148,7 @@ impl Remote {
             blobs,
             small: BTreeMap::new(),
             manifest: None,
+            digest: None,
             record,
         })
     }
@@ -231,6 +235,7 @@ impl Remote {
             small_files.insert(SIGNATURE_FILE.to_owned(), signature.into_bytes());
         }
         let text = String::from_utf8(manifest.clone()).ok();
+        let digest = digest_of(Algorithm::Sha256, &manifest);
         small_files.insert(MANIFEST_FILE.to_owned(), manifest);
         let files = [contents.beside(), contents.shards()].concat();
         Ok(Remote {
@@ -238,6 +243,7 @@ impl Remote {
             blobs: files.iter().map(|file| file.blob().clone()).collect(),
             small: small_files,
             manifest: text,
+            digest: Some(digest),
             record: Record::default(),
         })
     }
@@ -357,7 +363,7 @@ pub(crate) fn head(answer: &HttpAnswer) -> Head {
 }
 
 /// All of a complete file, if it is there.
-async fn whole(disk: &Disk, name: &str) -> Result<Option<Vec<u8>>> {
+pub(crate) async fn whole(disk: &Files, name: &str) -> Result<Option<Vec<u8>>> {
     let Some(len) = disk.len(name).await? else {
         return Ok(None);
     };

@@ -44,8 +44,25 @@ export interface HttpAnswer {
   cancel(): void
 }
 
+/** Another tab that has the package. Implemented in TypeScript. */
+export interface Peer {
+  /** Sends a request of the peers' protocol. Rejects if there is no answer, with an Error called `NotFoundError` if there will be none. */
+  ask(request: string): Promise<PeerAnswer>
+}
+export interface PeerAnswer {
+  /** The head. */
+  readonly reply: string
+  /** The next piece; `undefined` at the end. Rejects if the connection breaks. */
+  read(): Promise<Uint8Array | undefined>
+  cancel(): void
+}
+
 export interface ListedFile { name: string; size: number; /** complete and verified */ here: boolean }
-export interface DownloadProgress { doneBytes: number; totalBytes: number; receivedBytes: number }
+export interface DownloadProgress {
+  doneBytes: number; totalBytes: number; receivedBytes: number
+  /** The bytes that each source sent in requests that have ended. */
+  sources: { name: string; bytes: number }[]
+}
 
 export interface DownloadOptions {
   parallel?: number
@@ -69,15 +86,33 @@ export class Download {
   files(): ListedFile[]
   /** The manifest's text, if it is a package. */
   manifest(): string | undefined
+  /** The SHA-256 of the manifest, if it is a package. */
+  digest(): string | undefined
+  /** One more source of a package, also while `run` runs. */
+  addPeer(name: string, peer: Peer): void
   /**
    * Stores the small files that came with the description, and fetches what isn't here; needed even if all is here.
-   * `committed(name)` for each file of `files()`, once it may be read; `progress` about ten times a second. Call once.
+   * `committed(name)` for each file of `files()`, once it may be read; `progress` about ten times a second;
+   * `lied(name, why)` for a source that sent something false, which isn't asked any more. Call once.
    */
-  run(committed: (name: string) => void, progress: (p: DownloadProgress) => void): Promise<void>
+  run(committed: (name: string) => void, progress: (p: DownloadProgress) => void, lied: (name: string, why: string) => void): Promise<void>
   /** Ends `run` with code `cancelled`; what has arrived stays for the next. */
   cancel(): void
   /** Hashes every complete file again; returns names of those that are wrong, which are removed. */
   verify(): Promise<string[]>
+  free(): void
+}
+
+/** The head of an answer to another tab, and the bytes behind it. */
+export interface OfferAnswer { reply: string; part?: { file: string; start: number; end: number } }
+
+/** A package that is given to other tabs: the files that its manifest names. */
+export class Offer {
+  /** Reads the manifest; `not_found` if a file isn't there, `unsupported` if it is no package. */
+  static open(files: Files): Promise<Offer>
+  /** The SHA-256 of the manifest. */
+  manifest(): string
+  answer(request: string): OfferAnswer
   free(): void
 }
 

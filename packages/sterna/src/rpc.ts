@@ -98,7 +98,10 @@ export type Handlers<M extends Methods> = {
   [K in keyof M]: (args: M[K]['args'], context: Context<M[K]['item']>) => M[K]['value'] | Promise<M[K]['value']>
 }
 
-/** The Worker's end. Arrays of numbers in a value are transferred, not copied. */
+/** What of a value is transferred, not copied. */
+const buffers = (value: unknown) => ArrayBuffer.isView(value) ? [value.buffer as ArrayBuffer] : []
+
+/** The Worker's end. Values and items that are arrays of numbers are transferred, not copied. */
 export function serve<M extends Methods>(port: Port, handlers: Handlers<M>): void {
   const running = new Map<number, AbortController>()
   port.addEventListener('message', event => {
@@ -115,9 +118,9 @@ export function serve<M extends Methods>(port: Port, handlers: Handlers<M>): voi
     try {
       const handler = handlers[method]
       if (!handler) throw new SternaError('invalid_request', `There is no call \`${method}\`.`)
-      const emit = (item: unknown) => { if (!signal.aborted) port.postMessage({ id, item }) }
+      const emit = (item: unknown) => { if (!signal.aborted) port.postMessage({ id, item }, buffers(item)) }
       const value: unknown = await handler(args as never, { signal, emit })
-      port.postMessage({ id, value }, ArrayBuffer.isView(value) ? [value.buffer as ArrayBuffer] : [])
+      port.postMessage({ id, value }, buffers(value))
     } catch (error) {
       const { code, message } = SternaError.from(error)
       port.postMessage({ id, error: { code, message } })

@@ -2,8 +2,9 @@ import { connect, fullAddress } from './connect.js'
 import { SternaError } from './error.js'
 import { Model } from './model.js'
 import { openai, type OpenAi, type OpenAiOptions } from './openai.js'
+import type { Sharing } from './share.js'
 import { addressOf, wireSource } from './source.js'
-import type { ConvertOptions, ConvertSource, Doctor, EngineOptions, LoadOptions, Notice, Plan, Progress, Source, SourceOptions, StorageUsage, StoredModel, WireEngine, WorkerOptions } from './types.js'
+import type { ConvertOptions, ConvertSource, Doctor, EngineOptions, LoadOptions, Notice, Plan, Progress, ShareOptions, Source, SourceOptions, StorageUsage, StoredModel, WireEngine, WorkerOptions } from './types.js'
 
 /** What the Worker is told of the engine. */
 export function wireEngine({ wasmUrl, threads, relaxedSimd }: EngineOptions): WireEngine {
@@ -51,18 +52,19 @@ export const Sterna = {
    * (call it again to continue), `not_found`, `io`, `hash_mismatch`, `invalid_file`, `unsupported` as they say.
    */
   async load(source: Source, options: LoadOptions = {}): Promise<Model> {
-    const { backend = 'auto', device, gpuTimeout, contextLength, prefill, signal, onNotice = () => {} } = options
+    const { backend = 'auto', device, gpuTimeout, contextLength, prefill, signal, peers, onNotice = () => {} } = options
     const from = wireSource(source, options)
     const name = options.name ?? defaultName(from.source)
     if (from.source.kind === 'address') persist()
     const { remote, end } = connect(options)
     try {
       await remote.call('engine', wireEngine(options), { signal })
+      const port = peers && (await import('./take.js')).takeFrom(peers)
       const info = await remote.call('load', {
         ...from, backend, name, ...(device ? { device } : {}),
         ...(gpuTimeout === undefined ? {} : { gpuTimeout }), ...(contextLength === undefined ? {} : { contextLength }),
-        ...(prefill === undefined ? {} : { prefill }),
-      }, { signal, onItem: onItem(options) })
+        ...(prefill === undefined ? {} : { prefill }), ...(port ? { peers: port } : {}),
+      }, { signal, onItem: onItem(options), transfer: port ? [port] : [] })
       return new Model(remote, info, onNotice, end)
     } catch (error) {
       await settle(remote)
@@ -92,6 +94,17 @@ export const Sterna = {
     } finally {
       end()
     }
+  },
+
+  /**
+   * Gives a stored package to other tabs, until it is stopped: the files that its manifest names, and nothing else. All of
+   * it is checked first. A model is named by its `id` or by the source it came from.
+   *
+   * Rejects with a `SternaError`: `not_found` if it isn't stored or not whole, `unsupported` if it is no package or the
+   * browser has no WebRTC, `hash_mismatch` if it was damaged, `io` where the others can't be met.
+   */
+  async share(model: string | URL, options: ShareOptions): Promise<Sharing> {
+    return (await import('./share.js')).share(idOf(model), wireEngine(options), options)
   },
 
   /** What loading would take, without doing it. */

@@ -1,5 +1,6 @@
 /** The public shapes, and the calls between the page and the Worker. Sizes are bytes. */
-import type { Message, ModelInfo as EngineInfo } from './engine.js'
+import type { Message, ModelInfo as EngineInfo, OfferAnswer } from './engine.js'
+import type { Signalling } from './signalling.js'
 
 export type { Message }
 
@@ -30,9 +31,11 @@ export interface Progress {
   totalBytes: number
   /** Bytes per second over the last seconds of a download. */
   bytesPerSecond?: number
+  /** Of a download: each source, and the bytes that it sent in requests that have ended. */
+  sources?: { name: string; bytes: number }[]
 }
 
-/** Something that a user may want to know, with a stable code: `device_lost`, `damaged_file`, `offline`, `conversion`. */
+/** Something that a user may want to know, with a stable code: `device_lost`, `damaged_file`, `offline`, `conversion`, `false_bytes`, `no_peers`. */
 export interface Notice { code: string; message: string }
 
 /** A key that packages may be signed with: what `minisign` calls a public key, and a name for messages. */
@@ -82,7 +85,34 @@ export interface SourceOptions {
   trust?: TrustedKey[]
 }
 
+/** How other tabs are found and reached. */
+export interface PeerOptions {
+  signalling: Signalling
+  /** STUN and TURN servers, which tabs on different networks need. None as default: no server of others takes part. */
+  iceServers?: RTCIceServer[]
+  /** Tabs that are connected at most; 8 as default. */
+  maxPeers?: number
+}
+
+/** What a tab gives to others, and how much of it. */
+export interface ShareOptions extends Omit<PeerOptions, 'maxPeers'>, EngineOptions {
+  /** Bytes per second to all tabs together. */
+  bytesPerSecond?: number
+  /** Bytes that one tab gets: one connection's key. What it asks for counts. */
+  bytesPerPeer?: number
+  /** Bytes that all tabs get together, until it is stopped. */
+  totalBytes?: number
+  /** Requests at a time; more are told that it is busy. 32 as default. */
+  maxRequests?: number
+  /** Tabs that are connected at most; others get no answer. 16 as default. */
+  maxConnections?: number
+  /** Stops it. */
+  signal?: AbortSignal
+}
+
 export interface LoadOptions extends SourceOptions, EngineOptions {
+  /** Takes the package from other tabs, too, beside its address and mirrors. Not without being asked for. */
+  peers?: PeerOptions
   /** `auto` takes the GPU if there is one that computes correctly. */
   backend?: 'auto' | 'cpu' | 'gpu'
   /** Which GPU, where there are two; the browser may not follow. */
@@ -275,6 +305,8 @@ export interface WireLoad extends WireSourceOptions {
   contextLength?: number
   prefill?: string | Message[]
   name: string
+  /** Where the page answers `PeerCalls`. */
+  peers?: MessagePort
 }
 export interface WireConvert {
   source: WireSource
@@ -323,8 +355,24 @@ export type Calls = {
   verify: { args: { id: string; mend: boolean }; item: Progress | { notice: Notice }; value: string[] }
   usage: { args: null; value: StorageUsage }
   purge: { args: null; value: number }
+  /** Opens a stored package, which is checked, to be given to other tabs: the SHA-256 of its manifest. */
+  offer: { args: string; value: string }
+  /** What a request of another tab is answered. */
+  offered: { args: string; value: OfferAnswer }
+  /** Bytes of the offered package. */
+  read: { args: { file: string; start: number; end: number }; value: Uint8Array }
   readText: { args: { id: string; name: string }; value: string | null }
   doctor: { args: null; value: Doctor }
   dispose: { args: null; value: null }
 }
 
+
+/** What the page answers to its Worker, which has no connections to other tabs. */
+export type PeerCalls = {
+  /** Finds tabs that have the package, until it is cancelled; items are their keys. */
+  find: { args: { manifest: string }; item: { peer: string }; value: null }
+  /** Asks one of them: the first item is the head of its answer. */
+  ask: { args: { peer: string; request: string }; item: string | Uint8Array; value: null }
+  /** One of them sent something false. */
+  lied: { args: { peer: string; why: string }; value: null }
+}

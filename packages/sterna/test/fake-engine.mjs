@@ -8,7 +8,7 @@ const hex = bytes => Array.from(new Uint8Array(bytes), byte => byte.toString(16)
 const digest = async bytes => hex(await crypto.subtle.digest('SHA-256', bytes))
 
 /** What tests look at and change. */
-export const seen = { sessions: new Set(), starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], stepMs: 0, lost: undefined, initialised: [], downloads: [], vocabularies: [] }
+export const seen = { sessions: new Set(), starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], stepMs: 0, lost: undefined, initialised: [], downloads: [], vocabularies: [], replies: [], awaitPeers: 0 }
 
 export default async function init(options) { seen.initialised.push(options) }
 export function sha256() { return '00'.repeat(32) }
@@ -23,7 +23,7 @@ async function body(answer) {
 export class Download {
   static async open(addresses, disk, http, options) {
     const download = new Download()
-    Object.assign(download, { addresses, disk, http, options, cancelled: false })
+    Object.assign(download, { addresses, disk, http, options, cancelled: false, peers: [], sources: new Map() })
     seen.downloads.push(options)
     const [address] = addresses
     if (address.startsWith('https://huggingface.co/')) {
@@ -60,12 +60,34 @@ export class Download {
       text = new TextDecoder().decode(await disk.read('manifest.json', 0, size))
     }
     this.text = text
+    this.hash = await digest(new TextEncoder().encode(text))
     const size = new TextEncoder().encode(text).length
     this.listed = [{ name: 'manifest.json', size }, ...JSON.parse(text).shards.map(({ filename, size, hash }) => ({ name: filename, size, hash, address: new URL(filename, address).href }))]
   }
   files() { return this.listed.map(({ name, size, here }) => ({ name, size, here })) }
   manifest() { return this.text }
-  async run(committed, progress) {
+  digest() { return this.hash }
+  addPeer(name, peer) { this.peers.push({ name, peer }) }
+  /** A file from a peer, if one gives it; who sends something false is told of. */
+  async fromPeer({ name, size, hash }, lied) {
+    for (const source of [...this.peers]) {
+      try {
+        const answer = await source.peer.ask(JSON.stringify({ manifest: this.hash, file: name, start: 0, end: size }))
+        seen.replies.push(answer.reply)
+        if (!answer.reply.includes('bytes')) continue
+        const data = await body(answer)
+        this.sources.set(source.name, (this.sources.get(source.name) ?? 0) + data.length)
+        const found = await digest(data)
+        if (found === hash) return data
+        this.peers.splice(this.peers.indexOf(source), 1)
+        lied(source.name, `\`${name}\`: expected ${hash}, found ${found}`)
+      } catch (error) {
+        seen.replies.push(error.name)
+      }
+    }
+    return undefined
+  }
+  async run(committed, progress, lied) {
     if (this.small) {
       await this.disk.remove('manifest.json')
       await this.disk.writeAt('manifest.json', 0, this.small)
@@ -76,6 +98,16 @@ export class Download {
     let doneBytes = this.listed.reduce((sum, { size, here }) => sum + (here ? size : 0), 0)
     for (const { name, size, hash, address, here } of this.listed) {
       if (here) { committed(name); continue }
+      while (this.peers.length < seen.awaitPeers && !this.cancelled) await new Promise(done => setTimeout(done, 5))
+      const given = hash && await this.fromPeer({ name, size, hash }, lied)
+      if (given) {
+        await this.disk.writeAt(name, 0, given)
+        await this.disk.commit(name)
+        committed(name)
+        doneBytes += size
+        progress({ doneBytes, totalBytes, receivedBytes, sources: [...this.sources].map(([name, bytes]) => ({ name, bytes })) })
+        continue
+      }
       let at = Number(await this.disk.journal(name) ?? 0)
       doneBytes += at
       seen.fetched.push({ name, from: at })
@@ -88,7 +120,8 @@ export class Download {
         receivedBytes += piece.length
         doneBytes += piece.length
         if (at - noted >= BLOCK) await this.disk.note(name, String(noted = at))
-        progress({ doneBytes, totalBytes, receivedBytes })
+        this.sources.set(address, (this.sources.get(address) ?? 0) + piece.length)
+        progress({ doneBytes, totalBytes, receivedBytes, sources: [...this.sources].map(([name, bytes]) => ({ name, bytes })) })
       }
       if (at !== size) fail('io', `${address}: ended after ${at} bytes of ${size}`)
       if (hash && await digest(await readAll((start, end) => this.disk.readBack(name, start, end), size)) !== hash) {
@@ -141,6 +174,26 @@ export async function constraints() {
     }
   }
   return { Vocabulary }
+}
+
+/** The files that a manifest names. */
+export class Offer {
+  static async open(files) {
+    const size = await files.len('manifest.json') ?? fail('unsupported', 'no package')
+    const text = await readAll((start, end) => files.read('manifest.json', start, end), size)
+    const { shards } = JSON.parse(new TextDecoder().decode(text))
+    const sizes = new Map([['manifest.json', size], ...shards.map(({ filename, size }) => [filename, size])])
+    return Object.assign(new Offer(), { hash: await digest(text), sizes })
+  }
+  manifest() { return this.hash }
+  answer(text) {
+    const { manifest, file, start, end } = JSON.parse(text)
+    const size = manifest === this.hash ? this.sizes.get(file) : undefined
+    if (size === undefined) return { reply: '"unknown"' }
+    if (start > (end ?? size) || end > size) return { reply: '"invalid"' }
+    return { reply: JSON.stringify({ bytes: { size } }), part: { file, start, end: end ?? size } }
+  }
+  free() { seen.freed++ }
 }
 
 /** Puts the bytes of the entry into shards of 256 KiB. */

@@ -16,7 +16,7 @@ export function useFakeEngine() {
     serve(port2, makeCalls(async () => ({ ...fake, threads: 1, relaxedSimd: false })))
     return { remote: new Remote(port1), end: () => port1.close() }
   })
-  Object.assign(seen, { starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], downloads: [], vocabularies: [], stepMs: 0, lost: undefined, recovered: 0 })
+  Object.assign(seen, { starts: [], prompts: [], cancels: 0, adapters: [], freed: 0, fetched: [], downloads: [], vocabularies: [], replies: [], awaitPeers: 0, stepMs: 0, lost: undefined, recovered: 0 })
   seen.sessions.clear()
 }
 

@@ -169,6 +169,9 @@ const MAX_COMMITS: usize = 8;
 /// Verified blobs that may wait for their commit before no more are requested; each may be an open file.
 const MAX_UNCOMMITTED: usize = 32;
 
+/// What a stranger adds to the requests at a time.
+const REQUESTS_OF_STRANGER: usize = 2;
+
 /// How often a blob is read again whose blocks were right when they arrived and whose whole is not.
 const MAX_REREADS: u32 = 3;
 
@@ -219,6 +222,18 @@ impl Fetch {
     /// something else. It is asked only while no other can be.
     pub fn doubt(&mut self, source: usize) {
         self.sources[source].is_slow = true;
+    }
+
+    /// One more source, also while the fetch is under way, and two more requests at a time, since others may have all
+    /// there are; its index. It is a stranger: it isn't asked for blobs of which only the size is known.
+    pub fn add_stranger(&mut self, name: String) -> usize {
+        for state in &mut self.blobs {
+            let has_digest = state.blob.expected() != Expected::SizeOnly;
+            state.add_source((!has_digest).then(|| "no hash of it is known".to_owned()));
+        }
+        self.limits.parallel = self.limits.parallel.saturating_add(REQUESTS_OF_STRANGER);
+        self.sources.push(SourceState::new(name));
+        self.sources.len() - 1
     }
 
     /// What to do next. To be asked again after each action, until it says to wait or has ended.

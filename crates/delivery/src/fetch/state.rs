@@ -95,6 +95,12 @@ impl BlobState {
         }
     }
 
+    /// One more source, and why it can't give this blob, if so.
+    pub(super) fn add_source(&mut self, refusal: Option<String>) {
+        self.etags.push(self.blob.etag().cloned());
+        self.refusals.push(refusal);
+    }
+
     /// Records bytes left from an earlier fetch, and returns whether they are of any use.
     pub(super) fn inherit(&mut self, ranges: &RangeSet) -> bool {
         let size = self.blob.size();

@@ -8,30 +8,43 @@
 //! [`Sharing`] is the other side: it gives the packages that it was given, and nothing else, within limits.
 //!
 //! No server of anybody takes part: neither relays nor directories, unless they are named.
+//!
+//! In a browser tabs are peers, over connections that JavaScript makes: only what is said is here, [`Request`] and
+//! [`Reply`].
 
+#[cfg(not(target_family = "wasm"))]
 mod liars;
+#[cfg(not(target_family = "wasm"))]
 mod network;
 mod protocol;
+#[cfg(not(target_family = "wasm"))]
 mod share;
+#[cfg(not(target_family = "wasm"))]
 mod source;
-#[cfg(test)]
+#[cfg(all(test, not(target_family = "wasm")))]
 mod tests;
+#[cfg(not(target_family = "wasm"))]
 mod ticket;
 
+#[cfg(not(target_family = "wasm"))]
 use std::io;
 
+pub use self::protocol::{Reply, Request};
+#[cfg(not(target_family = "wasm"))]
 pub use self::{
     liars::{Liar, Liars, LiarsError},
     network::PeerOptions,
     share::{ShareOptions, SharedPackage, Sharing},
     ticket::{Ticket, is_peer_address},
 };
+#[cfg(not(target_family = "wasm"))]
 pub(crate) use self::{
     network::{Network, Shunned},
     source::PeerSource,
 };
 
 /// Why there is no connection to peers.
+#[cfg(not(target_family = "wasm"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeersError {

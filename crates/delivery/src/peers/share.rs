@@ -26,7 +26,7 @@ use tokio::{
 
 use super::{
     PeersError, Ticket, network,
-    protocol::{ALPN, Answer, MAX_REQUEST, Request},
+    protocol::{ALPN, MAX_REQUEST, Reply, Request},
 };
 use crate::{
     blocking::Bridge,
@@ -261,19 +261,13 @@ impl State {
     }
 
     /// The bytes that a request asks for, and the size of their file.
-    fn find(&self, request: &[u8]) -> Result<(Bytes, u64), Answer> {
-        let request: Request = serde_json::from_slice(request).map_err(|_| Answer::Invalid)?;
-        let manifest = Digest::from_hex(Algorithm::Sha256, &request.manifest);
-        let manifest = manifest.map_err(|_| Answer::Invalid)?;
-        let package = self.packages.get(&manifest).ok_or(Answer::Unknown)?;
-        let file = (package.files.get(&request.file)).ok_or(Answer::Unknown)?;
+    fn find(&self, request: &[u8]) -> Result<(Bytes, u64), Reply> {
+        let (request, manifest) = Request::read(request)?;
+        let package = self.packages.get(&manifest).ok_or(Reply::Unknown)?;
+        let file = (package.files.get(request.file())).ok_or(Reply::Unknown)?;
         let size = file.len() as u64;
-        let end = request.end.unwrap_or(size);
-        if request.start > end || end > size {
-            return Err(Answer::Invalid);
-        }
-        // Both lie within the file.
-        Ok((file.slice(request.start as usize..end as usize), size))
+        let part = request.part(size)?;
+        Ok((file.slice(part.start as usize..part.end as usize), size))
     }
 }
 
@@ -343,21 +337,21 @@ impl Visit {
 
     async fn answer(&self, mut send: SendStream, mut receive: RecvStream) -> io::Result<()> {
         let Ok(_request) = Arc::clone(&self.state.requests).try_acquire_owned() else {
-            return end(send, &Answer::Busy).await;
+            return end(send, &Reply::Busy).await;
         };
         let request = time::timeout(REQUEST_WITHIN, receive.read_to_end(MAX_REQUEST));
         let found = match request.await? {
             Ok(request) => self.state.find(&request),
-            Err(_) => Err(Answer::Invalid),
+            Err(_) => Err(Reply::Invalid),
         };
         let (mut bytes, size) = match found {
             Ok(found) => found,
             Err(answer) => return end(send, &answer).await,
         };
         if !self.pay(bytes.len() as u64) {
-            return end(send, &Answer::Quota).await;
+            return end(send, &Reply::Quota).await;
         }
-        write(&mut send, Answer::Bytes { size }.encoded().into()).await?;
+        write(&mut send, Reply::Bytes { size }.encoded().into()).await?;
         while !bytes.is_empty() {
             let (piece, pause) = match &self.state.rate_limit {
                 None => (bytes.split_to(bytes.len().min(PIECE)), Duration::ZERO),
@@ -392,7 +386,7 @@ async fn write(send: &mut SendStream, bytes: Bytes) -> io::Result<()> {
 }
 
 /// Answers with nothing behind it.
-async fn end(mut send: SendStream, answer: &Answer) -> io::Result<()> {
+async fn end(mut send: SendStream, answer: &Reply) -> io::Result<()> {
     write(&mut send, answer.encoded().into()).await?;
     send.finish()?;
     Ok(())

@@ -13,11 +13,11 @@ use tokio::{sync::Mutex, time};
 
 use super::{
     Liars,
-    protocol::{ALPN, Answer as Reply, MAX_ANSWER, Request},
+    protocol::{ALPN, Reply, Request},
 };
 use crate::{
     blocking::{Activity, Bridge},
-    fetch::{Fault, Head},
+    fetch::Fault,
     hash::{Digest, Expected},
     package::MAX_FILE_BYTES,
     source::{Answer, Source, asked_for, chain},
@@ -122,42 +122,17 @@ impl PeerSource {
             message: chain(error),
         };
         let (mut send, mut receive) = connection.open_bi().await.map_err(|e| lost(&e))?;
-        let request = Request {
-            manifest: self.manifest.to_string(),
-            file: name.to_owned(),
-            start: range.as_ref().map_or(0, |range| range.start),
-            end: range.map(|range| range.end),
-        };
-        let request = serde_json::to_vec(&request).expect("it has neither maps nor floats");
-        send.write_all(&request).await.map_err(|e| lost(&e))?;
+        let request = Request::new(self.manifest, name, range).to_json();
+        (send.write_all(request.as_bytes()).await).map_err(|e| lost(&e))?;
         // One that answers before it has read all has closed it.
         let _ = send.finish();
         let mut length = [0; 2];
         (receive.read_exact(&mut length).await).map_err(|e| lost(&e))?;
         let length = usize::from(u16::from_be_bytes(length));
-        let invalid = |message: String| Fault::Invalid { message };
-        if length > MAX_ANSWER {
-            return Err(invalid(format!(
-                "expected an answer of at most {MAX_ANSWER} bytes, found {length}"
-            )));
-        }
+        Reply::check_len(length)?;
         let mut answer = vec![0; length];
         (receive.read_exact(&mut answer).await).map_err(|e| lost(&e))?;
-        let answer = serde_json::from_slice(&answer).map_err(|error| {
-            invalid(format!("expected an answer, found something else: {error}"))
-        })?;
-        let missing = |message: &str| Fault::Missing {
-            message: message.to_owned(),
-        };
-        match answer {
-            Reply::Bytes { size } => Ok((size, receive)),
-            Reply::Unknown => Err(missing("the peer doesn't share it")),
-            Reply::Invalid => Err(missing("the peer doesn't have these bytes")),
-            Reply::Quota => Err(missing("the peer gives no more to this machine")),
-            Reply::Busy => Err(Fault::Unreachable {
-                message: "the peer is busy".to_owned(),
-            }),
-        }
+        Ok((Reply::read(&answer)?.size()?, receive))
     }
 
     /// The manifest, whose digest is known.
@@ -189,26 +164,12 @@ impl Source for PeerSource {
         if name == MANIFEST_FILE && range.is_none() {
             let read = self.read_manifest();
             let bytes = (self.bridge).wait(PATIENCE, &activity, None, read)??;
-            let head = Head {
-                status: 200,
-                content_length: Some(bytes.len() as u64),
-                ..Head::default()
-            };
+            let head = Reply::head(bytes.len() as u64, None);
             let body = Box::new(Cursor::new(bytes));
             return Ok(Answer { head, body });
         }
         let asked = self.ask(name, range.clone());
         let (size, receive) = self.bridge.wait(PATIENCE, &activity, None, asked)??;
-        let part = range.clone().unwrap_or(0..size);
-        let head = Head {
-            status: if range.is_some() { 206 } else { 200 },
-            content_length: Some(part.end.saturating_sub(part.start)),
-            content_range: range.map(|range| {
-                let last = range.end.saturating_sub(1);
-                format!("bytes {}-{last}/{size}", range.start)
-            }),
-            ..Head::default()
-        };
         let pieces = stream::unfold(receive, |mut receive| async move {
             let mut piece = vec![0; PIECE];
             match receive.read(&mut piece).await {
@@ -221,7 +182,7 @@ impl Source for PeerSource {
             }
         });
         Ok(Answer {
-            head,
+            head: Reply::head(size, range),
             body: Box::new(self.bridge.reader(pieces.boxed(), PATIENCE)),
         })
     }

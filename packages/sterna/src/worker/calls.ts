@@ -12,6 +12,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
   let options: WireEngine = { wasmUrl: {} }
   let loading: Promise<Engine> | undefined
   let host: Host | undefined
+  let offering: library.Offering | undefined
   const openings = new Set<Promise<unknown>>()
 
   function engine(): Promise<Engine> {
@@ -22,6 +23,10 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
   function loaded(): Host {
     if (!host) throw new SternaError('disposed', 'The model was disposed.')
     return host
+  }
+  function offered(): library.Offering {
+    if (!offering) throw new SternaError('disposed', 'Nothing is offered.')
+    return offering
   }
   /** Opens a source for `use`, whose files stay open if it succeeds. */
   function opening<T>(...args: Parameters<typeof open<T>>): Promise<T> {
@@ -47,7 +52,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
   return {
     engine: args => (options = args, null),
 
-    load: (args, context) => opening(args, { ...context, accept: bytes => library.refuseMemory(bytes, args.backend) }, async opened => {
+    load: (args, context) => opening(args, { ...context, accept: bytes => library.refuseMemory(bytes, args.backend), ...(args.peers ? { peers: args.peers } : {}) }, async opened => {
       const { Model, threads, constraints } = await engine()
       let arrived = false
       void opened.arrived.then(() => { arrived = true }, () => {})
@@ -64,7 +69,7 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
       }, tell)
       host = new Host(model, args.name, { threads, constraints }, args.contextLength, opened)
       return host.info()
-    }),
+    }).finally(() => args.peers?.close()),
 
     fetch: (args, context) => opening(args, context, async opened => {
       await opened.arrived
@@ -110,11 +115,19 @@ export function makeCalls(load: (options: WireEngine) => Promise<Engine>): Handl
     verify: async ({ id, mend }, context) => library.verify(await engine(), id, mend, context),
     usage: () => library.usage(),
     purge: () => library.purge(),
+    offer: async (id, { signal, emit }) => {
+      offering = await library.offer(await engine(), id, { signal, emit })
+      return offering.offer.manifest()
+    },
+    offered: request => offered().offer.answer(request),
+    read: ({ file, start, end }) => offered().read(file, start, end),
     readText: ({ id, name }) => library.readText(id, name),
     doctor: () => doctor(engine),
     dispose: async () => {
       const disposing = host
       host = undefined
+      offering?.close()
+      offering = undefined
       await disposing?.dispose()
       await Promise.allSettled(openings) // A cancelled download notes how far it came.
       return null

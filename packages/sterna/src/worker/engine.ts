@@ -10,6 +10,7 @@ export interface Engine {
   Conversion: typeof Wasm.Conversion
   Download: typeof Wasm.Download
   Model: typeof Wasm.Model
+  Offer: typeof Wasm.Offer
   sha256(bytes: Uint8Array): string
   version(): string
   /** Loads the module for constrained output. */
@@ -20,7 +21,7 @@ export interface Engine {
   relaxedSimd: boolean
 }
 
-type Build = Pick<typeof Wasm, 'Conversion' | 'Download' | 'Model' | 'sha256' | 'version'>
+type Build = Pick<typeof Wasm, 'Conversion' | 'Download' | 'Model' | 'Offer' | 'sha256' | 'version'>
 
 /** A module of one function with `i8x16.splat`. */
 const SIMD = new Uint8Array([
@@ -131,5 +132,5 @@ async function startThreads(n: number, share: Share): Promise<void> {
 }
 
 function exportsOf(build: Build): Exports {
-  return { Conversion: build.Conversion, Download: build.Download, Model: build.Model, sha256: build.sha256, version: build.version }
+  return { Conversion: build.Conversion, Download: build.Download, Model: build.Model, Offer: build.Offer, sha256: build.sha256, version: build.version }
 }

@@ -4,12 +4,13 @@
  * Between tabs two locks guard a model's folder: `sterna:get:KEY`, exclusive, is held by the one that fetches,
  * checks or removes; `sterna:use:KEY`, shared, by those that have the files open.
  */
-import type { Download, DownloadProgress, Files, ListedFile } from '../engine.js'
+import type { Download, DownloadProgress, Files, ListedFile, Offer } from '../engine.js'
 import { SternaError, cancelled } from '../error.js'
 import type { Notice, Plan, Progress, StorageUsage, StoredModel, StoreKind, TrustedKey, WireConvert, WireSource, WireSourceOptions } from '../types.js'
 import type { Engine } from './engine.js'
 import { http } from './http.js'
 import { channel, lock, tryLock, type Release } from './locks.js'
+import { joinPeers } from './peers.js'
 import { SealedFolder } from './sealed.js'
 import { fileReader, openStore, readFile, writeFile, type Folder, type Store } from './store.js'
 
@@ -47,6 +48,8 @@ export interface OpenContext {
   emit(item: Progress | { notice: Notice }): void
   /** Throws if a model of so many bytes isn't wanted; called before one of them is fetched. */
   accept?(totalBytes: number): void
+  /** Where the page finds other tabs. */
+  peers?: MessagePort
 }
 
 /** The name of a model's folder: readable, and different for each address. */
@@ -256,12 +259,13 @@ async function fetchInto(
     const stop = () => download.cancel()
     signal.addEventListener('abort', stop)
     const rate = new Rate()
-    const tell = ({ doneBytes, totalBytes, receivedBytes }: DownloadProgress) => {
-      const progress: Progress = { phase: 'download', doneBytes, totalBytes, bytesPerSecond: rate.of(receivedBytes) }
+    const tell = ({ doneBytes, totalBytes, receivedBytes, sources }: DownloadProgress) => {
+      const progress: Progress = { phase: 'download', doneBytes, totalBytes, bytesPerSecond: rate.of(receivedBytes), sources }
       emit(progress)
       others.say(progress)
     }
-    const arrived = download.run(name => files.commit(name), missing.length ? tell : () => {})
+    const peers = joinPeers(missing.length ? context.peers : undefined, download, download.digest(), notice => emit({ notice }))
+    const arrived = download.run(name => files.commit(name), missing.length ? tell : () => {}, peers.lied)
       .then(() => files.commitAll(), error => {
         const failure = signal.aborted ? cancelled(signal) : folder.failure ?? SternaError.from(error)
         files.fail(failure)
@@ -269,6 +273,7 @@ async function fetchInto(
       })
       .finally(() => {
         signal.removeEventListener('abort', stop)
+        peers.leave()
         download.free()
         done()
       })
@@ -286,7 +291,7 @@ type Opening = Pick<WireSourceOptions, 'file' | 'bytesPerSecond' | 'trust'>
 /** Asks what is at an address. Where nobody answers and the folder has a whole model, that is used, and told. */
 async function openDownload(
   engine: Engine, folder: SealedFolder, addresses: string[], { file, bytesPerSecond, trust }: Opening, emit?: OpenContext['emit'],
-): Promise<Pick<Download, 'files' | 'manifest' | 'run' | 'cancel' | 'verify' | 'free'>> {
+): Promise<Pick<Download, 'files' | 'manifest' | 'digest' | 'addPeer' | 'run' | 'cancel' | 'verify' | 'free'>> {
   try {
     return await engine.Download.open(addresses, folder, http, {
       ...(file === undefined ? {} : { file }), ...(bytesPerSecond === undefined ? {} : { bytesPerSecond }),
@@ -298,7 +303,7 @@ async function openDownload(
     if (!listed) throw error
     emit?.({ notice: { code: 'offline', message: `What is stored is used as it is, since nothing newer can be asked for: ${message}` } })
     return {
-      files: () => listed, manifest: () => undefined, run: async () => {}, cancel() {}, free() {},
+      files: () => listed, manifest: () => undefined, digest: () => undefined, addPeer() {}, run: async () => {}, cancel() {}, free() {},
       verify: () => folder.sample('all'),
     }
   }
@@ -625,6 +630,45 @@ export async function verify(engine: Engine, idOrAddress: string, mend: boolean,
     await opened.arrived.finally(() => opened.close())
   }
   return damaged
+}
+
+/** A stored package that other tabs are given. */
+export interface Offering {
+  offer: Offer
+  /** Bytes of one of its files, at least one. */
+  read(file: string, start: number, end: number): Promise<Uint8Array>
+  close(): void
+}
+
+/** Opens a stored package for other tabs. All of it is compared with what was noted when it was verified: what is damaged would be called a lie. */
+export async function offer(engine: Engine, idOrAddress: string, context: OpenContext): Promise<Offering> {
+  const found = await find(idOrAddress)
+  if (!found) throw new SternaError('not_found', `${idOrAddress} isn't in the store. Load it first.`)
+  const { store, key } = found
+  const leave = await lock(`sterna:use:${key}`, { mode: 'shared' })
+  let folder: SealedFolder | undefined
+  try {
+    const done = await takeTurn(key, context)
+    try {
+      folder = new SealedFolder(await store.folder(key), engine.sha256)
+      const damaged = await folder.sample('all')
+      if (damaged.length) throw new SternaError('hash_mismatch', `${damaged.join(', ')} of ${key} was damaged in the store. Load it again.`)
+      const offer = await engine.Offer.open(folder)
+      const { inner } = folder
+      return {
+        offer,
+        // A copy: it is transferred, and the store may keep its own.
+        read: async (file, start, end) => (await inner.read(file, start, end)).slice(),
+        close: () => (offer.free(), inner.close(), leave()),
+      }
+    } finally {
+      done()
+    }
+  } catch (error) {
+    folder?.inner.close()
+    leave()
+    throw SternaError.from(error)
+  }
 }
 
 /** The text of a complete file of a stored model. */

@@ -19,7 +19,7 @@ if (!has('dist/index.js')) skipAll('no dist (npm run build)')
 if (!fake && !has('dist/wasm/sterna_web_bg.wasm')) skipAll('no engine in dist/wasm (scripts/build-web.sh), and no --fake')
 
 const { clear, close, Skipped } = await import('./stage.mjs')
-const suites = ['answers', 'storage', ...(fake ? [] : ['gpu', 'models', 'firefox'])]
+const suites = ['answers', 'storage', ...(fake ? [] : ['gpu', 'models', 'peers', 'firefox'])]
 let failed = 0
 for (const suite of suites) {
   const { tests } = await import(`./${suite}.mjs`)

@@ -1,5 +1,5 @@
 // What the tests share: models, their files, servers, a browser and its pages.
-import { execFileSync } from 'node:child_process'
+import { execFileSync, spawn } from 'node:child_process'
 import { cpSync, copyFileSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync } from 'node:fs'
 import os from 'node:os'
 import path from 'node:path'
@@ -56,6 +56,19 @@ export function sterna(...args) {
   if (!program) skip('no native program (cargo build -p sterna-cli, or set STERNA)')
   return execFileSync(program, args, { encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'], env: { ...process.env, NO_COLOR: '1' } })
 }
+const servers = []
+/** Starts a server of the native program; its address. */
+export async function sternaServe(...args) {
+  if (!program) skip('no native program (cargo build -p sterna-cli, or set STERNA)')
+  const server = spawn(program, ['serve', ...args, '--port', '0'], { stdio: ['ignore', 'pipe', 'inherit'], env: { ...process.env, NO_COLOR: '1' } })
+  servers.push(server)
+  let text = ''
+  for await (const piece of server.stdout) {
+    text += piece
+    if (text.includes('\n')) return text.trim()
+  }
+  throw new Error(`sterna serve ${args.join(' ')} ended`)
+}
 /** The tokens that the native program chooses on the CPU. */
 export function nativeIds(model, prompt, n, ...args) {
   return JSON.parse(sterna('run', model, '-p', prompt, '--raw', '--temperature', '0', '--repeat-penalty', '1', '--max-tokens', String(n), '--backend', 'cpu', '--json', ...args)).ids
@@ -85,8 +98,9 @@ export const mounts = { '/pkg/': dist, '/': Buffer.from(PAGE), '/strict.html': B
 export const [site, isolated, cdn] = [await serve(mounts), await serve(mounts, { isolate: true }), await serve(mounts)]
 export const browser = await openBrowser(path.join(scratch, 'profile'))
 
-export async function open(url = site.url) {
+export async function open(url = site.url, before) {
   const page = await browser.newPage()
+  if (before) await page.addInitScript(before)
   page.on('pageerror', error => console.log(`  page: ${error.message}`))
   page.on('console', message => { if (message.type() === 'error') console.log(`  console: ${message.text()}`) })
   await page.goto(url)
@@ -107,5 +121,6 @@ export async function clear() {
 export async function close() {
   await browser.close()
   for (const server of [site, isolated, cdn]) server.close()
+  for (const server of servers) server.kill()
   rmSync(scratch, { recursive: true, force: true })
 }
