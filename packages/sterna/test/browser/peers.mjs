@@ -3,15 +3,15 @@ import assert from 'node:assert/strict'
 import { existsSync } from 'node:fs'
 import path from 'node:path'
 import { serve } from './browser.mjs'
-import { browser, mounts, nativeIds, open, scratch, site, sterna, sternaServe, testdata } from './stage.mjs'
+import { TALES } from './made.mjs'
+import { browser, mounts, nativeIds, open, scratch, site, sterna, sternaServe } from './stage.mjs'
 
-const MODEL = path.join(testdata, 'bitllama-3M/bitllama-3M-f16.gguf')
 const PROMPT = 'Once upon a time'
 
 /** A package of many shards, served as `/shared/`; its folder. */
 function makeShared() {
   const folder = path.join(scratch, 'shared')
-  if (!existsSync(folder)) sterna('convert', MODEL, folder, '--shard-size', '192KiB', '--quiet')
+  if (!existsSync(folder)) sterna('convert', TALES, folder, '--shard-size', '128KiB', '--quiet')
   mounts['/shared/'] = folder
   return folder
 }
@@ -73,20 +73,21 @@ export const tests = {
     // An origin each, so that each has a store of its own.
     const origins = await Promise.all([1, 2, 3].map(() => serve(mounts)))
     try {
-      const honest = await sharer(origins[0].url, signalling, { bytesPerSecond: 300_000 }, watch)
+      const honest = await sharer(origins[0].url, signalling, { bytesPerSecond: 40_000 }, watch)
       const liar = await sharer(origins[1].url, signalling, {}, watchAndLie)
-      const leaver = await sharer(origins[2].url, signalling, { bytesPerSecond: 60_000 }, watch)
-      site.state.bytesPerSecond = path => path.startsWith('/shared/shard') ? 16_384 : Infinity
+      const leaver = await sharer(origins[2].url, signalling, { bytesPerSecond: 20_000 }, watch)
+      site.state.bytesPerSecond = path => path.startsWith('/shared/shard') ? 8192 : Infinity
       const page = await open(site.url, watch)
       await begin(page, signalling)
       await leaver.page.waitForFunction(() => sharing.sentBytes > 100_000, undefined, { timeout: 120_000 })
       await leaver.page.close()
-      // It is seen to be gone; the mirror needn't go on so slowly to the end.
       await page.waitForFunction(key => notices.some(({ message }) => message.includes(key)), liar.key, { timeout: 120_000 })
+      await page.waitForFunction(key => sources.some(({ name, bytes }) => name.includes(key) && bytes > 0), honest.key, { timeout: 120_000 })
+      // What is left needn't take as long.
       site.state.bytesPerSecond = () => Infinity
       const { ids, notices, sources, servers, models } = await finish(page, PROMPT)
       for (const { name, bytes } of sources) console.log(`  ${(bytes / 1024).toFixed(1)} KiB from ${name}`)
-      assert.deepEqual(ids, nativeIds(MODEL, PROMPT, 20))
+      assert.deepEqual(ids, nativeIds(TALES, PROMPT, 20))
       assert.ok(models.every(({ complete }) => complete))
       assert.deepEqual(await page.evaluate(() => Sterna.models.verify('./shared/')), [])
       assert.deepEqual(notices.map(({ code }) => code), ['false_bytes'])
@@ -102,7 +103,7 @@ export const tests = {
       // A later load asks the others, and not the one that lied.
       await page.evaluate(() => Sterna.models.remove('./shared/'))
       const before = await liar.sent()
-      site.state.bytesPerSecond = path => path.startsWith('/shared/shard') ? 16_384 : Infinity
+      site.state.bytesPerSecond = path => path.startsWith('/shared/shard') ? 8192 : Infinity
       await begin(page, signalling)
       await page.waitForFunction(key => sources.some(({ name, bytes }) => name.includes(key) && bytes > 0), honest.key, { timeout: 120_000 })
       site.state.bytesPerSecond = () => Infinity
@@ -128,12 +129,12 @@ export const tests = {
     })
     assert.deepEqual(without, { sources: [`${site.url}shared/`], servers: [] })
     assert.equal(await sharing.evaluate(() => sharing.connections), 0)
-    site.state.bytesPerSecond = path => path.startsWith('/shared/shard') ? 16_384 : Infinity
+    site.state.bytesPerSecond = path => path.startsWith('/shared/shard') ? 8192 : Infinity
     await begin(page, undefined, { store: 'memory' })
     await page.waitForFunction(key => sources.some(({ name, bytes }) => name.includes(key) && bytes > 0), key, { timeout: 120_000 })
     site.state.bytesPerSecond = () => Infinity
     const { ids, notices, sources } = await finish(page, PROMPT)
-    assert.deepEqual(ids, nativeIds(MODEL, PROMPT, 20))
+    assert.deepEqual(ids, nativeIds(TALES, PROMPT, 20))
     assert.deepEqual(notices, [])
     assert.deepEqual(sources.map(({ name }) => name), [`${site.url}shared/`, `peer ${key}`])
     // The tab that took is gone, and what is stopped isn't found.
