@@ -56,6 +56,10 @@ fn shard_etag() -> String {
 }
 
 fn start() -> Server {
+    start_with(&[])
+}
+
+fn start_with(flags: &[&str]) -> Server {
     let dir = tempfile::tempdir().unwrap();
     let shard = shard_bytes();
     let manifest = json!({
@@ -84,6 +88,7 @@ fn start() -> Server {
     let (child, address) = listening(
         Command::new(env!("CARGO_BIN_EXE_sterna"))
             .args(["serve", "--port", "0"])
+            .args(flags)
             .arg(dir.path())
             .stderr(Stdio::null()),
     );
@@ -135,7 +140,7 @@ impl Client {
             headers,
             body: Vec::new(),
         };
-        let has_body = method != "HEAD" && status != 204 && status != 304;
+        let has_body = method != "HEAD" && status != 101 && status != 204 && status != 304;
         let len = answer
             .header("content-length")
             .map_or(0, |len| len.parse().unwrap());
@@ -147,6 +152,51 @@ impl Client {
 
 fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> Answer {
     Client::connect(server).request("GET", path, headers)
+}
+
+/// What asks for a WebSocket.
+const UPGRADE: [(&str, &str); 4] = [
+    ("Connection", "Upgrade"),
+    ("Upgrade", "websocket"),
+    ("Sec-WebSocket-Version", "13"),
+    ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+];
+
+#[test]
+fn tabs_find_each_other_if_that_is_asked_for() {
+    let room = format!("/signal/{}", "ab".repeat(32));
+    // Without the flag it is a file that isn't there.
+    assert_eq!(get(&start(), &room, &UPGRADE).status, 404);
+    let server = start_with(&["--signal", "--no-api", "--cors", "https://example.org"]);
+    let mut member = Client::connect(&server);
+    assert_eq!(member.request("GET", &room, &UPGRADE).status, 101);
+    // A text of less than 126 bytes, not masked.
+    let mut head = [0; 2];
+    member.0.read_exact(&mut head).unwrap();
+    assert_eq!(head[0], 0x81);
+    let mut text = vec![0; head[1].into()];
+    member.0.read_exact(&mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.starts_with(r#"{"id":""#), "{text}");
+    for (origin, status) in [("https://example.org", 101), ("https://example.com", 403)] {
+        let headers = [&UPGRADE[..], &[("Origin", origin)]].concat();
+        assert_eq!(get(&server, &room, &headers).status, status, "{origin}");
+    }
+    // Files are served beside it.
+    assert_eq!(get(&server, "/manifest.json", &[]).status, 200);
+    let refused = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args([
+            "serve", "--port", "0", "--host", "0.0.0.0", "--signal", "--no-api",
+        ])
+        .arg(server._dir.path())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    let expected = "0.0.0.0: signal on an address that others can reach: expected --api-key";
+    assert!(
+        !refused.status.success() && stderr.contains(expected),
+        "{stderr}"
+    );
 }
 
 #[test]

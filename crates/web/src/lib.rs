@@ -1,7 +1,8 @@
 //! The library in WebAssembly, as the Worker of the npm package drives it.
 //!
 //! JavaScript provides bytes and keeps them (`js`): a `Download` fetches a model's files and verifies them, a
-//! `Model` is loaded from them and generates, on the CPU or on WebGPU. A `Conversion` makes a package of a model.
+//! `Model` is loaded from them and generates, on the CPU or on WebGPU. A `Conversion` makes a package of a model; an
+//! `Offer` says what of one other tabs are given.
 //! `packages/sterna/src/engine.d.ts` has the types of all exports; every failure is an `Error` with a `code`.
 
 #![cfg(target_family = "wasm")]

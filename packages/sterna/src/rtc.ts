@@ -55,11 +55,12 @@ export function link(configuration: RTCConfiguration): Link {
 /** Resolves when the other side is there; rejects if it doesn't come. */
 export function opened({ connection, lasting }: Link): Promise<void> {
   return new Promise((resolve, reject) => {
-    const fail = (why: string) => reject(new SternaError('io', why))
-    const timer = setTimeout(() => fail('no connection in time'), CONNECT_MS)
+    const fail = () => (clearTimeout(timer), reject(new SternaError('io', 'no connection')))
+    const timer = setTimeout(fail, CONNECT_MS)
     lasting.addEventListener('open', () => (clearTimeout(timer), resolve()), { once: true })
+    lasting.addEventListener('close', fail, { once: true })
     connection.addEventListener('connectionstatechange', () => {
-      if (connection.connectionState === 'failed' || connection.connectionState === 'closed') clearTimeout(timer), fail('no connection')
+      if (connection.connectionState === 'failed' || connection.connectionState === 'closed') fail()
     })
   })
 }

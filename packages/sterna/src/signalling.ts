@@ -69,6 +69,7 @@ export function webSocketSignalling(server: string | URL, options: { key?: strin
             resolve()
           } else if (said.from !== undefined) heard(said.message, said.from)
         }
+        opening.onerror = () => {} // Its end comes after it.
         opening.onclose = ({ code, reason }) => {
           clearTimeout(timer)
           if (isIn && !left) again()

@@ -56,7 +56,7 @@ class Taking {
   /** By their keys. */
   #peers = new Map<string, Peer>()
   /** What is being connected, by who it is in the room. */
-  #pending = new Map<string, { link: Link; answered(sdp: string): void }>()
+  #pending = new Map<string, { answered(sdp: string): void; end(): void }>()
   #met = new Set<string>()
 
   constructor(private readonly options: PeerOptions) {}
@@ -81,7 +81,7 @@ class Taking {
       signal.addEventListener('abort', () => resolve(), { once: true })
     })
     room.leave()
-    for (const { link } of this.#pending.values()) link.connection.close()
+    for (const { end } of this.#pending.values()) end()
     for (const { connection } of this.#peers.values()) connection.close()
     return null
   }
@@ -93,8 +93,9 @@ class Taking {
     let timer: ReturnType<typeof setTimeout> | undefined
     try {
       const answer = new Promise<string>((resolve, reject) => {
-        this.#pending.set(to, { link: made, answered: resolve })
-        timer = setTimeout(() => reject(new SternaError('io', 'no answer in time')), CONNECT_MS)
+        const end = () => (connection.close(), reject(new SternaError('io', 'no answer')))
+        this.#pending.set(to, { answered: resolve, end })
+        timer = setTimeout(end, CONNECT_MS)
       })
       answer.catch(() => {})
       await connection.setLocalDescription(await connection.createOffer())

@@ -59,9 +59,15 @@ async function take(options = {}) {
 }
 const shardRequests = () => site.state.requests.filter(request => request.includes('shard'))
 
+/** What ends the search, and then its port, which would keep this process. */
+function end(ending, port) {
+  ending.abort()
+  setTimeout(() => port.close(), 100)
+}
+
 /** Asks as a Worker does: with a function that asks one peer, and one that ends it all. */
 async function asker(manifest) {
-  const remote = new Remote(takeFrom({ signalling }))
+  const port = takeFrom({ signalling }), remote = new Remote(port)
   const ending = new AbortController()
   const peer = await new Promise(resolve => {
     remote.call('find', { manifest }, { signal: ending.signal, onItem: ({ peer }) => resolve(peer) }).catch(() => {})
@@ -71,7 +77,7 @@ async function asker(manifest) {
     await remote.call('ask', { peer, request: typeof request === 'string' ? request : JSON.stringify(request) }, { signal, onItem: item => items.push(item) })
     return { reply: items[0], bytes: Buffer.concat(items.slice(1)) }
   }
-  return { ask, peer, remote, end: () => ending.abort() }
+  return { ask, end: () => end(ending, port) }
 }
 
 test('a package comes from another tab, and bytes are counted by source', async () => {
@@ -163,13 +169,13 @@ test('bytes come at the rate that was said, and more requests than that are told
 test('only so many are connected', async () => {
   const sharing = await share({ maxConnections: 1 })
   const first = await asker(sharing.manifest)
-  const remote = new Remote(takeFrom({ signalling }))
+  const port = takeFrom({ signalling }), remote = new Remote(port)
   const ending = new AbortController()
   let met = 0
   remote.call('find', { manifest: sharing.manifest }, { signal: ending.signal, onItem: () => met++ }).catch(() => {})
   await new Promise(done => setTimeout(done, 200))
   assert.deepEqual([met, sharing.connections], [0, 1])
-  ending.abort()
+  end(ending, port)
   first.end()
   await assert.rejects(share({ maxConnections: 0 }), { code: 'invalid_request' })
 })
