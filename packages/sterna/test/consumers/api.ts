@@ -1,9 +1,10 @@
 // Compiled, not run: every export and every member of the API, as a strict consumer sees them.
 import {
-  Chat, Generation, Model, Sterna, SternaError, openai,
+  Chat, Generation, Model, Sterna, SternaError, broadcastSignalling, openai, webSocketSignalling,
   type AdapterUse, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest, type ChatFactory, type ChatOptions,
   type Doctor, type EngineOptions, type ErrorCode, type FinishReason, type GenerateOptions, type LoadOptions, type Message,
-  type ModelInfo, type Notice, type OpenAi, type OpenAiOptions, type Plan, type Progress, type Source, type SourceOptions,
+  type ModelInfo, type Notice, type OpenAi, type OpenAiOptions, type PeerOptions, type Plan, type Progress,
+  type ShareOptions, type Sharing, type Signalling, type SignallingRoom, type Source, type SourceOptions,
   type StorageUsage, type StoredModel, type StoreKind, type SwapResult, type TokenLogprob, type TrustedKey, type Usage, type WorkerOptions,
 } from 'sterna'
 import { sterna, type CallOptions, type SternaLanguageModel } from 'sterna/ai-sdk'
@@ -16,13 +17,18 @@ import {
 } from 'sterna/doppler'
 
 const { signal } = new AbortController()
+const signalling: Signalling = { join: async (room, heard) => (heard({ room }, 'm'), { say() {}, leave() {} } satisfies SignallingRoom) }
+const peers: PeerOptions = { signalling: webSocketSignalling('https://host/', { key: 'k' }), iceServers: [{ urls: 'stun:host' }], maxPeers: 4 }
+const giving: ShareOptions = {
+  signalling: broadcastSignalling(), iceServers: [], bytesPerSecond: 1e6, bytesPerPeer: 1e9, totalBytes: 1e10, maxRequests: 8, maxConnections: 4, signal,
+}
 const worker: WorkerOptions = { workerUrl: '/sterna/worker/main.js' }
 const engine: EngineOptions = { ...worker, threads: 2, wasmUrl: { plain: new URL('https://host/x.wasm'), threads: '/y.wasm' } }
 const trust: TrustedKey[] = [{ name: 'someone', key: 'RWQ' }]
 const onProgress = ({ phase, doneBytes, totalBytes, bytesPerSecond = 0 }: Progress): [Progress['phase'], number] => [phase, doneBytes / totalBytes + bytesPerSecond]
 const reading: SourceOptions = { signal, store: 'auto', mirrors: ['https://other/'], file: 'x.gguf', verify: 'full', bytesPerSecond: 1e6, trust, onProgress }
 const loading: LoadOptions = {
-  ...reading, ...engine, backend: 'auto', device: 'low-power', contextLength: 4096, name: 'm', onNotice: ({ code, message }: Notice) => void [code, message],
+  ...reading, ...engine, backend: 'auto', device: 'low-power', contextLength: 4096, name: 'm', peers, onNotice: ({ code, message }: Notice) => void [code, message],
 }
 const sources: Source[] = ['owner/repo', new URL('https://host/m.gguf'), new File([], 'x.gguf'), [new File([], 'x.gguf')], null! as FileSystemDirectoryHandle]
 const messages: Message[] = [{ role: 'system', content: 's' }, { role: 'user', content: 'u', name: 'n' }]
@@ -64,6 +70,10 @@ export async function all(): Promise<unknown[]> {
   const swapped: SwapResult[] = await model.swap(sources[1]!, { ...reading, groups: ['layer.0'] })
   const { wasmBytes, gpuBytes } = await model.memory()
 
+  const sharing: Sharing = await Sterna.share('id', { ...giving, signalling })
+  const { manifest: room, key, sentBytes, connections } = sharing
+  await sharing.stop()
+
   const plan: Plan = await Sterna.plan(sources[2]!, { ...reading, ...engine })
   const stored: StoredModel[] = await Sterna.models.list(worker)
   const { id, source, file, bytes, totalBytes, complete, usedAt, store } = stored[0]!
@@ -71,6 +81,7 @@ export async function all(): Promise<unknown[]> {
   const damaged: string[] = await Sterna.models.verify(id, { mend: true, signal, onProgress, ...engine })
   const storage: StorageUsage = await Sterna.models.usage(worker)
   const removed: [boolean, number] = [await Sterna.models.remove(id, worker), await Sterna.models.purge(worker)]
+  void [room, key, sentBytes, connections]
   const doctor: Doctor = await Sterna.doctor(engine)
 
   const request: ChatCompletionRequest = { messages, max_tokens: 1, temperature: null }
