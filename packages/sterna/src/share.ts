@@ -153,8 +153,9 @@ export class Sharing {
   async #send(channel: RTCDataChannel, { file, start, end }: { file: string; start: number; end: number }): Promise<void> {
     for (let at = start; at < end;) {
       const bytes = await this.remote.call('read', { file, start: at, end: Math.min(end, at + READ) })
-      for (let from = 0; from < bytes.length; from += PIECE) {
-        const piece = bytes.subarray(from, from + PIECE)
+      for (let from = 0; from < bytes.length;) {
+        const piece = bytes.subarray(from, from + this.#piece())
+        from += piece.length
         await this.#wait(piece.length)
         await drained(channel)
         channel.send(piece as Uint8Array<ArrayBuffer>)
@@ -168,6 +169,12 @@ export class Sharing {
       const timer = setTimeout(() => channel.close(), TAKE_MS)
       channel.addEventListener('close', () => (clearTimeout(timer), resolve()), { once: true })
     })
+  }
+
+  /** Bytes that are sent at once: so few where the rate is low that all who wait for some hear soon. */
+  #piece(): number {
+    const { bytesPerSecond = Infinity } = this.options
+    return Math.max(1024, Math.min(PIECE, Math.floor(bytesPerSecond / 8)))
   }
 
   /** Waits until `n` bytes may be sent: all tabs have one rate. */

@@ -69,7 +69,7 @@ class Taking {
       const said = understood(message)
       if (!said || signal.aborted) return
       if ('answer' in said) this.#pending.get(from)?.answered(said.answer)
-      else if ('have' in said && room && !this.#met.has(from) && this.#peers.size + this.#pending.size < (this.options.maxPeers ?? 8)) {
+      else if ('have' in said && room && !this.#met.has(from) && this.#connected() + this.#pending.size < (this.options.maxPeers ?? 8)) {
         this.#met.add(from)
         this.#connect(room, from).then(key => { if (key && !signal.aborted) emit({ peer: key }) }, () => {})
       }
@@ -85,6 +85,8 @@ class Taking {
     for (const { connection } of this.#peers.values()) connection.close()
     return null
   }
+
+  #connected(): number { return [...this.#peers.values()].filter(({ gone }) => !gone).length }
 
   /** Connects to the tab that is `to` in the room: its key, if it is one that may be asked. */
   async #connect(room: SignallingRoom, to: string): Promise<string | undefined> {
