@@ -305,6 +305,8 @@ pub(super) struct GemvShape {
     pub(super) workgroup: u32,
     /// Invocations that share two rows.
     pub(super) lanes: u32,
+    /// Invocations that quantize a row together, where several are.
+    team: u32,
 }
 
 impl GemvShape {
@@ -346,7 +348,11 @@ impl GemvShape {
             least,
             max_workgroup(limits),
         );
-        let shape = |lanes| GemvShape { workgroup, lanes };
+        let shape = |lanes| GemvShape {
+            workgroup,
+            lanes,
+            team: most,
+        };
         let lanes = config.lanes.unwrap_or_else(|| {
             let mut lanes = 8;
             let share_more = |lanes| are_long || w.n / shape(lanes).rows() < enough;
@@ -454,7 +460,7 @@ pub(super) fn rounding(
     k: usize,
     n_rows: usize,
     shape: GemvShape,
-) -> [(&'static str, f64); 6] {
+) -> [(&'static str, f64); 7] {
     let q_len = k.next_multiple_of(PADDING) / 16;
     let runs = match scaling {
         Scaling::Row => 1,
@@ -468,6 +474,7 @@ pub(super) fn rounding(
         ("Q_ROOM", (n_rows * (q_len + 8)) as f64),
         ("RUNS", (n_rows * runs) as f64),
         ("TURNS", turns as f64),
+        ("TEAM", f64::from(shape.team)),
     ]
 }
 

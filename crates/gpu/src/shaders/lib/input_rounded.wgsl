@@ -67,17 +67,18 @@ fn place_of_token(token: u32) -> u32 {
 
 // A team takes a row at a time, and reads it twice.
 fn prepare_rows(at: Invocation) {
-    let team = team_of(at);
+    let team = thread_of(at) / TEAM;
+    let lane = thread_of(at) % TEAM;
     let vectors = Q_LEN * 4u;
     let last = params.k / 4u - 1u;
-    for (var first = 0u; first < TOKENS; first += team.count) {
-        let t = min(first + team.index, TOKENS - 1u);
-        let is_own = first + team.index < TOKENS;
+    for (var first = 0u; first < TOKENS; first += WG / TEAM) {
+        let t = min(first + team, TOKENS - 1u);
+        let is_own = first + team < TOKENS;
         let begin = (params.x_offset + row_in(t) * params.x_stride) / 4u;
         var squares = 0.0;
         var top = 0.0;
-        for (var turn = 0u; turn < vectors; turn += team.size) {
-            let i = turn + team.lane;
+        for (var turn = 0u; turn < vectors; turn += TEAM) {
+            let i = turn + lane;
             var v = select(vec4<f32>(), x[begin + min(i, last)], i <= last);
             squares += dot(v, v);
             if NORM == 1u {
@@ -91,28 +92,23 @@ fn prepare_rows(at: Invocation) {
                 }
             }
         }
-        var inverse = 1.0;
-        if NORM == 1u {
-            inverse = 1.0 / sqrt(team_sum_f32(at, squares) / f32(params.k) + params.eps);
-        }
-        if SCALING == 0u {
-            top = team_max_f32(at, top);
-        }
-        if is_own && team.lane == 0u {
-            inverses[t] = inverse;
-            tops[t] = top;
+        let both = team_sum_and_max(at, squares, top);
+        if is_own && lane == 0u {
+            let inverse = 1.0 / sqrt(both.x / f32(params.k) + params.eps);
+            inverses[t] = select(1.0, inverse, NORM == 1u);
+            tops[t] = both.y;
         }
     }
     workgroupBarrier();
-    for (var first = 0u; first < TOKENS; first += team.count) {
-        let t = min(first + team.index, TOKENS - 1u);
-        let is_own = first + team.index < TOKENS;
+    for (var first = 0u; first < TOKENS; first += WG / TEAM) {
+        let t = min(first + team, TOKENS - 1u);
+        let is_own = first + team < TOKENS;
         let begin = (params.x_offset + row_in(t) * params.x_stride) / 4u;
         let inverse = inverses[t];
         var sum = 0;
         var scale = divide(1.0, max(tops[t] * inverse, 1e-5)) * 127.0;
-        for (var turn = 0u; turn < vectors; turn += team.size) {
-            let i = turn + team.lane;
+        for (var turn = 0u; turn < vectors; turn += TEAM) {
+            let i = turn + lane;
             var v = select(vec4<f32>(), x[begin + min(i, last)], i <= last);
             if NORM == 1u {
                 v = v * norm[min(i, last)] * inverse;
@@ -143,7 +139,7 @@ fn prepare_rows(at: Invocation) {
         }
         if SCALING == 0u {
             sum = team_sum_i32(at, sum);
-            if is_own && team.lane == 0u {
+            if is_own && lane == 0u {
                 own_steps[t] = vec2<u32>(bitcast<u32>(scale), bitcast<u32>(sum));
             }
         }

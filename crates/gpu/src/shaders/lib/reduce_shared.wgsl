@@ -1,8 +1,9 @@
 // Sums and maxima over invocations through shared memory: for devices without subgroups.
-// A segment is LANES consecutive invocations, a power of two; all invocations must call together.
+// A segment is LANES consecutive invocations, a team TEAM of them, powers of two; all invocations must call together.
 
 override WG: u32 = 256u;
 override LANES: u32 = 8u;
+override TEAM: u32 = 8u;
 
 struct Invocation {
     @builtin(local_invocation_index) index: u32,
@@ -137,27 +138,35 @@ fn workgroup_max_f32(at: Invocation, value: f32) -> f32 {
     return top;
 }
 
-// All invocations are one team, which takes rows one after the other.
-struct Team {
-    index: u32,
-    count: u32,
-    // Its invocations, a multiple of eight, and which of them this is.
-    size: u32,
-    lane: u32,
-}
-
-fn team_of(at: Invocation) -> Team {
-    return Team(0u, 1u, WG, at.index);
-}
-
-fn team_sum_f32(at: Invocation, value: f32) -> f32 {
-    return workgroup_sum_f32(at, value);
+// The same for teams of TEAM invocations, which take rows side by side, of f32 and a maximum at once.
+fn team_sum_and_max(at: Invocation, value: f32, other: f32) -> vec2<f32> {
+    let i = at.index;
+    exchange[i] = bitcast<vec2<u32>>(vec2<f32>(value, other));
+    workgroupBarrier();
+    for (var half = TEAM / 2u; half > 0u; half /= 2u) {
+        if i % TEAM < half {
+            let own = bitcast<vec2<f32>>(exchange[i]);
+            let next = bitcast<vec2<f32>>(exchange[i + half]);
+            exchange[i] = bitcast<vec2<u32>>(vec2<f32>(own.x + next.x, max(own.y, next.y)));
+        }
+        workgroupBarrier();
+    }
+    let both = bitcast<vec2<f32>>(exchange[i - i % TEAM]);
+    workgroupBarrier();
+    return both;
 }
 
 fn team_sum_i32(at: Invocation, value: i32) -> i32 {
-    return workgroup_sum_i32(at, value);
-}
-
-fn team_max_f32(at: Invocation, value: f32) -> f32 {
-    return workgroup_max_f32(at, value);
+    let i = at.index;
+    exchange[i].x = bitcast<u32>(value);
+    workgroupBarrier();
+    for (var half = TEAM / 2u; half > 0u; half /= 2u) {
+        if i % TEAM < half {
+            exchange[i].x += exchange[i + half].x;
+        }
+        workgroupBarrier();
+    }
+    let sum = bitcast<i32>(exchange[i - i % TEAM].x);
+    workgroupBarrier();
+    return sum;
 }

@@ -1,10 +1,11 @@
 // Sums and maxima over invocations by subgroups. Agrees with reduce_shared.wgsl, except for the order in
 // which floats are added.
-// A segment is LANES consecutive invocations, a power of two no larger than the smallest subgroup; all
-// invocations must call together.
+// A segment is LANES consecutive invocations, a team TEAM of them, powers of two no larger than the smallest subgroup;
+// all invocations must call together.
 
 override WG: u32 = 256u;
 override LANES: u32 = 8u;
+override TEAM: u32 = 8u;
 
 struct Invocation {
     @builtin(local_invocation_index) index: u32,
@@ -111,27 +112,20 @@ fn workgroup_max_f32(at: Invocation, value: f32) -> f32 {
     return top;
 }
 
-// Teams that take rows side by side are subgroups.
-struct Team {
-    index: u32,
-    count: u32,
-    // Its invocations, a multiple of eight, and which of them this is.
-    size: u32,
-    lane: u32,
-}
-
-fn team_of(at: Invocation) -> Team {
-    return Team(at.subgroup, at.subgroups, at.subgroup_size, at.lane);
-}
-
-fn team_sum_f32(at: Invocation, value: f32) -> f32 {
-    return subgroupAdd(value);
+// The same for teams of TEAM invocations, which take rows side by side, of f32 and a maximum at once.
+fn team_sum_and_max(at: Invocation, value: f32, other: f32) -> vec2<f32> {
+    var both = vec2<f32>(value, other);
+    for (var half = TEAM / 2u; half > 0u; half /= 2u) {
+        let next = subgroupShuffleXor(both, half);
+        both = vec2<f32>(both.x + next.x, max(both.y, next.y));
+    }
+    return both;
 }
 
 fn team_sum_i32(at: Invocation, value: i32) -> i32 {
-    return subgroupAdd(value);
-}
-
-fn team_max_f32(at: Invocation, value: f32) -> f32 {
-    return subgroupMax(value);
+    var sum = value;
+    for (var half = TEAM / 2u; half > 0u; half /= 2u) {
+        sum += subgroupShuffleXor(sum, half);
+    }
+    return sum;
 }
