@@ -22,8 +22,8 @@ use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha1_smol::Sha1;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time;
 use tokio_websockets::{CloseCode, Limits, Message, ServerBuilder, WebSocketStream};
 
@@ -37,6 +37,9 @@ const KEY_PROTOCOL: &str = "sterna-key.";
 
 /// Messages that wait for a member; one that lets more wait is put out.
 const QUEUE: usize = 32;
+
+/// Sockets for each member that there may be: some are of those who are refused or put out, until they are closed.
+const SOCKETS_PER_MEMBER: usize = 2;
 
 /// How long a member may take to take a message.
 const SEND_WITHIN: Duration = Duration::from_secs(10);
@@ -54,7 +57,7 @@ pub struct SignalLimits {
     pub message_bytes: usize,
     /// Bytes of a message to all others.
     pub message_bytes_to_all: usize,
-    /// Messages that a member may send at once.
+    /// Messages that a member may send at once, pings and the like among them.
     pub burst: u32,
     /// Messages a second that it may send for long.
     pub rate: u32,
@@ -87,12 +90,17 @@ struct Rooms {
     keys: Keys,
     origins: Vec<String>,
     limits: SignalLimits,
+    sockets: Arc<Semaphore>,
     /// The members of each room by their ids; no room is empty.
     rooms: Mutex<HashMap<String, HashMap<String, Post>>>,
 }
 
 /// Where messages for a member go.
-type Post = mpsc::Sender<Arc<str>>;
+struct Post {
+    letters: mpsc::Sender<Arc<str>>,
+    /// The member is to be put out, as it took none.
+    is_full: Arc<Notify>,
+}
 
 /// What a member says.
 #[derive(Deserialize)]
@@ -123,9 +131,11 @@ impl Signal {
     /// Rooms for who has one of `keys`, if there are any, and for pages of the server's own origin and of `origins`, where
     /// `*` are all.
     pub fn new(keys: Keys, origins: Vec<String>, limits: SignalLimits) -> Signal {
+        let sockets = limits.members.saturating_mul(SOCKETS_PER_MEMBER);
         Signal(Arc::new(Rooms {
             keys,
             origins,
+            sockets: Arc::new(Semaphore::new(sockets.min(Semaphore::MAX_PERMITS))),
             limits,
             rooms: Mutex::default(),
         }))
@@ -177,6 +187,9 @@ async fn open(
         )
             .into_response();
     };
+    let Ok(place) = Arc::clone(&rooms.sockets).try_acquire_owned() else {
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many WebSockets");
+    };
     let is_named = protocols(headers).any(|name| name == PROTOCOL);
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
@@ -184,6 +197,7 @@ async fn open(
         if let Ok(upgraded) = upgrade.await {
             rooms.serve(room, upgraded).await;
         }
+        drop(place);
     });
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -304,8 +318,13 @@ impl Rooms {
         if members >= self.limits.members_of_room {
             return full("the room is full");
         }
-        let (post, inbox) = mpsc::channel(QUEUE);
+        let (letters, inbox) = mpsc::channel(QUEUE);
+        let is_full = Arc::new(Notify::new());
         let id = crate::id::new("");
+        let post = Post {
+            letters,
+            is_full: Arc::clone(&is_full),
+        };
         let members = rooms.entry(room.to_owned()).or_default();
         members.insert(id.clone(), post);
         Ok(Member {
@@ -313,6 +332,7 @@ impl Rooms {
             room,
             id,
             inbox,
+            is_full,
             allowance: f64::from(self.limits.burst),
             counted: Instant::now(),
         })
@@ -325,6 +345,7 @@ struct Member<'a> {
     room: &'a str,
     id: String,
     inbox: mpsc::Receiver<Arc<str>>,
+    is_full: Arc<Notify>,
     /// Messages that it may send now.
     allowance: f64,
     /// When that was so.
@@ -339,14 +360,18 @@ impl Member<'_> {
             "it takes its messages too slowly",
         );
         let idle = self.rooms.limits.idle;
+        let is_full = Arc::clone(&self.is_full);
         let mut next = text(&Heard::Joined { id: &self.id });
         let mut heard = Instant::now();
         let mut is_pinged = false;
         loop {
-            match time::timeout(SEND_WITHIN, socket.send(next)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) => return None,
-                Err(_) => return Some(SLOW),
+            tokio::select! {
+                sent = time::timeout(SEND_WITHIN, socket.send(next)) => match sent {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) => return None,
+                    Err(_) => return Some(SLOW),
+                },
+                () = is_full.notified() => return Some(SLOW),
             }
             next = loop {
                 let patience = if is_pinged { idle } else { idle / 2 };
@@ -358,6 +383,17 @@ impl Member<'_> {
                         if message.is_close() {
                             return None;
                         }
+                        if let Err(reason) = self.spend() {
+                            return Some(reason);
+                        }
+                        // The answer to a ping waits in the socket.
+                        if message.is_ping() {
+                            match time::timeout(SEND_WITHIN, socket.flush()).await {
+                                Ok(Ok(())) => {}
+                                Ok(Err(_)) => return None,
+                                Err(_) => return Some(SLOW),
+                            }
+                        }
                         if let Some(said) = message.as_text() {
                             if let Err(reason) = self.say(said) {
                                 return Some(reason);
@@ -366,10 +402,8 @@ impl Member<'_> {
                             return Some((CloseCode::UNSUPPORTED_DATA, "expected text"));
                         }
                     }
-                    told = self.inbox.recv() => match told {
-                        Some(told) => break Message::text(told.to_string()),
-                        None => return Some(SLOW),
-                    },
+                    Some(told) = self.inbox.recv() => break Message::text(told.to_string()),
+                    () = is_full.notified() => return Some(SLOW),
                     () = time::sleep_until((heard + patience).into()) => {
                         if is_pinged {
                             return Some((CloseCode::POLICY_VIOLATION, "it was silent too long"));
@@ -382,8 +416,8 @@ impl Member<'_> {
         }
     }
 
-    /// Passes `said` on.
-    fn say(&mut self, said: &str) -> Result<(), Reason> {
+    /// Counts a message.
+    fn spend(&mut self) -> Result<(), Reason> {
         let limits = &self.rooms.limits;
         let now = Instant::now();
         let earned = (now - self.counted).as_secs_f64() * f64::from(limits.rate);
@@ -392,6 +426,12 @@ impl Member<'_> {
         if self.allowance < 0.0 {
             return Err((CloseCode::POLICY_VIOLATION, "too many messages"));
         }
+        Ok(())
+    }
+
+    /// Passes `said` on.
+    fn say(&self, said: &str) -> Result<(), Reason> {
+        let limits = &self.rooms.limits;
         let Ok(Said { to, message }) = serde_json::from_str(said) else {
             let words = r#"expected {"to":ID,"message":ANY}"#;
             return Err((CloseCode::INVALID_FRAME_PAYLOAD_DATA, words));
@@ -401,15 +441,14 @@ impl Member<'_> {
         }
         let from = &self.id;
         let told: Arc<str> = json(&Heard::Message { from, message }).into();
-        let mut rooms = self.rooms.lock();
-        let Some(members) = rooms.get_mut(self.room) else {
-            return Ok(());
-        };
-        members.retain(|id, post| {
-            let is_meant = to.as_ref().map_or(id != from, |to| to == id);
-            // One that takes nothing is put out: it sees its post end.
-            !is_meant || !matches!(post.try_send(Arc::clone(&told)), Err(TrySendError::Full(_)))
-        });
+        let rooms = self.rooms.lock();
+        let members = rooms.get(self.room).into_iter().flatten();
+        let meant = members.filter(|&(id, _)| to.as_ref().map_or(id != from, |to| to == id));
+        for (_, post) in meant {
+            if let Err(TrySendError::Full(_)) = post.letters.try_send(Arc::clone(&told)) {
+                post.is_full.notify_one();
+            }
+        }
         Ok(())
     }
 }

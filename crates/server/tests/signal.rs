@@ -210,6 +210,49 @@ async fn rooms_and_members_are_bounded() {
 }
 
 #[tokio::test]
+async fn sockets_of_those_who_are_refused_are_bounded() {
+    let limits = SignalLimits {
+        members: 1,
+        ..SignalLimits::default()
+    };
+    let address = start_with(limits).await;
+    let (_ann, _) = Member::join(address, ROOM).await;
+    // It is refused, and doesn't go.
+    let mut stays = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET /signal/{ROOM} HTTP/1.1\r\nHost: {address}\r\n{UPGRADE}\r\n");
+    stays.write_all(request.as_bytes()).await.unwrap();
+    timeout(PATIENCE, stays.read_u8()).await.unwrap().unwrap();
+    let head = ask(address, &format!("/signal/{ROOM}"), UPGRADE).await;
+    assert!(head.starts_with("HTTP/1.1 503"), "{head}");
+    drop(stays);
+    timeout(PATIENCE, async {
+        while !ask(address, &format!("/signal/{ROOM}"), UPGRADE)
+            .await
+            .starts_with("HTTP/1.1 101")
+        {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn pings_count_as_messages() {
+    let limits = SignalLimits {
+        burst: 5,
+        rate: 0,
+        ..SignalLimits::default()
+    };
+    let address = start_with(limits).await;
+    let (mut ann, _) = Member::join(address, ROOM).await;
+    for _ in 0..6 {
+        ann.0.send(Message::ping("")).await.unwrap();
+    }
+    assert_eq!(ann.end().await, (1008, "too many messages".to_owned()));
+}
+
+#[tokio::test]
 async fn who_says_too_much_is_put_out() {
     let limits = SignalLimits {
         burst: 5,
