@@ -184,6 +184,19 @@ fn a_revision_comes_as_deltas_and_is_exact() {
     assert!(ok, "{error}");
     assert!(out.contains("made of models here by"), "{out}");
     assert_is_served(&other, &served);
+
+    // From a mirror, where the first source has the package and no deltas.
+    let (bare, mirrored) = (dir.path().join("bare"), dir.path().join("mirrored"));
+    publish(&v2, &bare);
+    fs::remove_file(bare.join("deltas.json")).unwrap();
+    let bare = Server::start(&bare);
+    json_of(&mirrored, &["pull", &from_v3.url, "three", "--json"]);
+    let result = json_of(
+        &mirrored,
+        &["pull", &bare.url, "tale", "--mirror", &second.url, "--json"],
+    );
+    assert_eq!(result["made"], whole, "{result}");
+    assert_is_served(&mirrored, &served);
 }
 
 #[test]
@@ -330,11 +343,31 @@ fn deltas_are_made_of_packages_that_are_here_and_whole() {
         "http://127.0.0.1:1/m",
         "expected a package on this machine to make deltas of, found an address",
     );
+    // A list that nobody would read any more.
+    let list_path = v2.join("deltas.json");
+    let digest = |hex: &str| format!("sha256:{}", hex.repeat(32));
+    let list = json!({ "version": 1, "deltas": [{
+        "group": "x".repeat((4 << 20) - 1000),
+        "base": digest("0a"),
+        "target": digest("0b"),
+        "file": "delta_0a_0b.bin",
+        "size": 7,
+        "hash": digest("0c"),
+    }] });
+    fs::write(&list_path, list.to_string()).unwrap();
+    refused(
+        text(&v1),
+        "deltas.json: expected at most 4194304 bytes with the new deltas, found up to 4",
+    );
+    let is_delta = |name: &str| name.starts_with("delta_");
+    let mut entries = fs::read_dir(&v2).unwrap();
+    assert!(!entries.any(|entry| is_delta(&entry.unwrap().file_name().to_string_lossy())));
+    fs::remove_file(&list_path).unwrap();
     let shard = v1.join("shard_00000.bin");
     let mut bytes = fs::read(&shard).unwrap();
     let end = bytes.len() - 5000;
     bytes[end - 300_000..end].fill(0);
     fs::write(&shard, bytes).unwrap();
     refused(text(&v1), "group `layer.");
-    assert!(!v2.join("deltas.json").exists());
+    assert!(!list_path.exists());
 }

@@ -1,22 +1,22 @@
 //! Groups that are made of those of an earlier version, by deltas beside the package.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Duration;
 
 use sterna_format::delta::{
-    DELTAS_FILE, Delta, DeltaError, DeltaList, ListedDelta, MAX_DELTA_BYTES,
+    DELTAS_FILE, Delta, DeltaError, DeltaList, ListedDelta, MAX_DELTA_BYTES, MAX_LIST_BYTES,
 };
 use sterna_format::digest::Digest;
 use sterna_format::rdrr::{Group, Manifest, Package, Span};
 
+use super::sources::says_none;
 use super::{PullError, Transaction, Warning, known};
-use crate::fetch::{Fault, FetchError, Limits, fetch_from, fetch_small, read_small};
+use crate::fetch::{Failure, FetchError, Limits, Standing, fetch_small, race, read_small};
 use crate::hash::{Expected, Hasher, Mismatch, Verifier};
 use crate::package::{Contents, group_spans};
 use crate::source::Source;
 use crate::store::{Blob, Piece, StoreError};
-
-/// Maximum size of a list of deltas.
-const MAX_LIST_BYTES: usize = 4 << 20;
 
 /// What came of deltas.
 #[derive(Debug, Clone, Default)]
@@ -118,54 +118,60 @@ impl Transaction<'_> {
         Ok(made)
     }
 
-    /// The pieces of `group` that aren't here completely.
+    /// The pieces of `group` that aren't here completely, and which bytes of their shards are lacking.
     fn missing(
         &self,
         contents: &Contents,
         package: &Package,
         group: &Group,
-    ) -> Result<HashSet<Span>, StoreError> {
-        let mut missing = HashSet::new();
+    ) -> Result<Missing, StoreError> {
+        let mut missing = Missing::new();
         for span in group_spans(package, group) {
             let (start, end) = (span.offset, span.offset + span.size);
             let arrived = self.pull.extents(&contents.shards()[span.shard].stored())?;
-            if !(arrived.iter()).any(|range| range.start <= start && end <= range.end) {
-                missing.insert(span);
+            let lacking = without(start..end, &arrived);
+            if !lacking.is_empty() {
+                missing.insert(span, lacking);
             }
         }
         Ok(missing)
     }
 
-    /// The list of deltas; `None` if there is none, or none that can be read.
+    /// The list of deltas, of the first source that has one; `None` if there is none, or none that can be read.
     fn delta_list(&self, sources: &[&dyn Source]) -> Result<Option<DeltaList>, PullError> {
         // Nothing depends on it.
         let limits = Limits {
             retries: 0,
             ..self.limits.clone()
         };
-        let fetched = fetch_from(sources, DELTAS_FILE, &limits, self.cancel, |source| {
-            let answer = source.open(DELTAS_FILE, None);
-            match answer.and_then(|answer| read_small(answer, DELTAS_FILE, MAX_LIST_BYTES, &limits))
-            {
-                Ok(bytes) => Ok(Some(bytes)),
-                // Hosts of files differ in how they say that there is none.
-                Err(
-                    Fault::Missing { .. }
-                    | Fault::Refused {
-                        status: 403 | 404 | 410,
-                    }
-                    | Fault::NotData { .. },
-                ) => Ok(None),
-                Err(fault) => Err(fault),
-            }
-        });
-        let why = match fetched {
-            Err(FetchError::Cancelled) => return Err(FetchError::Cancelled.into()),
-            Ok((None, _)) => return Ok(None),
-            Ok((Some(bytes), _)) => match DeltaList::parse(&bytes) {
+        // Mirrors needn't have it, so the others are asked, too.
+        let is_found = |found: &[Standing<Option<Vec<u8>>>], _: Duration| {
+            found.iter().any(|s| matches!(s, Standing::Has(Some(_))))
+        };
+        let found = race(
+            sources,
+            &limits,
+            limits.grace,
+            self.cancel,
+            |source| {
+                let answer = source.open(DELTAS_FILE, None);
+                match answer
+                    .and_then(|answer| read_small(answer, DELTAS_FILE, MAX_LIST_BYTES, &limits))
+                {
+                    Ok(bytes) => Ok(Some(bytes)),
+                    Err(fault) if says_none(&fault) => Ok(None),
+                    Err(fault) => Err(fault),
+                }
+            },
+            is_found,
+        );
+        let why = match found.and_then(|found| first_list(sources, found)) {
+            Ok(None) => return Ok(None),
+            Ok(Some(bytes)) => match DeltaList::parse(&bytes) {
                 Ok(list) => return Ok(Some(list)),
                 Err(problem) => problem.to_string(),
             },
+            Err(FetchError::Cancelled) => return Err(FetchError::Cancelled.into()),
             Err(error) => error.to_string(),
         };
         self.warn(Warning::NoDeltas {
@@ -195,13 +201,16 @@ impl Transaction<'_> {
         is_it.map_err(DeltaFailure::OtherFile)?;
         let delta = Delta::parse(&bytes)?;
         let base_size = base.iter().map(|piece| piece.len).sum();
-        delta.check_base(&self.digest_of(base, &listed.base)?, base_size)?;
         delta.check_target(&to.group.hash, to.size)?;
+        // What the list says, before all of it is read.
+        delta.check_base(&listed.base, base_size)?;
+        delta.check_base(&self.digest_of(base, &listed.base)?, base_size)?;
         let applied = self.apply(&delta, base, to);
         if applied.is_err() {
-            for span in to.missing {
-                let range = span.offset..span.offset + span.size;
-                self.pull.discard(&to.shard(span), range)?;
+            for (span, lacking) in to.missing {
+                for range in lacking {
+                    self.pull.discard(&to.shard(span), range.clone())?;
+                }
             }
         }
         applied
@@ -214,6 +223,7 @@ impl Transaction<'_> {
         let mut left: u64 = base.iter().map(|piece| piece.len).sum();
         let mut buffer = vec![0; 1 << 20];
         while left > 0 {
+            self.check_cancel()?;
             // At most the length of the buffer.
             let piece = &mut buffer[..left.min(1 << 20) as usize];
             reader.read(piece)?;
@@ -223,7 +233,14 @@ impl Transaction<'_> {
         Ok(hasher.finish())
     }
 
-    /// Writes what `delta` makes of `base` to where it belongs, and verifies it.
+    fn check_cancel(&self) -> Result<(), DeltaFailure> {
+        match self.cancel.is_cancelled() {
+            true => Err(FetchError::Cancelled.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes what `delta` makes of `base` to where it is lacking, and verifies it.
     fn apply(&self, delta: &Delta<'_>, base: &[Piece], to: &To<'_>) -> Result<(), DeltaFailure> {
         let mut reader = self.pull.reader(base)?.ok_or(DeltaFailure::NoBase)?;
         let mut verifier = Verifier::new(Expected::Digest(to.group.hash), to.size);
@@ -232,15 +249,25 @@ impl Transaction<'_> {
         // Bytes that were made of it.
         let mut at = 0;
         delta.apply(
-            |bytes| Ok(reader.read(bytes)?),
+            |bytes| {
+                self.check_cancel()?;
+                Ok(reader.read(bytes)?)
+            },
             |mut bytes| {
                 verifier.update(bytes);
                 while let Some(now) = span.filter(|_| !bytes.is_empty()) {
                     // Of what came, so it fits an address.
                     let n = (now.size - at).min(bytes.len() as u64) as usize;
                     let (here, later) = bytes.split_at(n);
-                    if to.missing.contains(&now) {
-                        self.pull.write_at(&to.shard(&now), now.offset + at, here)?;
+                    let start = now.offset + at;
+                    for lacking in to.missing.get(&now).into_iter().flatten() {
+                        let range = lacking.start.max(start)..lacking.end.min(start + n as u64);
+                        if !range.is_empty() {
+                            // Within `here`.
+                            let part = (range.start - start) as usize..(range.end - start) as usize;
+                            let shard = to.shard(&now);
+                            self.pull.write_at(&shard, range.start, &here[part])?;
+                        }
                     }
                     (bytes, at) = (later, at + n as u64);
                     if at == now.size {
@@ -255,13 +282,50 @@ impl Transaction<'_> {
     }
 }
 
+/// What is lacking of pieces of a group: ranges of bytes of their shards.
+type Missing = HashMap<Span, Vec<Range<u64>>>;
+
+/// The parts of `range` that aren't in `arrived`: ranges that neither overlap nor touch, in order.
+fn without(range: Range<u64>, arrived: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut lacking = Vec::new();
+    let mut at = range.start;
+    for here in arrived {
+        lacking.push(at..here.start.min(range.end));
+        at = at.max(here.end);
+    }
+    lacking.push(at..range.end);
+    lacking.retain(|part| !part.is_empty());
+    lacking
+}
+
+/// The list that one of `sources` has; `None` if all say that they have none.
+///
+/// Errors: none was found, and not all say so.
+fn first_list(
+    sources: &[&dyn Source],
+    found: Vec<Standing<Option<Vec<u8>>>>,
+) -> Result<Option<Vec<u8>>, FetchError> {
+    let mut reasons = Vec::new();
+    for (source, standing) in sources.iter().zip(found) {
+        match standing {
+            Standing::Has(Some(bytes)) => return Ok(Some(bytes)),
+            Standing::GivenUp(why) => reasons.push((source.name().to_owned(), why)),
+            Standing::Has(None) | Standing::Silent | Standing::Failing => {}
+        }
+    }
+    let blob = DELTAS_FILE.to_owned();
+    match reasons.is_empty() {
+        true => Ok(None),
+        false => Err(Failure::Exhausted { blob, reasons }.into()),
+    }
+}
+
 /// A group that is to be made.
 struct To<'a> {
     contents: &'a Contents,
     package: &'a Package,
     group: &'a Group,
-    /// Its pieces that aren't here.
-    missing: &'a HashSet<Span>,
+    missing: &'a Missing,
     size: u64,
 }
 
@@ -276,5 +340,20 @@ pub(super) fn add_received(received_by: &mut Vec<(String, u64)>, name: &str, n_b
     match received_by.iter_mut().find(|(source, _)| source == name) {
         Some((_, sum)) => *sum += n_bytes,
         None => received_by.push((name.to_owned(), n_bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_lacking_is_made() {
+        assert_eq!(without(10..20, &[]), [10..20]);
+        assert_eq!(without(10..20, &[0..5, 25..30]), [10..20]);
+        assert_eq!(without(10..20, &[0..12, 14..15, 18..30]), [12..14, 15..18]);
+        assert_eq!(without(10..20, &[0..10, 20..30]), [10..20]);
+        assert_eq!(without(10..20, &[0..1, 5..20]), []);
+        assert_eq!(without(10..10, &[]), []);
     }
 }

@@ -46,6 +46,19 @@ pub(super) struct Judge<'a> {
     pub(super) cancel: &'a Cancel,
 }
 
+/// Whether a source that fails so has no such file, where it is one that a package may lack: hosts of files differ
+/// in how they say that there is none.
+pub(super) fn says_none(fault: &Fault) -> bool {
+    matches!(
+        fault,
+        Fault::Missing { .. }
+            | Fault::Refused {
+                status: 403 | 404 | 410,
+            }
+            | Fault::NotData { .. }
+    )
+}
+
 /// What one source has.
 struct Answer {
     manifest: Vec<u8>,
@@ -184,16 +197,9 @@ impl Judge<'_> {
                 offer: Err(error),
             }));
         }
-        // Hosts of files differ in how they say that there is none.
         let signature = match read(SIGNATURE_FILE) {
             Ok(bytes) => signature_text(from, bytes).map(Some),
-            Err(
-                Fault::Missing { .. }
-                | Fault::Refused {
-                    status: 403 | 404 | 410,
-                }
-                | Fault::NotData { .. },
-            ) => Ok(None),
+            Err(fault) if says_none(&fault) => Ok(None),
             Err(fault) => return Err(fault),
         };
         let offer = match &signature {

@@ -9,8 +9,8 @@ use crate::file_name::is_plain_file_name;
 /// from further versions can be added to a package that is signed.
 pub const DELTAS_FILE: &str = "deltas.json";
 
-/// Maximum size of that file: some ten thousand deltas.
-const MAX_LIST_BYTES: usize = 4 << 20;
+/// Maximum size of that file: some ten thousand deltas. Whoever writes one compares: a longer one isn't read.
+pub const MAX_LIST_BYTES: usize = 4 << 20;
 
 /// A delta that a list has.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -42,10 +42,13 @@ use crate::rdrr::TensorType;
 use self::coder::{Coder, Decoder, Encoder, Ended};
 use self::model::{Blocks, Codes, MAX_TAIL, Numbers, Wrong};
 
-pub use self::list::{DELTAS_FILE, DeltaList, DeltaListError, ListedDelta};
+pub use self::list::{DELTAS_FILE, DeltaList, DeltaListError, ListedDelta, MAX_LIST_BYTES};
 
 /// Maximum size of a delta: it is in memory while it is applied, the groups aren't.
 pub const MAX_DELTA_BYTES: u64 = 64 << 20;
+
+/// Most parts that a delta has, one for each tensor: each takes time, whatever its size.
+pub const MAX_PARTS: u32 = 1 << 16;
 
 /// The first bytes of a delta, the last of which is the version.
 const MAGIC: [u8; 8] = *b"STDELTA\x01";
@@ -241,10 +244,11 @@ impl<'a> Delta<'a> {
         };
         let (base, target, size, n_parts) = header(&mut rest).ok_or_else(|| short(HEADER))?;
         let (base, target) = (digest("base", base)?, digest("target", target)?);
+        check_n_parts(n_parts)?;
         let n_parts = n_parts as usize;
         let room = rest.0.len() / PART;
         if n_parts > room {
-            return Err(short(HEADER + n_parts.saturating_mul(PART)));
+            return Err(short(HEADER + n_parts * PART));
         }
         let mut parts = Vec::with_capacity(n_parts);
         let mut lens = Vec::with_capacity(n_parts);
@@ -260,13 +264,18 @@ impl<'a> Delta<'a> {
                     rest.number()?,
                 ))
             };
-            let (kind, a, b, size, len) = numbers(&mut rest).ok_or_else(|| short(HEADER))?;
-            let coding = coding(part, kind, a, b, size)?;
-            sum = sum.saturating_add(size);
+            let (kind, a, b, n_bytes, len) = numbers(&mut rest).ok_or_else(|| short(HEADER))?;
+            let coding = coding(part, kind, a, b, n_bytes)?;
+            sum = sum.checked_add(n_bytes).ok_or_else(|| DeltaError::Part {
+                part,
+                what: "size",
+                expected: format!("at most {}", u64::MAX - sum),
+                found: n_bytes,
+            })?;
             lens.push(len);
             parts.push(Part {
                 coding,
-                size,
+                size: n_bytes,
                 bytes: &[],
             });
         }
@@ -443,6 +452,10 @@ fn coding(part: usize, kind: u8, a: u64, b: u64, size: u64) -> Result<Coding, De
         (0, _) => Err(wrong("bytes of codes", "at least 1", a)),
         (_, b) if b > MAX_TAIL => Err(wrong("bytes beside codes", "at most 64", b)),
         (a, _) if a > size => Err(wrong("bytes of codes", &format!("at most {size}"), a)),
+        (a, b) if a.checked_add(b).is_none() => {
+            let most = u64::MAX - b;
+            Err(wrong("bytes of codes", &format!("at most {most}"), a))
+        }
         (a, b) => Ok(Coding::Blocks(codes, a, b)),
     };
     match kind {
@@ -451,6 +464,8 @@ fn coding(part: usize, kind: u8, a: u64, b: u64, size: u64) -> Result<Coding, De
         2 => blocks(Codes::Four),
         3 => blocks(Codes::Five),
         4 => match a {
+            // Nothing empty changes.
+            1 | 2 | 4 if size == 0 => Err(wrong("size", "at least 1", size)),
             1 | 2 | 4 if size.is_multiple_of(a) => Ok(Coding::Numbers(a as usize)),
             1 | 2 | 4 => Err(wrong("size", &format!("a multiple of {a}"), size)),
             _ => Err(wrong("bytes of a number", "1, 2 or 4", a)),
@@ -485,6 +500,17 @@ impl<'a> Reader<'a> {
     fn digest(&mut self) -> Option<(u8, [u8; DIGEST_BYTES])> {
         let [algorithm] = self.array()?;
         Some((algorithm, self.array()?))
+    }
+}
+
+fn check_n_parts(found: u32) -> Result<(), DeltaError> {
+    match found <= MAX_PARTS {
+        true => Ok(()),
+        false => Err(DeltaError::Header {
+            what: "number of parts",
+            expected: format!("at most {MAX_PARTS}"),
+            found: found.into(),
+        }),
     }
 }
 
@@ -531,7 +557,8 @@ impl DeltaWriter {
     ///
     /// # Errors
     ///
-    /// [`DeltaError::OtherSize`] if they differ in size.
+    /// [`DeltaError::OtherSize`] if they differ in size; [`DeltaError::Header`] if it is one more than
+    /// [`MAX_PARTS`].
     pub fn tensor(&mut self, dtype: &TensorType, old: &[u8], new: &[u8]) -> Result<(), DeltaError> {
         if old.len() != new.len() {
             return Err(DeltaError::OtherSize {
@@ -540,6 +567,7 @@ impl DeltaWriter {
                 found: new.len() as u64,
             });
         }
+        check_n_parts(self.n_parts + 1)?;
         let size = new.len() as u64;
         let (coding, coded) = match old == new {
             true => (Coding::Same, Vec::new()),

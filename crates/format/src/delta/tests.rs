@@ -179,7 +179,12 @@ fn hostile_deltas_are_refused() {
             &huge,
             "delta: size: expected 8256, the sum of its parts",
         ),
-        (82, &[255; 4], "bytes, found"),
+        (
+            82,
+            &[255; 4],
+            "delta: number of parts: expected at most 65536, found 4294967295",
+        ),
+        (82, &[0, 0, 1, 0], "bytes, found"),
         (82, &[1, 0, 0, 0], "the sum of its parts"),
         (part, &[5], "part 0: coding: expected at most 4, found 5"),
         (part, &[0], "part 0: bytes of the delta: expected 0"),
@@ -199,7 +204,21 @@ fn hostile_deltas_are_refused() {
             &huge,
             "part 0: bytes beside codes: expected at most 64",
         ),
-        (part + 17, &huge, "the sum of its parts"),
+        (
+            part + 17,
+            &huge,
+            "part 1: size: expected at most 0, found 4128",
+        ),
+        (
+            part + PART + 17,
+            &huge,
+            "part 1: size: expected a multiple of 2, found 18446744073709551615",
+        ),
+        (
+            part + PART + 17,
+            &[0; 8],
+            "part 1: size: expected at least 1, found 0",
+        ),
         (
             part + 25,
             &huge,
@@ -215,6 +234,48 @@ fn hostile_deltas_are_refused() {
         let error = with(at, value);
         assert!(error.contains(expected), "{at}: {error}");
     }
+}
+
+#[test]
+fn sizes_of_any_number_end_in_errors() {
+    let (old, new) = ternary(4096, 0.05, 1);
+    let mut delta = delta_of(&[(DType::I2_S, &old, &new)]);
+    let huge = u64::MAX.to_le_bytes();
+    // The group's, and those of the part: its bytes with codes, and all.
+    for at in [74, HEADER + 1, HEADER + 17] {
+        delta[at..at + 8].copy_from_slice(&huge);
+    }
+    let error = Delta::parse(&delta).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "delta: part 0: bytes of codes: expected at most 18446744073709551583, found 18446744073709551615"
+    );
+    // One block, which never ends.
+    delta[HEADER + 9..HEADER + 17].fill(0);
+    let error = Delta::parse(&delta)
+        .unwrap()
+        .apply(|bytes| Ok(bytes.fill(0)), |_| Ok::<(), DeltaError>(()));
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("part 0: its bytes: expected more"),
+        "{error}"
+    );
+}
+
+#[test]
+fn parts_are_not_too_many() {
+    let mut writer = DeltaWriter::new(BASE, TARGET);
+    for _ in 0..MAX_PARTS {
+        let dtype = TensorType::Known(DType::F16);
+        writer.tensor(&dtype, &[], &[]).unwrap();
+    }
+    let error = writer.tensor(&TensorType::Known(DType::F16), &[], &[]);
+    let error = error.unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "delta: number of parts: expected at most 65536, found 65537"
+    );
+    assert_eq!(applied(&writer.finish(), &[]), Ok(Vec::new()));
 }
 
 #[test]

@@ -10,7 +10,10 @@ use serde::Serialize;
 use sterna::native::{FileSet, expect_file, read_package};
 use sterna_delivery::hash::{Algorithm, Expected, Verifier, digest_of};
 use sterna_delivery::write_whole;
-use sterna_format::delta::{DELTAS_FILE, DeltaList, DeltaWriter, ListedDelta, MAX_DELTA_BYTES};
+use sterna_format::delta::{
+    DELTAS_FILE, DeltaList, DeltaWriter, ListedDelta, MAX_DELTA_BYTES, MAX_LIST_BYTES, MAX_PARTS,
+};
+use sterna_format::digest::Digest;
 use sterna_format::rdrr::{Group, Package, Tensor};
 
 use crate::model::PackagePlace;
@@ -93,11 +96,27 @@ impl Local {
     }
 }
 
-/// Whether the tensors of two groups differ in nothing but their bytes.
+/// Whether the tensors of two groups differ in nothing but their bytes, and aren't too many for a delta.
 fn are_alike(a: &Package, old: &Group, b: &Package, new: &Group) -> bool {
     let key = |tensor: &Tensor| (tensor.name.clone(), tensor.dtype.clone(), tensor.size);
     let old = a.group_tensors(old).map(key);
-    old.eq(b.group_tensors(new).map(key))
+    new.tensors.len() <= MAX_PARTS as usize && old.eq(b.group_tensors(new).map(key))
+}
+
+/// Lists a delta instead of one between the same groups.
+fn put(list: &mut DeltaList, old: &Group, new: &Group, size: u64, hash: Digest) -> String {
+    let name = |hash: Digest| hash.to_string()[..16].to_owned();
+    let file = format!("delta_{}_{}.bin", name(old.hash), name(new.hash));
+    (list.deltas).retain(|delta| (delta.base, delta.target) != (old.hash, new.hash));
+    list.deltas.push(ListedDelta {
+        group: new.id.clone(),
+        base: old.hash,
+        target: new.hash,
+        file: file.clone(),
+        size,
+        hash,
+    });
+    file
 }
 
 /// Writes a delta for each group of `b` that isn't in `a` where it is smaller than the group, and lists them in
@@ -109,7 +128,6 @@ pub(super) fn write(a: &mut Local, b: &mut Local, folder: &Path) -> Result<Vec<G
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => DeltaList::default(),
         Err(error) => return Err(error).with_context(|| list_path.display().to_string()),
     };
-    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let old_groups: HashMap<String, Group> = (a.package.manifest().groups.iter())
         .map(|group| (group.id.clone(), group.clone()))
         .collect();
@@ -122,30 +140,38 @@ pub(super) fn write(a: &mut Local, b: &mut Local, folder: &Path) -> Result<Vec<G
         tensors.map(|tensor| tensor.size).sum::<u64>()
     };
     let sizes: Vec<u64> = changed.iter().map(size_of).collect();
+    let alike = |group: &Group| {
+        let old = old_groups.get(&group.id);
+        old.filter(|old| are_alike(&a.package, old, &b.package, group))
+    };
+    let olds: Vec<Option<&Group>> = changed.iter().map(alike).collect();
+    // As long as it can become, before anything is written.
+    let mut longest = list.clone();
+    for ((group, size), old) in changed.iter().zip(&sizes).zip(&olds) {
+        if let Some(old) = old {
+            put(&mut longest, old, group, *size, group.hash);
+        }
+    }
+    let n_bytes = longest.to_json().len();
+    if n_bytes > MAX_LIST_BYTES {
+        bail!(
+            "{}: expected at most {MAX_LIST_BYTES} bytes with the new deltas, found up to {n_bytes}; take deltas out \
+             of it that nobody needs any more",
+            list_path.display()
+        );
+    }
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let progress = Progress::bytes("comparing", sizes.iter().sum());
     let mut made = Vec::new();
-    for (group, size) in changed.iter().zip(sizes) {
-        let old = old_groups.get(&group.id);
-        let old = old.filter(|old| are_alike(&a.package, old, &b.package, group));
+    for ((group, size), old) in changed.iter().zip(sizes).zip(olds) {
         let mut delta_bytes = None;
         if let Some(old) = old {
             let delta = delta(a, old, b, group)?;
             let n_bytes = delta.len() as u64;
             if n_bytes < size && n_bytes <= MAX_DELTA_BYTES {
-                let name = |hash: String| hash[..16].to_owned();
-                let (base, target) = (name(old.hash.to_string()), name(group.hash.to_string()));
-                let file = format!("delta_{base}_{target}.bin");
-                let path = folder.join(&file);
+                let hash = digest_of(Algorithm::Sha256, &delta);
+                let path = folder.join(put(&mut list, old, group, n_bytes, hash));
                 write_whole(&path, &delta).with_context(|| path.display().to_string())?;
-                (list.deltas).retain(|delta| (delta.base, delta.target) != (old.hash, group.hash));
-                list.deltas.push(ListedDelta {
-                    group: group.id.clone(),
-                    base: old.hash,
-                    target: group.hash,
-                    file,
-                    size: n_bytes,
-                    hash: digest_of(Algorithm::Sha256, &delta),
-                });
                 delta_bytes = Some(n_bytes);
             }
         }
