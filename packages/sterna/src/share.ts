@@ -1,23 +1,32 @@
 /** Giving a package to other tabs. */
 import { connect } from './connect.js'
-import { SternaError } from './error.js'
+import { SternaError, cancelled } from './error.js'
 import { PIECE, PROTOCOL, described, expectRtc, keyOf, link, opened, understood, watch, type Link } from './rtc.js'
 import type { Remote } from './rpc.js'
 import type { SignallingRoom } from './signalling.js'
 import type { Calls, ShareOptions } from './types.js'
 
-/** Requests of one connection at a time. */
-const MAX_REQUESTS_OF_ONE = 16
+/** Requests of one connection at a time, and channels with those that are refused or not made yet. */
+const MAX_REQUESTS_OF_ONE = 16, MAX_CHANNELS_OF_ONE = 32
 /** Bytes of a request, at most. */
 const MAX_REQUEST = 8 << 10
 /** Bytes that are read from the store at once, and that wait in a channel before more are. */
 const READ = 256 << 10, MAX_WAITING = 1 << 20
 /** How long a tab may take to ask when it has opened a channel, and how long it may take nothing. */
 const REQUEST_MS = 10_000, TAKE_MS = 30_000
+/** How long it may have no channel. */
+const IDLE_MS = 60_000
 /** Tabs whose bytes are counted; then those that are away are forgotten. */
 const MAX_COUNTED = 4096
 
-interface Visitor extends Link { key: string; nRequests: number }
+interface Visitor extends Link {
+  key: string
+  nRequests: number
+  /** Until they are closed on both sides. */
+  channels: Set<RTCDataChannel>
+  idle: ReturnType<typeof setTimeout> | undefined
+  drop(): void
+}
 
 /** A package that other tabs get from this one, until it is stopped. */
 export class Sharing {
@@ -52,7 +61,9 @@ export class Sharing {
     probe.close()
     if (!key) throw new SternaError('unsupported', 'This browser\'s certificates have no SHA-256.')
     const sharing = new Sharing(remote, end, options, certificate, key, manifest)
-    const room = sharing.#room = await options.signalling.join(manifest, (message, from) => sharing.#heard(message, from))
+    const room = sharing.#room = await options.signalling.join(manifest, (message, from) => sharing.#heard(message, from), () => {
+      if (!sharing.#stopped) sharing.#room?.say({ have: true })
+    })
     room.say({ have: true })
     return sharing
   }
@@ -67,7 +78,7 @@ export class Sharing {
     if (!this.#stopped) {
       this.#stopped = true
       this.#room?.leave()
-      for (const { connection } of this.#visitors) connection.close()
+      for (const visitor of this.#visitors) visitor.drop()
       this.#ended = this.end()
     }
     await this.#ended
@@ -85,13 +96,14 @@ export class Sharing {
     const key = keyOf(sdp)
     if (!key || this.#visitors.size >= (this.options.maxConnections ?? 16)) return
     const made = link({ iceServers: this.options.iceServers ?? [], certificates: [this.certificate] })
-    const visitor: Visitor = { ...made, key, nRequests: 0 }
     const { connection } = made
-    this.#visitors.add(visitor)
-    const gone = () => {
+    const drop = () => {
+      clearTimeout(visitor.idle)
       this.#visitors.delete(visitor)
       connection.close()
     }
+    const visitor: Visitor = { ...made, key, nRequests: 0, channels: new Set(), idle: undefined, drop }
+    this.#visitors.add(visitor)
     connection.ondatachannel = ({ channel }) => {
       if (channel.protocol === PROTOCOL) this.#take(visitor, channel)
       else channel.close()
@@ -103,21 +115,42 @@ export class Sharing {
       await connection.setLocalDescription(await connection.createAnswer())
       this.#room?.say({ answer: await described(connection) }, from)
       await open
-      watch(made, gone)
+      watch(made, drop)
+      this.#rest(visitor)
     } catch (error) {
-      gone()
+      drop()
       throw error
     }
   }
 
   /** Waits for the one request of a channel. */
   #take(visitor: Visitor, channel: RTCDataChannel): void {
-    const timer = setTimeout(() => channel.close(), REQUEST_MS)
-    channel.addEventListener('close', () => clearTimeout(timer), { once: true })
+    if (visitor.channels.size >= MAX_CHANNELS_OF_ONE) return channel.close()
+    visitor.channels.add(channel)
+    const close = () => {
+      channel.close()
+      this.#rest(visitor)
+    }
+    let timer = setTimeout(close, REQUEST_MS)
+    channel.addEventListener('close', () => {
+      clearTimeout(timer)
+      visitor.channels.delete(channel)
+      this.#rest(visitor)
+    }, { once: true })
     channel.addEventListener('message', ({ data }) => {
       clearTimeout(timer)
-      void this.#answer(visitor, channel, data).catch(() => channel.close())
+      // Who has the answer closes the channel, if it is a refusal, too.
+      this.#answer(visitor, channel, data).then(() => { if (visitor.channels.has(channel)) timer = setTimeout(close, TAKE_MS) }, close)
     }, { once: true })
+  }
+
+  /** Drops a tab that has no channel from now on. */
+  #rest(visitor: Visitor): void {
+    clearTimeout(visitor.idle)
+    if (!this.#visitors.has(visitor)) return
+    visitor.idle = setTimeout(() => {
+      if ([...visitor.channels].every(({ readyState }) => readyState === 'closing' || readyState === 'closed')) visitor.drop()
+    }, IDLE_MS)
   }
 
   async #answer(visitor: Visitor, channel: RTCDataChannel, request: unknown): Promise<void> {
@@ -166,7 +199,7 @@ export class Sharing {
     // Who has it all closes the channel.
     await new Promise<void>(resolve => {
       if (channel.readyState !== 'open') return resolve()
-      const timer = setTimeout(() => channel.close(), TAKE_MS)
+      const timer = setTimeout(() => (channel.close(), resolve()), TAKE_MS) // Not every end is told of.
       channel.addEventListener('close', () => (clearTimeout(timer), resolve()), { once: true })
     })
   }
@@ -217,14 +250,20 @@ export async function share(id: string, wireEngine: Calls['engine']['args'], opt
   }
   const { remote, end } = connect(options)
   const leave = () => remote.call('dispose', null).then(end, end)
+  let sharing: Sharing
   try {
     await remote.call('engine', wireEngine, { signal: options.signal })
     const manifest = await remote.call('offer', id, { signal: options.signal })
-    const sharing = await Sharing.start(remote, leave, manifest, options)
-    options.signal?.addEventListener('abort', () => void sharing.stop(), { once: true })
-    return sharing
+    sharing = await Sharing.start(remote, leave, manifest, options)
   } catch (error) {
     await leave()
     throw SternaError.from(error)
   }
+  const { signal } = options
+  if (signal?.aborted) {
+    await sharing.stop()
+    throw cancelled(signal)
+  }
+  signal?.addEventListener('abort', () => void sharing.stop(), { once: true })
+  return sharing
 }

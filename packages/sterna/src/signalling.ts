@@ -6,9 +6,10 @@ import { SternaError } from './error.js'
 export interface Signalling {
   /**
    * Joins the room called `room`, the SHA-256 of a package's manifest. `heard` is called with each message for this member,
-   * and with who says it. Rejects where the room can't be joined.
+   * and with who says it; `rejoined` when the room was lost and is joined again: others may know this member by
+   * another name then, and have missed what was said. Rejects where the room can't be joined.
    */
-  join(room: string, heard: (message: unknown, from: string) => void): Promise<SignallingRoom>
+  join(room: string, heard: (message: unknown, from: string) => void, rejoined?: () => void): Promise<SignallingRoom>
 }
 
 /** What a member does in a room. */
@@ -47,7 +48,7 @@ export function webSocketSignalling(server: string | URL, options: { key?: strin
   base.protocol = base.protocol.replace(/^http/, 'ws')
   const protocols = ['sterna-signal-1', ...(options.key === undefined ? [] : [`sterna-key.${base64Url(options.key)}`])]
   return {
-    async join(room, heard) {
+    async join(room, heard, rejoined) {
       const url = new URL(`signal/${room}`, base).href
       let socket: WebSocket | undefined, left = false, waitMs = 1000
       /** Once it is let in. What is lost later is made again. */
@@ -77,7 +78,7 @@ export function webSocketSignalling(server: string | URL, options: { key?: strin
         }
       })
       const again = () => setTimeout(() => {
-        if (!left) open().catch(again)
+        if (!left) open().then(rejoined, again)
       }, waitMs = Math.min(2 * waitMs, LONGEST_WAIT_MS))
       await open()
       return {

@@ -15,24 +15,27 @@ interface Liar { peer: string; why: string; at: number }
 
 /** The tabs that sent something false, by their keys. */
 const liars = {
-  known: undefined as Liar[] | undefined,
+  /** Those that couldn't be stored: they are remembered as long as the page lives. */
+  unstored: [] as Liar[],
   all(): Liar[] {
     try {
       const stored = JSON.parse(globalThis.localStorage?.getItem(LIARS) ?? '[]') as Liar[]
-      if (Array.isArray(stored)) return stored
+      if (Array.isArray(stored)) return [...stored, ...this.unstored]
     } catch {
-      // Forbidden in this window, or damaged: they are remembered as long as the page lives.
+      // Forbidden in this window, or damaged.
     }
-    return this.known ?? []
+    return this.unstored
   },
   has(peer: string): boolean { return this.all().some(liar => liar?.peer === peer) },
   add(peer: string, why: string): void {
     if (this.has(peer)) return
-    this.known = [...this.all(), { peer, why: why.slice(0, MAX_WHY), at: Math.floor(Date.now() / 1000) }].slice(-MAX_LIARS)
+    const liar = { peer, why: why.slice(0, MAX_WHY), at: Math.floor(Date.now() / 1000) }
     try {
-      globalThis.localStorage?.setItem(LIARS, JSON.stringify(this.known))
+      globalThis.localStorage.setItem(LIARS, JSON.stringify([...this.all(), liar].slice(-MAX_LIARS)))
+      this.unstored = []
     } catch {
-      // As above.
+      // Forbidden, full, or not there.
+      this.unstored = [...this.unstored, liar].slice(-MAX_LIARS)
     }
   },
 }
@@ -56,8 +59,9 @@ class Taking {
   /** By their keys. */
   #peers = new Map<string, Peer>()
   /** What is being connected, by who it is in the room. */
-  #pending = new Map<string, { answered(sdp: string): void; end(): void }>()
-  #met = new Set<string>()
+  #pending = new Map<string, { answered(sdp: string): void; rejoined(): void; end(): void }>()
+  /** The keys of those who answered, by who they are in the room. */
+  #met = new Map<string, string>()
 
   constructor(private readonly options: PeerOptions) {}
 
@@ -69,12 +73,15 @@ class Taking {
       const said = understood(message)
       if (!said || signal.aborted) return
       if ('answer' in said) this.#pending.get(from)?.answered(said.answer)
-      else if ('have' in said && room && !this.#met.has(from) && this.#connected() + this.#pending.size < (this.options.maxPeers ?? 8)) {
-        this.#met.add(from)
+      else if ('have' in said && room && this.#wants(from)) {
         this.#connect(room, from).then(key => { if (key && !signal.aborted) emit({ peer: key }) }, () => {})
       }
     }
-    room = await this.options.signalling.join(manifest, heard)
+    room = await this.options.signalling.join(manifest, heard, () => {
+      if (signal.aborted) return
+      for (const { rejoined } of this.#pending.values()) rejoined()
+      room?.say({ ask: true })
+    })
     room.say({ ask: true })
     await new Promise<void>(resolve => {
       if (signal.aborted) resolve()
@@ -88,25 +95,42 @@ class Taking {
 
   #connected(): number { return [...this.#peers.values()].filter(({ gone }) => !gone).length }
 
+  /** Whether to connect to who is `from` in the room. */
+  #wants(from: string): boolean {
+    const key = this.#met.get(from)
+    return !this.#pending.has(from) && !(key && this.#refuses(key)) && this.#connected() + this.#pending.size < (this.options.maxPeers ?? 8)
+  }
+
+  /** Who lied, and who is connected. */
+  #refuses(key: string): boolean { return liars.has(key) || this.#peers.get(key)?.gone === false }
+
   /** Connects to the tab that is `to` in the room: its key, if it is one that may be asked. */
   async #connect(room: SignallingRoom, to: string): Promise<string | undefined> {
     const made = link({ iceServers: this.options.iceServers ?? [] })
     const { connection } = made
     let timer: ReturnType<typeof setTimeout> | undefined
+    let offered = false
     try {
       const answer = new Promise<string>((resolve, reject) => {
-        const end = () => (connection.close(), reject(new SternaError('io', 'no answer')))
-        this.#pending.set(to, { answered: resolve, end })
+        const unanswered = () => reject(new SternaError('io', 'no answer'))
+        const end = () => (connection.close(), unanswered())
+        // An answer to who this tab was doesn't come.
+        const rejoined = () => { if (offered) unanswered() }
+        this.#pending.set(to, { answered: resolve, rejoined, end })
         timer = setTimeout(end, CONNECT_MS)
       })
       answer.catch(() => {})
       await connection.setLocalDescription(await connection.createOffer())
-      room.say({ offer: await described(connection) }, to)
+      const offer = await described(connection)
+      offered = true
+      room.say({ offer }, to)
       const sdp = await answer
       const key = keyOf(sdp)
-      if (!key || liars.has(key) || this.#peers.has(key)) throw new SternaError('untrusted', 'not asked')
+      if (key) this.#met.set(to, key)
+      if (!key || this.#refuses(key)) throw new SternaError('untrusted', 'not asked')
       await connection.setRemoteDescription({ type: 'answer', sdp })
       await opened(made)
+      if (this.#refuses(key)) throw new SternaError('untrusted', 'known by now')
       const peer: Peer = { ...made, gone: false }
       watch(made, () => {
         peer.gone = true

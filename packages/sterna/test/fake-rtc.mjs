@@ -1,6 +1,6 @@
 // Connections between tabs, in this process: what src/rtc.ts uses of WebRTC. Descriptions carry the number of a connection
 // and the fingerprint of its certificate.
-const connections = []
+export const connections = []
 
 const digits = () => Array.from({ length: 32 }, () => Math.floor(Math.random() * 256).toString(16).padStart(2, '0').toUpperCase()).join(':')
 
@@ -12,7 +12,7 @@ class Target extends EventTarget {
   }
 }
 
-class Channel extends Target {
+export class Channel extends Target {
   readyState = 'connecting'
   bufferedAmount = 0
   constructor(protocol) {

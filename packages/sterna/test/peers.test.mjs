@@ -11,7 +11,7 @@ import { takeFrom } from '../dist/take.js'
 import { openStore, readFile, writeFile } from '../dist/worker/store.js'
 import { keyOf as folderOf } from '../dist/worker/library.js'
 import { bytes, makePackage, seen, serveFiles, useFakeEngine } from './helpers.mjs'
-import { FakeConnection } from './fake-rtc.mjs'
+import { Channel, FakeConnection, connections } from './fake-rtc.mjs'
 import { locks } from './locks.mjs'
 
 const stored = new Map()
@@ -56,6 +56,12 @@ async function take(options = {}) {
   })
   await model.dispose()
   return told
+}
+const until = async condition => { while (!condition()) await new Promise(done => setTimeout(done, 5)) }
+/** What takes 10 seconds or more takes a hundredth of that, until the test ends. */
+function hurry(t) {
+  const { setTimeout } = globalThis
+  t.mock.method(globalThis, 'setTimeout', (then, ms, ...args) => setTimeout(then, ms >= 10_000 ? ms / 100 : ms, ...args))
 }
 const shardRequests = () => site.state.requests.filter(request => request.includes('shard'))
 
@@ -233,6 +239,89 @@ test('a tab that begins to share later is found, too', async () => {
   end()
 })
 
+test('what is aborted while it begins is stopped', async () => {
+  const aborting = new AbortController(), left = []
+  const rooms = {
+    async join(...args) {
+      const room = await signalling.join(...args)
+      aborting.abort()
+      return { ...room, leave: () => left.push(room.leave()) }
+    },
+  }
+  await assert.rejects(share({ signalling: rooms, signal: aborting.signal }), { code: 'cancelled', name: 'AbortError' })
+  assert.equal(left.length, 1)
+})
+
+test('requests are given back where no channel is said to be closed', async t => {
+  hurry(t)
+  const sharing = await share({ maxRequests: 1 })
+  const { manifest } = sharing
+  const { ask, end } = await asker(manifest)
+  const request = { manifest, file: 'shard_00000.bin', start: 0, end: 1 }
+  const { close } = Channel.prototype
+  Channel.prototype.close = () => {}
+  assert.equal((await ask(request)).bytes.length, 1)
+  let next
+  do {
+    await new Promise(done => setTimeout(done, 50)) // Not so often that there are too many channels.
+    next = await ask(request)
+  } while (next.reply === '"busy"')
+  assert.equal(next.bytes.length, 1)
+  Channel.prototype.close = close
+  await sharing.stop()
+  assert.equal(sharing.connections, 0)
+  end()
+})
+
+test('channels that nothing comes of are closed, and so is a connection without any', async t => {
+  const sharing = await share()
+  const taking = []
+  class Watched extends FakeConnection {
+    constructor(options) { super(options); taking.push(this) }
+  }
+  globalThis.RTCPeerConnection = Watched
+  const { ask, end } = await asker(sharing.manifest)
+  globalThis.RTCPeerConnection = FakeConnection
+  hurry(t)
+  const open = () => taking[0].createDataChannel('', { protocol: 'sterna/package/1' })
+  const began = performance.now()
+  const closed = []
+  for (let i = 0; i < 40; i++) open().onclose = () => closed.push(i)
+  await until(() => closed.length === 40)
+  assert.deepEqual(closed.slice(0, 8), [32, 33, 34, 35, 36, 37, 38, 39])
+  assert.ok(performance.now() - began >= 99)
+  const refused = open()
+  refused.onopen = () => refused.send('{}')
+  const [{ data }] = await once(refused, 'message')
+  assert.equal(data, '"unknown"')
+  const answered = performance.now()
+  await once(refused, 'close')
+  assert.ok(performance.now() - answered >= 200)
+  assert.equal(sharing.connections, 1)
+  await until(() => sharing.connections === 0)
+  assert.ok(performance.now() - answered >= 700)
+  await assert.rejects(ask({}), { code: 'not_found' })
+  end()
+})
+
+test('a liar that can\'t be stored is remembered beside those that are', async () => {
+  const { key, manifest } = await share()
+  const port = takeFrom({ signalling }), remote = new Remote(port)
+  stored.set('sterna:liars', '[{"peer":"00","why":"","at":1}]')
+  const { setItem } = localStorage
+  localStorage.setItem = () => { throw new DOMException('full', 'QuotaExceededError') }
+  await remote.call('lied', { peer: key, why: 'x' })
+  localStorage.setItem = setItem
+  const ending = new AbortController()
+  let met = 0
+  remote.call('find', { manifest }, { signal: ending.signal, onItem: () => met++ }).catch(() => {})
+  await new Promise(done => setTimeout(done, 200))
+  assert.equal(met, 0)
+  await remote.call('lied', { peer: '11', why: 'y' })
+  assert.deepEqual(JSON.parse(stored.get('sterna:liars')).map(({ peer }) => peer), ['00', key, '11'])
+  end(ending, port)
+})
+
 test('what can\'t be shared, or by nobody, says so', async () => {
   await assert.rejects(Sterna.share(`${site.url}none/`, { signalling }), { code: 'not_found' })
   await (await Sterna.load(`${site.url}x.gguf`)).dispose()
@@ -292,6 +381,55 @@ test('a room of a server is joined, and joined again when the connection is lost
   server.removeAllListeners('connection')
   server.on('connection', socket => socket.close(1013, 'the room is full'))
   await assert.rejects(webSocketSignalling(url).join('cd'.repeat(32), () => {}), error => error.code === 'io' && /1013, the room is full/.test(error.message))
+  for (const client of server.clients) client.terminate()
+  server.close()
+})
+
+test('who joins a room again is found, and so is who was connected before', async () => {
+  const server = new WebSocketServer({ port: 0, host: '127.0.0.1' })
+  await once(server, 'listening')
+  const members = new Map()
+  let n = 0, deaf = true
+  server.on('connection', socket => {
+    const id = `m${n++}`
+    members.set(id, socket)
+    socket.on('close', () => members.delete(id))
+    socket.on('message', data => {
+      const { to, message } = JSON.parse(data)
+      if (!deaf) for (const [other, socket] of members) if (other !== id && (to ?? other) === other) socket.send(JSON.stringify({ from: id, message }))
+    })
+    socket.send(JSON.stringify({ id }))
+  })
+  const signalling = webSocketSignalling(`http://127.0.0.1:${server.address().port}/`)
+  const sharing = await share({ signalling })
+  const port = takeFrom({ signalling }), remote = new Remote(port)
+  const ending = new AbortController()
+  const found = []
+  remote.call('find', { manifest: sharing.manifest }, { signal: ending.signal, onItem: ({ peer }) => found.push(peer) }).catch(() => {})
+  await until(() => members.size === 2)
+  await new Promise(done => setTimeout(done, 50))
+  assert.deepEqual(found, [])
+  deaf = false
+  const lose = async id => {
+    members.get(id).terminate()
+    const before = n
+    await until(() => n > before)
+  }
+  // Whoever wants it asks again; whoever has it says so again.
+  await lose('m1')
+  await until(() => found.length === 1)
+  // Who is connected isn't connected to once more.
+  await lose('m0')
+  await new Promise(done => setTimeout(done, 50))
+  assert.deepEqual(found, [sharing.key])
+  for (const [count, id] of [[2, 'm2'], [3, 'm3']]) {
+    connections.findLast(({ connectionState }) => connectionState === 'connected').close()
+    await lose(id) // It is missed before they are back.
+    await until(() => found.length === count)
+  }
+  assert.deepEqual(found, [sharing.key, sharing.key, sharing.key])
+  end(ending, port)
+  await sharing.stop()
   for (const client of server.clients) client.terminate()
   server.close()
 })
