@@ -252,9 +252,13 @@ fn sizes_of_any_number_end_in_errors() {
     );
     // One block, which never ends.
     delta[HEADER + 9..HEADER + 17].fill(0);
-    let error = Delta::parse(&delta)
-        .unwrap()
-        .apply(|bytes| Ok(bytes.fill(0)), |_| Ok::<(), DeltaError>(()));
+    let error = Delta::parse(&delta).unwrap().apply(
+        |bytes| {
+            bytes.fill(0);
+            Ok(())
+        },
+        |_| Ok::<(), DeltaError>(()),
+    );
     let error = error.unwrap_err().to_string();
     assert!(
         error.contains("part 0: its bytes: expected more"),
