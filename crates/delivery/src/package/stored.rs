@@ -195,9 +195,8 @@ impl Contents {
 pub(crate) fn group_spans<'a>(
     package: &'a Package,
     group: &'a rdrr::Group,
-) -> impl Iterator<Item = Span> + Clone + 'a {
-    let tensors = group.tensors.iter();
-    let tensors = tensors.filter_map(|name| package.tensors().get(name));
+) -> impl Iterator<Item = Span> + 'a {
+    let tensors = package.group_tensors(group);
     tensors.flat_map(|tensor| tensor.pieces()).copied()
 }
 
