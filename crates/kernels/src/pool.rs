@@ -7,8 +7,8 @@
 //!   threads don't contend when a job begins, and it is known which items a thread takes first.
 //! - Another atomic word says how many of the other items are left. A thread takes items by subtracting them from
 //!   that word: its share of half of what is left, which are adjacent items, that memory delivers faster than
-//!   scattered ones, and ever fewer, so that all threads finish at the same time. Then it takes what other threads
-//!   have not begun of their own.
+//!   scattered ones, and ever fewer, so that all threads finish at the same time. The caller then takes what other
+//!   threads have not begun of their own.
 //! - Both words have the number of the job, so a thread that comes late finds nothing and touches nothing.
 //! - The caller works too, and then waits for the items that others took, not for other threads. A
 //!   preempted worker holds up an operation only if it was preempted within an item.

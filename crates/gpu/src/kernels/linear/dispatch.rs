@@ -416,7 +416,7 @@ fn can_round(limits: &Limits, width: usize, n_rows: usize, others: usize) -> boo
     let padded = width.next_multiple_of(PADDING);
     let most = max_workgroup(limits);
     // Codes; steps, sums and maxima of runs; of a row two numbers; and what reductions need.
-    let rows = n_rows * (padded + 128 + padded / RUN * 12) + 2 * 8 * 4;
+    let rows = n_rows * (padded + 128 + padded / RUN * 12) + 2 * GEMV_TOKENS * 4;
     let bytes = rows + 12 * most as usize + others;
     let in_vectors = width.is_multiple_of(4) && width > 0;
     let turns = n_rows > 1 || workgroup_to_round(width) <= most;
