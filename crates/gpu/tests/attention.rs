@@ -1137,6 +1137,16 @@ fn sequences_of_a_batch_are_as_each_alone() {
                 (127, 1),
             ];
             check_batch(device, dtype, window, &one);
+            // So many and so short that they aren't split, with a row each and with several.
+            let mut short = one;
+            short[5] = (480, 1);
+            check_batch(device, dtype, window, &short);
+            check_batch(
+                device,
+                dtype,
+                window,
+                &short.map(|(pos, _)| (pos, 1 + pos % 3)),
+            );
             check_batch(device, dtype, window, &[(10, 3), (62, 8), (0, 1), (130, 5)]);
             // More than a tile of queries has.
             check_batch(device, dtype, window, &[(0, 33), (50, 64), (70, 40)]);

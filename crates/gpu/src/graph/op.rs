@@ -969,8 +969,8 @@ impl HeadInputs {
     }
 }
 
-/// One row is quantized by each product for itself; several are quantized once for all products that use the
-/// same format.
+/// Few rows are quantized by each product for itself where that pays; else all are once, for all products that use the same
+/// format.
 fn products(
     recorder: &mut Recorder,
     workspace: &Workspace,
@@ -994,7 +994,7 @@ fn products(
                     None => Input::Float(x.of()),
                 },
                 (Form::Int8(form), Some(scaling)) if form == scaling => {
-                    if x.n_rows == 1 {
+                    if linear::rounds_itself(recorder, &w.linear(), &x.of()) {
                         Input::Round {
                             x: x.of(),
                             norm,

@@ -7,7 +7,8 @@
 // Shapes: q rows of [n_heads, head_dim], or with PREPARE rows with queries, keys and values at offsets of
 // their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl` says, in pages as
 // `pages.wgsl` says; states [sequences, n_rows, n_heads, n_splits + NEW, head_dim + 2], of sums, their
-// weight and the largest score. With NEW the last state is that of the new position.
+// weight and the largest score. With NEW the last state is that of the new position. With ALONE there is one split,
+// of all positions and the new one, and instead of states rows of out [n_heads, head_dim].
 // One workgroup per split and HEADS pairs of a row and one of the heads that share keys, as many for every
 // sequence as for one of `n_rows`: those behind its last pair do nothing. SEGMENTS segments of
 // LANES per pair: a segment processes one position, four at a time, its lanes UNITS runs of eight elements
@@ -17,6 +18,8 @@
 override PREPARE: u32 = 0u;
 // 1 if the last position's key and value aren't in the cache yet.
 override NEW: u32 = 0u;
+// 1 if one workgroup attends to all positions of its pairs, and stores the results.
+override ALONE: u32 = 0u;
 // 1 if queries, or keys, are normalised head by head, 2 if all of the row's heads are together.
 override Q_NORM: u32 = 0u;
 override K_NORM: u32 = 0u;
@@ -30,7 +33,7 @@ override UNITS: u32 = 1u;
 override SLOTS: u32 = 6u;
 // HEADS · SEGMENTS.
 override STATES: u32 = 32u;
-// Vectors of HEADS queries, and of the sums of all segments.
+// Vectors of HEADS queries, and of the sums of all segments; with ALONE and NEW of a key and a value too.
 override ROOM: u32 = 576u;
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
@@ -72,11 +75,13 @@ struct Params {
     eps: f32,
     scale: f32,
     softcap: f32,
+    out_offset: u32,
+    out_stride: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
 // Prepared heads, in slots: HEADS queries; then, with NEW, a key and a value, or else the sums of
-// segments.
+// segments; both with ALONE.
 var<workgroup> room: array<vec4<f32>, ROOM>;
 // The largest score and the weight of each segment.
 var<workgroup> states_of: array<vec2<f32>, STATES>;
@@ -88,6 +93,11 @@ var<workgroup> block_scales: array<f32, 16>;
 // Vectors of a slot.
 fn slot_len() -> u32 {
     return 2u * UNITS * LANES;
+}
+
+// The slot of the first segment's sums.
+fn first_sums() -> u32 {
+    return select(HEADS, SLOTS, ALONE == 1u && NEW == 1u);
 }
 
 fn element(slot: u32, e: u32) -> f32 {
@@ -280,8 +290,8 @@ fn put(s: u32, pair: u32, kv: u32, split: u32, e: u32, value: f32) {
     states[state * (params.head_dim + 2u) + e] = value;
 }
 
-// The new position: the partial result of its key and value alone.
-fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequence, first_pair: u32) {
+// Prepares the new position's key and value, puts them into the cache, and returns this pair's score of them.
+fn score_of_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequence, first_pair: u32) -> f32 {
     prepare(at, thread, SLOTS, kv, own_sequence, first_pair);
     round_new(thread);
     let now = own_sequence.position;
@@ -298,7 +308,14 @@ fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequen
         product += dot(room[key], room[i]) + dot(room[key + 1u], room[i + 1u]);
     }
     let sum = segment_sum_f32(at, vec2<f32>(product, 0.0)).x;
-    let score = select(LOWEST, bounded(vec4<f32>(sum)).x, has_room);
+    return select(LOWEST, bounded(vec4<f32>(sum)).x, has_room);
+}
+
+// The partial result of the new position alone.
+fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequence, first_pair: u32) {
+    let score = score_of_new(at, thread, kv, s, own_sequence, first_pair);
+    let has_room = own_sequence.position < own_sequence.capacity;
+    let own = thread / (SEGMENTS * LANES);
     let d = params.head_dim;
     if first_pair + own < own_sequence.n_rows * params.n_heads / params.n_kv_heads {
         for (var e = thread % (SEGMENTS * LANES); e < d + 2u; e += SEGMENTS * LANES) {
@@ -334,7 +351,7 @@ fn main(at: Invocation, group: Group) {
     if first_pair >= n_pairs {
         return;
     }
-    if NEW == 1u && split == params.n_splits {
+    if NEW == 1u && ALONE == 0u && split == params.n_splits {
         attend_new(at, thread, kv, s, own_sequence, first_pair);
         return;
     }
@@ -345,9 +362,11 @@ fn main(at: Invocation, group: Group) {
     // 32 positions are in one page: those before the window are not attended to.
     let begin = max(first / 32u * 32u, split * params.split_len);
     let end = min(min(latest + 1u - NEW, own_sequence.capacity), (split + 1u) * params.split_len);
-    if first >= end || split * params.split_len >= end {
+    if ALONE == 0u && (first >= end || split * params.split_len >= end) {
         return;
     }
+    // Where there are none, any is loaded.
+    let most = max(end, 1u) - 1u;
     if begin / PAGE != split * params.split_len / PAGE {
         page = page_of(s, begin);
     }
@@ -358,13 +377,18 @@ fn main(at: Invocation, group: Group) {
     var k: array<Eight, 16>;
     var v: array<Eight, 16>;
     for (var r = 0u; r < 4u; r++) {
-        let row = row_of(page, kv, min(begin + r * SEGMENTS + segment, end - 1u));
+        let row = row_of(page, kv, min(begin + r * SEGMENTS + segment, most));
         for (var u = 0u; u < UNITS; u++) {
             k[r * UNITS + u] = key_words(row, min(u * LANES + lane, last_run));
             v[r * UNITS + u] = value_words(row, min(u * LANES + lane, last_run));
         }
     }
-    prepare(at, thread, HEADS, kv, own_sequence, first_pair);
+    var score_now = LOWEST;
+    if ALONE == 1u && NEW == 1u {
+        score_now = score_of_new(at, thread, kv, s, own_sequence, first_pair);
+    } else {
+        prepare(at, thread, HEADS, kv, own_sequence, first_pair);
+    }
     // By unit.
     var query: array<vec4<f32>, 8>;
     var sums: array<vec4<f32>, 8>;
@@ -409,7 +433,7 @@ fn main(at: Invocation, group: Group) {
         let next = at_once + 4u * SEGMENTS;
         if next < end {
             for (var r = 0u; r < 4u; r++) {
-                let row = row_of(page, kv, min(next + r * SEGMENTS + segment, end - 1u));
+                let row = row_of(page, kv, min(next + r * SEGMENTS + segment, most));
                 for (var u = 0u; u < UNITS; u++) {
                     k[r * UNITS + u] = key_words(row, min(u * LANES + lane, last_run));
                     v[r * UNITS + u] = value_words(row, min(u * LANES + lane, last_run));
@@ -417,8 +441,8 @@ fn main(at: Invocation, group: Group) {
             }
         }
     }
-    // After the queries, which others may still read.
-    let to = (HEADS + own * SEGMENTS + segment) * slot_len();
+    // After the queries, and what is new, which others may still read.
+    let to = (first_sums() + own * SEGMENTS + segment) * slot_len();
     for (var u = 0u; u < UNITS; u++) {
         room[to + 2u * (u * LANES + lane)] = sums[2u * u];
         room[to + 2u * (u * LANES + lane) + 1u] = sums[2u * u + 1u];
@@ -430,20 +454,34 @@ fn main(at: Invocation, group: Group) {
     if first_pair + own >= n_pairs {
         return;
     }
-    var highest = LOWEST;
+    var highest = score_now;
     for (var s = 0u; s < SEGMENTS; s++) {
         highest = max(highest, states_of[own * SEGMENTS + s].x);
     }
-    for (var e = thread % (SEGMENTS * LANES); e < d + 2u; e += SEGMENTS * LANES) {
+    let now = exp(score_now - highest) * f32(score_now > LOWEST);
+    var all = now;
+    for (var s = 0u; s < SEGMENTS; s++) {
+        let state = states_of[own * SEGMENTS + s];
+        all += exp(state.x - highest) * state.y;
+    }
+    let len = select(d + 2u, d, ALONE == 1u);
+    for (var e = thread % (SEGMENTS * LANES); e < len; e += SEGMENTS * LANES) {
+        let column = min(e, d - 1u);
         var sum = 0.0;
-        for (var s = 0u; s < SEGMENTS; s++) {
-            let state = states_of[own * SEGMENTS + s];
-            var part = state.y;
-            if e < d {
-                part = element(HEADS + own * SEGMENTS + s, min(e, d - 1u));
-            }
-            sum += exp(state.x - highest) * part;
+        if ALONE == 1u && NEW == 1u {
+            sum = now * element(HEADS + 1u, column);
         }
-        put(s, first_pair + own, kv, split, e, select(sum, highest, e == d + 1u));
+        for (var s = 0u; s < SEGMENTS; s++) {
+            let top = states_of[own * SEGMENTS + s].x;
+            sum += exp(top - highest) * element(first_sums() + own * SEGMENTS + s, column);
+        }
+        if ALONE == 1u {
+            let pair = first_pair + own;
+            let row = own_sequence.first_row + pair / share;
+            let head = kv * share + pair % share;
+            states[params.out_offset + row * params.out_stride + head * d + e] = sum / all;
+        } else {
+            put(s, first_pair + own, kv, split, e, select(select(all, sum, e < d), highest, e == d + 1u));
+        }
     }
 }

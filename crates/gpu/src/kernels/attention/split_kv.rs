@@ -20,6 +20,13 @@ const MIN_SPLITS: usize = 8;
 /// Splits of all heads of several sequences that occupy any device: more only cost something.
 const SPLITS_OF_MANY: usize = 8192;
 
+/// From so many heads of keys of all sequences on, contexts of up to so many positions aren't split: of so many for each of
+/// these heads, of fewer at any rate, of more in no case. Found on an H100, with contexts of 128 to 1,900.
+const MIN_ALONE: usize = 16;
+const ALONE_LEN: usize = 13;
+const MIN_ALONE_LEN: usize = 512;
+const MAX_ALONE_LEN: usize = 2048;
+
 /// Positions that a segment of invocations processes at a time.
 const AT_ONCE: usize = 4;
 
@@ -102,6 +109,8 @@ struct Plan {
     n_groups: usize,
     split_len: usize,
     n_splits: usize,
+    /// Whether the workgroups of the only split have all that there is, also of the new position, and store results.
+    alone: bool,
 }
 
 impl Plan {
@@ -110,6 +119,7 @@ impl Plan {
         head_dim: usize,
         n_pairs: usize,
         (split_len, n_splits): (usize, usize),
+        alone: bool,
     ) -> Plan {
         let runs = head_dim.div_ceil(8).max(1);
         // Reductions through shared memory take more barriers with more lanes.
@@ -122,7 +132,8 @@ impl Plan {
         // needed once.
         let sums = (1 + SEGMENTS) * head_len(units, lanes) * 16;
         let bytes = sums + 12 * SEGMENTS * lanes + 8 * SEGMENTS + 4;
-        let room = (limits.workgroup_bytes as usize).saturating_sub(2 * 4 + 16 * 4);
+        let others = 2 * 4 + 16 * 4 + 2 * head_len(units, lanes) * 16;
+        let room = (limits.workgroup_bytes as usize).saturating_sub(others);
         let most = invocations.min(room / bytes);
         let n_groups = n_pairs.div_ceil(most.max(1)).max(1);
         let heads = n_pairs.div_ceil(n_groups).max(1);
@@ -133,16 +144,19 @@ impl Plan {
             n_groups: n_pairs.div_ceil(heads),
             split_len,
             n_splits,
+            alone,
         }
     }
 
-    fn constants(&self, cache: CacheType, softcap: bool) -> [(&'static str, f64); 11] {
+    fn constants(&self, cache: CacheType, softcap: bool) -> [(&'static str, f64); 12] {
         let &Plan {
             lanes,
             units,
             heads,
+            alone,
             ..
         } = self;
+        let slots = heads * (1 + SEGMENTS) + if alone { 2 } else { 0 };
         [
             ("WG", (heads * SEGMENTS * lanes) as f64),
             ("LANES", lanes as f64),
@@ -151,10 +165,8 @@ impl Plan {
             ("HEADS", heads as f64),
             ("SLOTS", (heads + 2) as f64),
             ("STATES", (heads * SEGMENTS) as f64),
-            (
-                "ROOM",
-                (heads * (1 + SEGMENTS) * head_len(units, lanes)) as f64,
-            ),
+            ("ROOM", (slots * head_len(units, lanes)) as f64),
+            ("ALONE", f64::from(u8::from(alone))),
             ("PAGE", PAGE_LEN as f64),
             ("CACHE", f64::from(cache as u8)),
             ("SOFTCAP", f64::from(u8::from(softcap))),
@@ -177,6 +189,14 @@ pub(super) fn splits(most_len: usize, n_sequences: usize, n_heads: usize) -> (us
         split_len *= 2;
     }
     (split_len, most_len.div_ceil(split_len).max(1))
+}
+
+/// Whether contexts of up to `most_len` positions aren't split: that saves a dispatch, and pays where there are many
+/// sequences, each of so many heads of keys, and contexts are short.
+fn is_alone(most_len: usize, n_sequences: usize, n_kv_heads: usize) -> bool {
+    let n = n_sequences * n_kv_heads;
+    let most = (ALONE_LEN * n).clamp(MIN_ALONE_LEN, MAX_ALONE_LEN);
+    n >= MIN_ALONE && most_len <= most
 }
 
 /// Vectors of a head in shared memory.
@@ -209,6 +229,8 @@ params! {
         eps: f32,
         scale: f32,
         softcap: f32,
+        out_offset: u32,
+        out_stride: u32,
     }
 }
 
@@ -340,11 +362,16 @@ fn record_run(
     let n_pairs = sequences.n_rows * n_heads / n_kv_heads.max(1);
     let limits = recorder.device().limits();
     let most_len = split_kv.most_len.min(sequences.capacity());
-    let splits = splits(most_len, sequences.n, n_heads);
-    let plan = Plan::of(limits, d, n_pairs, splits);
+    let alone = scores.sinks.is_none() && is_alone(most_len, sequences.n, n_kv_heads);
+    let splits = match alone {
+        true => (most_len.max(1), 1),
+        false => splits(most_len, sequences.n, n_heads),
+    };
+    let plan = Plan::of(limits, d, n_pairs, splits, alone);
     let n_new = usize::from(prepare.is_some_and(|heads| heads.has_keys));
     let n_states = plan.n_splits + n_new;
     let states = (split_kv.states).of(sequences.all_rows() * n_heads * n_states, d)?;
+    let states = if alone { out.buffer } else { states };
     let groups = n_kv_heads * plan.n_groups * sequences.n;
     let most = limits.grid as usize;
     expect_most("attention: heads of queries in a batch", most, groups)?;
@@ -373,6 +400,8 @@ fn record_run(
         eps: prepare.map_or(0.0, |heads| heads.norms.eps),
         scale: shape.scale,
         softcap: shape.softcap.unwrap_or(0.0),
+        out_offset: out.offset as u32,
+        out_stride: out.stride as u32,
     };
     let kernel: &'static Shader = match cache.dtype {
         CacheType::F32 => &shader::ATTENTION_SPLIT_KV_F32,
@@ -406,9 +435,12 @@ fn record_run(
         } else {
             groups as u32
         },
-        (plan.n_splits + n_new) as u32,
+        (plan.n_splits + if alone { 0 } else { n_new }) as u32,
     ];
     recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
+    if alone {
+        return Ok(());
+    }
     let params = CombineParams {
         n_rows: params.n_rows,
         n_heads: params.n_heads,

@@ -87,6 +87,8 @@ struct Kernels {
     gemm: &'static Shader,
     /// For many rows, by cooperative matrices, where they can be used.
     coop: Option<Coop>,
+    /// For many rows that aren't quantized, likewise.
+    float_coop: Option<&'static Shader>,
 }
 
 /// The kernels that use cooperative matrices.
@@ -108,6 +110,14 @@ enum CoopLaunch {
 }
 
 impl CoopLaunch {
+    /// Rows of activations of a small tile for `m`.
+    fn few_tokens(m: usize) -> usize {
+        match m {
+            ..=32 => COOP_FEW_TILE / 2,
+            _ => COOP_FEW_TILE,
+        }
+    }
+
     /// For `n` rows of weights of `k` columns and `m` rows of activations.
     fn of(n: usize, k: usize, m: usize) -> CoopLaunch {
         let tiles = |rows, tokens| n.div_ceil(rows) * m.div_ceil(tokens);
@@ -115,10 +125,7 @@ impl CoopLaunch {
         if m > COOP_FEW_TILE && tiles(rows, tokens) >= ENOUGH_COOP_TILES {
             return CoopLaunch::Wide;
         }
-        let tokens = match m {
-            ..=32 => COOP_FEW_TILE / 2,
-            _ => COOP_FEW_TILE,
-        };
+        let tokens = CoopLaunch::few_tokens(m);
         let most = k.div_ceil(64) / LEAST_COOP_CHUNKS;
         let parts = ENOUGH_COOP_PARTS / tiles(COOP_FEW_TILE, tokens).max(1);
         CoopLaunch::Few {
@@ -235,18 +242,21 @@ impl Kernels {
                 _ => return Err(unsupported(dtype)),
             },
         };
-        let units =
-            matches!(source, Source::Stored(_)) && by_matrix_units(recorder.device(), config, w);
+        let units = (matches!(source, Source::Stored(_)) || in_vectors(source, w.k))
+            && by_matrix_units(recorder.device(), config, w);
         let sum = match w.kind {
             WeightKind::Ternary => &shader::TERNARY_GEMM_COOP_SUM,
             WeightKind::Blocks(_) => &shader::GEMM_BLOCKS_COOP_SUM,
         };
         let coop = coop.filter(|_| units);
+        let float_coop =
+            (w.kind == WeightKind::Blocks(DType::F16)).then_some(&shader::GEMM_F16_COOP);
         Ok(Kernels {
             gemv,
             rounding,
             gemm,
             coop: coop.map(|[wide, few]| Coop { wide, few, sum }),
+            float_coop: float_coop.filter(|_| units),
         })
     }
 }
@@ -265,10 +275,15 @@ pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
     features.cooperative_matrix && of_32 && limits.workgroup_bytes >= COOP_BYTES
 }
 
-/// Whether cooperative matrices multiply `w` by many quantized rows.
+/// Whether cooperative matrices multiply `w` by many rows.
 pub(super) fn by_matrix_units(device: &Device, config: LaunchConfig, w: &Linear) -> bool {
-    let exact = w.kind != WeightKind::Ternary || w.k <= MAX_COOP_K;
-    exact && config.matrix_units.unwrap_or(true) && device.has_matrix_units()
+    let can = match w.kind {
+        WeightKind::Ternary => w.k <= MAX_COOP_K,
+        // F16 doesn't hold what they may be.
+        WeightKind::Blocks(DType::F32 | DType::BF16) => false,
+        WeightKind::Blocks(_) => true,
+    };
+    can && config.matrix_units.unwrap_or(true) && device.has_matrix_units()
 }
 
 /// The launch configuration for a product of `w` and `n_rows` rows of activations when `config` is requested:
@@ -282,7 +297,8 @@ pub(crate) fn settled(
     let rounds = matches!(w.kind.form(), Form::Int8(_));
     match RowClass::of(n_rows) {
         RowClass::Many => LaunchConfig {
-            matrix_units: rounds.then(|| by_matrix_units(device, config, w)),
+            matrix_units: (rounds || w.kind == WeightKind::Blocks(DType::F16))
+                .then(|| by_matrix_units(device, config, w)),
             ..LaunchConfig::default()
         },
         rows => {
@@ -433,7 +449,7 @@ pub(super) fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
 
 /// Whether every workgroup of the product should quantize the rows `x` for itself: if they are few, if vectors and
 /// shared memory permit, and if it pays.
-pub(super) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
+pub(crate) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
     let config = recorder.tuning().config(&w.product(x.n_rows));
     let few = x.n_rows <= GEMV_TOKENS;
     few && pays_to_round(config, w) && can_round_rows(recorder, w.k, x, x.n_rows, 0)
@@ -554,6 +570,14 @@ pub(super) fn multiply(
                 let launch = CoopLaunch::of(piece.n, w.k, out.n_rows);
                 let given = (&constants[..], &bindings[..], Binding::from(&x.scratch));
                 multiply_by_units(recorder, coop, launch, epilogue, given, &mut params)?;
+                continue;
+            }
+            if let Some(kernel) = kernels.float_coop {
+                let tokens = CoopLaunch::few_tokens(out.n_rows);
+                let constants = [&constants[..], &[("TOKENS", tokens as f64)]].concat();
+                let tiles = [out.n_rows.div_ceil(tokens), piece.n.div_ceil(COOP_FEW_TILE)];
+                let grid = tiles.map(|n| n as u32);
+                recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
                 continue;
             }
             let [rows, tokens] = GEMM_TILE;

@@ -19,7 +19,9 @@ use crate::{Device, GpuError, Recorder};
 
 pub use crate::WeightKind;
 use dispatch::Source;
-pub(crate) use dispatch::{COOP_SUMS_BYTES, LinearParams, has_matrix_units, settled};
+pub(crate) use dispatch::{
+    COOP_SUMS_BYTES, LinearParams, has_matrix_units, rounds_itself, settled,
+};
 pub(crate) use embed::EmbedParams;
 pub use embed::embed;
 pub(crate) use stack::GroupRoutesParams;

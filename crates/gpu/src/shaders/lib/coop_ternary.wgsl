@@ -1,4 +1,4 @@
-// Trits and int8 for gemm_coop*.wgsl.
+// Trits and int8 for gemm_coop.wgsl. Needs `quarters.wgsl`.
 //
 // Agrees with `sterna_kernels::gemm` for ternary weights bit for bit: int8 and quarters from 1 to 1½ are
 // exact in f16, and so are sums in f32 while 4 · 1½ · 127 · k is less than 2^24, which k up to 22000 is.
@@ -31,13 +31,6 @@ fn fetch_w(row: u32, chunk: u32, half: u32) -> Weights {
 fn fetch_x(token: u32, chunk: u32, half: u32) -> Activations {
     let at = token * params.q_len + chunk / 2u * 8u + half * 4u + chunk % 2u;
     return Activations(q[at], q[at + 2u]);
-}
-
-// The codes of quarter `quarter` of a word: code c as 1 + c / 4, whose f16 has c in bits 8 and 9.
-fn quarter_of(word: u32, quarter: u32) -> vec4<f16> {
-    let even = ((word << (2u + 2u * quarter)) & 0x03000300u) | 0x3c003c00u;
-    let odd = ((word >> (6u - 2u * quarter)) & 0x03000300u) | 0x3c003c00u;
-    return vec4<f16>(pair_of(even), pair_of(odd));
 }
 
 // Eight vectors from `to` on: two quarters.
