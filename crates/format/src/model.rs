@@ -73,6 +73,26 @@ impl CacheType {
     }
 }
 
+/// Where a cache has the values of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum CachedValues {
+    /// Beside the keys.
+    #[default]
+    Own,
+    /// The keys are the values, as in latent attention.
+    Keys,
+}
+
+impl CachedValues {
+    /// What a head has for each position: a key, and a value of its own if there is one.
+    pub const fn per_head(self) -> usize {
+        match self {
+            CachedValues::Own => 2,
+            CachedValues::Keys => 1,
+        }
+    }
+}
+
 /// What the attention of one layer looks like.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {

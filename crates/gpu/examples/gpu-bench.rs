@@ -647,7 +647,12 @@ impl<'a> Layer<'a> {
         let mut pages = Vec::new();
         for (pos, row) in self.rows.chunks(Self::WIDTH).enumerate() {
             if pos % cpu::PAGE_LEN == 0 {
-                let page = cpu::KvPage::new(CacheType::F16, Self::N_KV_HEADS, Self::D);
+                let page = cpu::KvPage::new(
+                    CacheType::F16,
+                    cpu::CachedValues::Own,
+                    Self::N_KV_HEADS,
+                    Self::D,
+                );
                 pages.push(page);
             }
             let (k, v) = row[width..].split_at(Self::N_KV_HEADS * Self::D);

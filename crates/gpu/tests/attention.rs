@@ -412,7 +412,12 @@ impl Case {
         for (t, (k, v)) in k.chunks(kv_width).zip(v.chunks(kv_width)).enumerate() {
             let (page, place) = ((pos + t) / cpu::PAGE_LEN, (pos + t) % cpu::PAGE_LEN);
             if page == pages.len() {
-                pages.push(cpu::KvPage::new(self.dtype, self.n_kv_heads, d));
+                pages.push(cpu::KvPage::new(
+                    self.dtype,
+                    cpu::CachedValues::Own,
+                    self.n_kv_heads,
+                    d,
+                ));
             }
             pages[page].store(&exec, place, k, v).unwrap();
         }

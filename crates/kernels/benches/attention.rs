@@ -1,4 +1,5 @@
-//! Attention at the shapes of Llama 3.2 1B and BitNet 2B, one layer.
+//! Attention at the shapes of Llama 3.2 1B, BitNet 2B and DeepSeek V2 Lite, one layer; of the last with values of
+//! their own, and with keys as values.
 //!
 //! Decoding is reported in bytes of cached keys and values per second, to be compared with the
 //! bandwidth of memory (a cache of 4,096 positions of all layers doesn't stay in a processor's own
@@ -9,12 +10,16 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use sterna_kernels::attention::{
-    AttentionShape, CacheType, KvPage, PAGE_LEN, Queries, Scratch, attention,
+    AttentionShape, CacheType, CachedValues, KvPage, PAGE_LEN, Queries, Scratch, attention,
 };
 use sterna_kernels::{Exec, Isa};
 
-const SHAPES: [(&str, usize, AttentionShape); 2] =
-    [("1b", 16, shape(32, 8, 64)), ("2b", 30, shape(20, 5, 128))];
+const SHAPES: [(&str, usize, AttentionShape, CachedValues); 4] = [
+    ("1b", 16, shape(32, 8, 64), CachedValues::Own),
+    ("2b", 30, shape(20, 5, 128), CachedValues::Own),
+    ("latent-own", 8, shape(16, 1, 576), CachedValues::Own),
+    ("latent", 8, shape(16, 1, 576), CachedValues::Keys),
+];
 
 const TYPES: [(&str, CacheType); 3] = [
     ("f32", CacheType::F32),
@@ -47,15 +52,20 @@ fn floats(n: usize) -> Vec<f32> {
 /// Pages of `n_layers` layers that hold `n_ctx` positions.
 fn cache(
     shape: &AttentionShape,
+    cached: CachedValues,
     dtype: CacheType,
     n_layers: usize,
     n_ctx: usize,
 ) -> Vec<Vec<KvPage>> {
     let exec = Exec::new(1, Isa::detect());
     let (heads, dim) = (shape.n_kv_heads, shape.head_dim);
-    let mut page = KvPage::new(dtype, heads, dim);
+    let mut page = KvPage::new(dtype, cached, heads, dim);
     let rows = floats(PAGE_LEN * heads * dim);
-    page.store(&exec, 0, &rows, &rows).expect("a page's rows");
+    let values = match cached {
+        CachedValues::Own => &rows[..],
+        CachedValues::Keys => &[],
+    };
+    page.store(&exec, 0, &rows, values).expect("a page's rows");
     vec![vec![page; n_ctx.div_ceil(PAGE_LEN)]; n_layers]
 }
 
@@ -69,12 +79,13 @@ fn execs() -> Vec<(String, Exec)> {
 }
 
 fn decode(c: &mut Criterion) {
-    for (name, n_layers, shape) in SHAPES {
+    for (name, n_layers, shape, cached) in SHAPES {
         let q = floats(shape.n_heads * shape.head_dim);
         for (dtype_name, dtype) in TYPES {
             for n_ctx in [128, 1024, 4096] {
-                let layers = cache(&shape, dtype, n_layers, n_ctx);
-                let bytes = 2 * n_ctx * shape.n_kv_heads * dtype.head_bytes(shape.head_dim);
+                let layers = cache(&shape, cached, dtype, n_layers, n_ctx);
+                let n_heads = cached.per_head() * shape.n_kv_heads;
+                let bytes = n_ctx * n_heads * dtype.head_bytes(shape.head_dim);
                 let mut group = c.benchmark_group(format!("decode-{name}-{dtype_name}-{n_ctx}"));
                 group.throughput(Throughput::Bytes((bytes * n_layers) as u64));
                 let mut expected: Option<Vec<f32>> = None;
@@ -107,10 +118,10 @@ fn decode(c: &mut Criterion) {
 
 fn prefill(c: &mut Criterion) {
     const N: usize = 512;
-    for (name, _, shape) in SHAPES {
+    for (name, _, shape, cached) in SHAPES {
         let q = floats(N * shape.n_heads * shape.head_dim);
         for (dtype_name, dtype) in TYPES {
-            let pages = &cache(&shape, dtype, 1, N)[0];
+            let pages = &cache(&shape, cached, dtype, 1, N)[0];
             let mut group = c.benchmark_group(format!("prefill-{name}-{dtype_name}-{N}"));
             // Scores and weighted sums, of half of all pairs.
             group.throughput(Throughput::Elements((q.len() * (N + 1)) as u64));

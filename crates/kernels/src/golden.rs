@@ -5,7 +5,9 @@
 //! change that alters one changes what models say, and belongs into the change log.
 
 use crate::activation::{Activation, gate};
-use crate::attention::{self, AttentionShape, CacheType, KvPage, PAGE_LEN, Queries, attention};
+use crate::attention::{
+    self, AttentionShape, CacheType, CachedValues, KvPage, PAGE_LEN, Queries, attention,
+};
 use crate::gemm::{self, BlockMatrix, Matrix, Rounding, TernaryMatrix, TernaryPacking, linear};
 use crate::norm::rms_norm_into;
 use crate::quant::{decode_row, encode_row, q8, ternary};
@@ -199,23 +201,34 @@ fn attentions(exec: &Exec, hashes: &mut Hashes) {
                 ..shape
             },
         ),
+        (" keys", shape),
     ];
     // More than a span, and no whole page.
     let n = 333;
     for dtype in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
         let width = shape.n_kv_heads * shape.head_dim;
         let (k, v) = (floats(n * width, 1), floats(n * width, 2));
-        let pages = k.chunks(PAGE_LEN * width).zip(v.chunks(PAGE_LEN * width));
-        let pages: Vec<KvPage> = pages
-            .map(|(k, v)| {
-                let mut page = KvPage::new(dtype, shape.n_kv_heads, shape.head_dim);
-                page.store(exec, 0, k, v).unwrap();
-                page
-            })
-            .collect();
+        let pages = |cached| -> Vec<KvPage> {
+            let pages = k.chunks(PAGE_LEN * width).zip(v.chunks(PAGE_LEN * width));
+            pages
+                .map(|(k, v)| {
+                    let mut page = KvPage::new(dtype, cached, shape.n_kv_heads, shape.head_dim);
+                    let v = match cached {
+                        CachedValues::Own => v,
+                        CachedValues::Keys => &[],
+                    };
+                    page.store(exec, 0, k, v).unwrap();
+                    page
+                })
+                .collect()
+        };
         let sinks = floats(shape.n_heads, 11);
         for (name, shape) in &shapes {
             let mut hash = Hash::new();
+            let pages = pages(match *name {
+                " keys" => CachedValues::Keys,
+                _ => CachedValues::Own,
+            });
             for (pos, m) in [(n - 1, 1), (n - 3, 3), (0, 70)] {
                 let q = floats(m * shape.n_heads * shape.head_dim, 3);
                 let mut out = vec![f32::NAN; q.len()];
@@ -386,14 +399,17 @@ const KERNELS: &[(&str, u64)] = &[
     ("attention F32 sinks", 0x482f6a18f5c02cc1),
     ("attention F32 capped", 0x02e88faf2ee5e9e3),
     ("attention F32 window", 0xf416084c49b9b9e5),
+    ("attention F32 keys", 0xe1686be752c2d463),
     ("attention F16", 0x1d0473241dfc094b),
     ("attention F16 sinks", 0xbc3cf491184a5529),
     ("attention F16 capped", 0xecdf081073dc835e),
     ("attention F16 window", 0xe3068824bea92e1a),
+    ("attention F16 keys", 0xaafd2aaa0d424a81),
     ("attention Q8_0", 0x26d9a123aeb62a23),
     ("attention Q8_0 sinks", 0x5fdb61b8b69f8a1f),
     ("attention Q8_0 capped", 0x0f2add1c988b2143),
     ("attention Q8_0 window", 0xb0e1f6bddd9c0e7d),
+    ("attention Q8_0 keys", 0x3b9ad2bf23b4dbec),
     ("norm", 0x3baa02090826c35f),
     ("rope Halves", 0x20120b0a67d4d00d),
     ("rope Pairs", 0xc8ec58033fa42ba3),

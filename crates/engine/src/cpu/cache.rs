@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use sterna_kernels::attention::{KvPage, PAGE_LEN};
+use sterna_kernels::attention::{CachedValues, KvPage, PAGE_LEN};
 use sterna_kernels::{Exec, ShapeError};
 
 use super::states::States;
@@ -66,7 +66,8 @@ impl CpuCache {
             let (page, first) = (at / PAGE_LEN, at % PAGE_LEN);
             let n = (PAGE_LEN - first).min(end - at);
             if page == pages.len() {
-                pages.push(Arc::new(KvPage::new(dtype, n_kv_heads, head_dim)));
+                let own = CachedValues::Own;
+                pages.push(Arc::new(KvPage::new(dtype, own, n_kv_heads, head_dim)));
             }
             let rows = (at - self.len) * width..(at - self.len + n) * width;
             let page = Arc::make_mut(&mut pages[page]);
@@ -104,7 +105,7 @@ impl CpuCache {
         } = heads;
         read_form(from, FORM)?;
         for _ in 0..n_keys.div_ceil(PAGE_LEN) {
-            let mut page = KvPage::new(dtype, n_kv_heads, head_dim);
+            let mut page = KvPage::new(dtype, CachedValues::Own, n_kv_heads, head_dim);
             for bytes in page.as_bytes_mut() {
                 read_saved(from, bytes)?;
             }

@@ -22,7 +22,8 @@
 //! A tile is a number of queries with the query heads that share a key-value head. Few queries (decoding) are
 //! divided by key-value head and span (split-KV), so that any number of heads keeps all threads busy, and
 //! each thread reads its part of the cache once; many (prefill) by key-value head and tile, each tile
-//! iterating over all spans it attends to.
+//! iterating over all spans it attends to. Values that are the keys are the keys' columns, transposed for a span
+//! and all rows of a tile.
 
 mod page;
 mod simd;
@@ -36,7 +37,7 @@ use std::borrow::Borrow;
 use std::cell::RefCell;
 
 pub use page::{KvPage, PAGE_LEN};
-pub use sterna_format::model::{AttentionShape, CacheType};
+pub use sterna_format::model::{AttentionShape, CacheType, CachedValues};
 
 use crate::Exec;
 use crate::isa::multiversion;
@@ -87,7 +88,7 @@ pub struct Queries<'a> {
 /// the window.
 ///
 /// Shapes: `out` is `[m, n_heads, head_dim]`; `pages` hold positions from 0, [`PAGE_LEN`] per page,
-/// at least up to `pos + m`, all of the type of the first.
+/// at least up to `pos + m`, all of the type of the first, and with or without values as that.
 /// Errors: [`ShapeError`] if a slice or the number of pages doesn't fit.
 /// Exactness: results depend on neither threads, instruction set nor the other queries; the
 /// [module](self) says what is rounded.
@@ -127,7 +128,7 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
         n_pages.min(pages.len()),
     )?;
     let pages = &pages[..n_pages];
-    let dtype = pages[0].borrow().dtype();
+    let (dtype, cached) = (pages[0].borrow().dtype(), pages[0].borrow().cached());
     for page in pages {
         let page = page.borrow();
         expect_len("attention: heads of a page", n_kv_heads, page.n_kv_heads())?;
@@ -138,6 +139,8 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
             bytes(dtype),
             bytes(page.dtype()),
         )?;
+        let (expected, found) = (cached.per_head(), page.cached().per_head());
+        expect_len("attention: keys and values of a head", expected, found)?;
     }
 
     let tile_len = (TILE_ROWS / group).max(1);

@@ -2,7 +2,7 @@
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use sterna_format::model::CacheType;
+use sterna_format::model::{CacheType, CachedValues};
 
 use crate::Exec;
 use crate::isa::multiversion;
@@ -25,10 +25,11 @@ pub(super) const BLOCK: usize = CacheType::BLOCK_LEN;
 ///   one load. Q8_0 codes are in pairs of elements, `[n_kv_heads, PAGE_LEN / 16, head_dim / 2, 16, 2]`,
 ///   and their scales are `[n_kv_heads, PAGE_LEN / 16, head_dim / 32, 16]`;
 /// - values are `[n_kv_heads, PAGE_LEN, head_dim]`, the scales of Q8_0 `[n_kv_heads, head_dim / 32,
-///   PAGE_LEN]`.
+///   PAGE_LEN]`; there are none where the keys are the values.
 #[derive(Debug, Clone)]
 pub struct KvPage {
     dtype: CacheType,
+    cached: CachedValues,
     n_kv_heads: usize,
     head_dim: usize,
     keys: Box<[Line]>,
@@ -74,20 +75,31 @@ fn part_mut<T>(all: &mut [T], n_heads: usize, head: usize) -> &mut [T] {
 
 impl KvPage {
     /// A page of zeros.
-    pub fn new(dtype: CacheType, n_kv_heads: usize, head_dim: usize) -> KvPage {
+    pub fn new(
+        dtype: CacheType,
+        cached: CachedValues,
+        n_kv_heads: usize,
+        head_dim: usize,
+    ) -> KvPage {
         let bytes = n_kv_heads * PAGE_LEN * dtype.head_bytes(head_dim);
         // `PAGE_LEN` bytes are a whole line.
         let zeros = vec![Line([0; 64]); bytes / size_of::<Line>()].into_boxed_slice();
+        let values = match cached {
+            CachedValues::Own => zeros.clone(),
+            CachedValues::Keys => Box::default(),
+        };
         KvPage {
             dtype: dtype.of_heads(head_dim),
+            cached,
             n_kv_heads,
             head_dim,
-            keys: zeros.clone(),
-            values: zeros,
+            keys: zeros,
+            values,
         }
     }
 
-    /// The memory of the keys, and of the values: for saving them, on a machine with the same byte order.
+    /// The memory of the keys, and of the values, empty if it has none of its own: for saving them, on a machine with
+    /// the same byte order.
     pub fn as_bytes(&self) -> [&[u8]; 2] {
         [view(&self.keys), view(&self.values)]
     }
@@ -100,6 +112,11 @@ impl KvPage {
     /// Data type of the keys and values.
     pub(super) fn dtype(&self) -> CacheType {
         self.dtype
+    }
+
+    /// Where the values are.
+    pub(super) fn cached(&self) -> CachedValues {
+        self.cached
     }
 
     /// Key and value heads.
@@ -117,7 +134,8 @@ impl KvPage {
         self.n_kv_heads * self.head_dim
     }
 
-    /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at the positions from `first`.
+    /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at the positions from `first`; `v` is empty where the keys are
+    /// the values.
     ///
     /// Errors: [`ShapeError`] if `k` isn't whole positions, `v` differs in length, or they don't fit
     /// the page.
@@ -129,40 +147,45 @@ impl KvPage {
         v: &[f32],
     ) -> Result<(), ShapeError> {
         let m = shape::rows("cache: keys", k.len(), self.width())?;
-        expect_len("cache: values", k.len(), v.len())?;
+        let n_values = match self.cached {
+            CachedValues::Own => k.len(),
+            CachedValues::Keys => 0,
+        };
+        expect_len("cache: values", n_values, v.len())?;
         let fits = PAGE_LEN.saturating_sub(first).min(m);
         expect_len("cache: positions of a page", m, fits)?;
         let d = self.head_dim;
-        for (i, (k, v)) in k.chunks_exact(d).zip(v.chunks_exact(d)).enumerate() {
-            let (position, head) = (first + i / self.n_kv_heads, i % self.n_kv_heads);
-            match self.dtype {
-                CacheType::F32 => self.store_floats(head, position, k, v),
-                CacheType::F16 => self.store_halves(head, position, k, v),
-                CacheType::Q8_0 => self.store_bytes(exec, head, position, k, v),
-            }
+        let n = self.n_kv_heads;
+        let at = |i: usize| (i % n, first + i / n);
+        for (i, k) in k.chunks_exact(d).enumerate() {
+            self.store_key(exec, at(i), k);
+        }
+        for (i, v) in v.chunks_exact(d).enumerate() {
+            self.store_value(exec, at(i), v);
         }
         Ok(())
     }
 
-    fn store_floats(&mut self, head: usize, position: usize, k: &[f32], v: &[f32]) {
-        let keys = part_mut(view_mut(&mut self.keys), self.n_kv_heads, head);
-        store_key(keys, position, 0, k);
-        let values: &mut [f32] = part_mut(view_mut(&mut self.values), self.n_kv_heads, head);
-        values[position * v.len()..][..v.len()].copy_from_slice(v);
-    }
-
-    fn store_halves(&mut self, head: usize, position: usize, k: &[f32], v: &[f32]) {
-        let keys = part_mut(view_mut(&mut self.keys), self.n_kv_heads, head);
-        for (i, k) in k.chunks(BLOCK).enumerate() {
-            let mut halves = [f16::ZERO; BLOCK];
-            halves[..k.len()].convert_from_f32_slice(k);
-            store_key(keys, position, i * BLOCK, &halves[..k.len()]);
+    fn store_key(&mut self, exec: &Exec, (head, position): (usize, usize), k: &[f32]) {
+        let n = self.n_kv_heads;
+        match self.dtype {
+            CacheType::F32 => {
+                let keys = part_mut(view_mut(&mut self.keys), n, head);
+                store_columns(keys, position, 0, k);
+            }
+            CacheType::F16 => {
+                let keys = part_mut(view_mut(&mut self.keys), n, head);
+                for (i, k) in k.chunks(BLOCK).enumerate() {
+                    let mut halves = [f16::ZERO; BLOCK];
+                    halves[..k.len()].convert_from_f32_slice(k);
+                    store_columns(keys, position, i * BLOCK, &halves[..k.len()]);
+                }
+            }
+            CacheType::Q8_0 => self.store_byte_key(exec, head, position, k),
         }
-        let values: &mut [f16] = part_mut(view_mut(&mut self.values), self.n_kv_heads, head);
-        values[position * v.len()..][..v.len()].convert_from_f32_slice(v);
     }
 
-    fn store_bytes(&mut self, exec: &Exec, head: usize, position: usize, k: &[f32], v: &[f32]) {
+    fn store_byte_key(&mut self, exec: &Exec, head: usize, position: usize, k: &[f32]) {
         let n = self.n_kv_heads;
         let mut codes = [0; BLOCK];
         let [tile, lane] = [position / LANES, position % LANES];
@@ -179,12 +202,29 @@ impl KvPage {
                 pairs[2 * lane..][..codes.len()].copy_from_slice(codes);
             }
         }
-        let (rows, scales) = split_mut(&mut self.values, n, self.head_dim);
-        let row = part_mut(part_mut(rows, n, head), PAGE_LEN, position);
-        let scales = part_mut(scales, n, head);
-        for (i, v) in v.chunks(BLOCK).enumerate() {
-            scales[i * PAGE_LEN + position] = quantize(exec.isa, v, &mut codes);
-            row[i * BLOCK..][..v.len()].copy_from_slice(&codes[..v.len()]);
+    }
+
+    fn store_value(&mut self, exec: &Exec, (head, position): (usize, usize), v: &[f32]) {
+        let n = self.n_kv_heads;
+        match self.dtype {
+            CacheType::F32 => {
+                let values: &mut [f32] = part_mut(view_mut(&mut self.values), n, head);
+                values[position * v.len()..][..v.len()].copy_from_slice(v);
+            }
+            CacheType::F16 => {
+                let values: &mut [f16] = part_mut(view_mut(&mut self.values), n, head);
+                values[position * v.len()..][..v.len()].convert_from_f32_slice(v);
+            }
+            CacheType::Q8_0 => {
+                let mut codes = [0; BLOCK];
+                let (rows, scales) = split_mut(&mut self.values, n, self.head_dim);
+                let row = part_mut(part_mut(rows, n, head), PAGE_LEN, position);
+                let scales = part_mut(scales, n, head);
+                for (i, v) in v.chunks(BLOCK).enumerate() {
+                    scales[i * PAGE_LEN + position] = quantize(exec.isa, v, &mut codes);
+                    row[i * BLOCK..][..v.len()].copy_from_slice(&codes[..v.len()]);
+                }
+            }
         }
     }
 
@@ -222,7 +262,7 @@ impl KvPage {
 }
 
 /// Writes elements of a key, from `first`, to its lane of `[PAGE_LEN / 16, head_dim, 16]`.
-fn store_key<T: Copy>(keys: &mut [T], position: usize, first: usize, key: &[T]) {
+fn store_columns<T: Copy>(keys: &mut [T], position: usize, first: usize, key: &[T]) {
     let tile = part_mut(keys, PAGE_LEN / LANES, position / LANES);
     for (column, &k) in tile[first * LANES..].chunks_exact_mut(LANES).zip(key) {
         column[position % LANES] = k;

@@ -23,6 +23,8 @@ pub(super) trait Simd: Copy {
     fn load_halves(self, from: &[f16; LANES]) -> Self::Floats;
     /// Reads and converts signed bytes.
     fn load_bytes(self, from: &[i8; LANES]) -> Self::Floats;
+    /// Floats with lanes for rows: lane `j` of element `i` becomes lane `i` of element `j`.
+    fn transpose(self, x: [Self::Floats; LANES]) -> [Self::Floats; LANES];
     /// Writes floats.
     fn store(self, x: Self::Floats, to: &mut [f32; LANES]);
     /// `a + b`.
@@ -37,6 +39,8 @@ pub(super) trait Simd: Copy {
     fn no_ints(self) -> Self::Ints;
     /// Reads pairs of signed bytes.
     fn load_pairs(self, from: &[i8; 2 * LANES]) -> Self::Pairs;
+    /// The first bytes of pairs, and the second, as floats.
+    fn split_pairs(self, pairs: Self::Pairs) -> [Self::Floats; 2];
     /// `sum + codes₀ · low(pair) + codes₁ · high(pair)`, where `pair` is two i16.
     fn add_pairs(self, sum: Self::Ints, codes: Self::Pairs, pair: i32) -> Self::Ints;
     /// Converts to floats, rounding to nearest.
@@ -79,6 +83,10 @@ impl Simd for Portable {
         lanes(|i| f32::from(from[i]))
     }
     #[inline(always)]
+    fn transpose(self, x: [Self::Floats; LANES]) -> [Self::Floats; LANES] {
+        lanes(|j| lanes(|i| x[i][j]))
+    }
+    #[inline(always)]
     fn store(self, x: Self::Floats, to: &mut [f32; LANES]) {
         *to = x;
     }
@@ -107,6 +115,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_pairs(self, from: &[i8; 2 * LANES]) -> Self::Pairs {
         *from
+    }
+    #[inline(always)]
+    fn split_pairs(self, pairs: Self::Pairs) -> [Self::Floats; 2] {
+        [0, 1].map(|of| lanes(|i| f32::from(pairs[2 * i + of])))
     }
     #[inline(always)]
     fn add_pairs(self, sum: Self::Ints, codes: Self::Pairs, pair: i32) -> Self::Ints {

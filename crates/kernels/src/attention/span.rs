@@ -14,7 +14,7 @@ use super::page::{BLOCK, KvPage, LANES, PAGE_LEN};
 use super::simd::{Portable, Simd};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512};
-use super::{AttentionShape, CacheType};
+use super::{AttentionShape, CacheType, CachedValues};
 use crate::exact::round_significand;
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
@@ -319,8 +319,9 @@ fn attend_with<S: Simd, const P: usize>(
     sums.resize(n_rows * d, 0.0);
     totals.clear();
     let convert = n_rows > CONVERT_ABOVE;
-    if convert {
-        converted.resize(P * LANES * d.max(SPAN), 0.0);
+    let is_keys = pages[0].cached() == CachedValues::Keys;
+    if convert || is_keys {
+        converted.resize((P * LANES * d).max(BLOCK * SPAN), 0.0);
     }
 
     let mut at = lanes.start;
@@ -374,6 +375,28 @@ fn attend_with<S: Simd, const P: usize>(
 
     let weigh = Weigh { d, seen, all };
     match dtype {
+        _ if is_keys => {
+            scaled.resize(n_rows * SPAN, 0.0);
+            for start in (0..d).step_by(BLOCK) {
+                let columns = start..d.min(start + BLOCK);
+                let keys = |at| Keys::<1> { pages, head, d, at };
+                transpose(simd, dtype, keys, lanes.clone(), columns.clone(), converted);
+                let values = rows_of_pages(converted, BLOCK);
+                let (columns, sums) = (0..columns.len(), &mut sums[start..]);
+                if dtype == CacheType::F32 {
+                    weigh
+                        .rows::<S, f32, false, P>(simd, scores, values, BLOCK, columns, None, sums);
+                    continue;
+                }
+                let mut weights = &*scores;
+                if dtype == CacheType::Q8_0 {
+                    let scales = |at| &keys(at).bytes()[0].1[start / BLOCK];
+                    scale_weights(simd, scores, scales, lanes.clone(), scaled);
+                    weights = &*scaled;
+                }
+                weigh.rows::<S, f32, true, P>(simd, weights, values, BLOCK, columns, None, sums);
+            }
+        }
         CacheType::F32 => {
             let values = gather(pages, |page| page.float_values(head));
             weigh.rows::<S, f32, false, P>(simd, scores, values, d, 0..d, None, sums);
@@ -389,8 +412,11 @@ fn attend_with<S: Simd, const P: usize>(
             let stride = d.next_multiple_of(2);
             for (i, start) in (0..d).step_by(BLOCK).enumerate() {
                 let scales = gather(pages, |page| {
-                    &page.byte_values(head).1[i * PAGE_LEN..][..PAGE_LEN]
+                    page.byte_values(head).1[i * PAGE_LEN..][..PAGE_LEN]
+                        .as_chunks()
+                        .0
                 });
+                let scales = |at: usize| &scales[at / GROUPS][at % GROUPS];
                 scale_weights(simd, scores, scales, lanes.clone(), scaled);
                 let columns = start..d.min(start + BLOCK);
                 let converted = convert.then_some(&mut *converted);
@@ -570,6 +596,59 @@ fn convert_keys<S: Simd, const P: usize>(
     }
 }
 
+/// Writes a block of columns of the keys in `lanes` as floats, one row of [`BLOCK`] for each position of the span;
+/// beyond the columns they are unspecified.
+#[inline(always)]
+fn transpose<'a, S: Simd>(
+    simd: S,
+    dtype: CacheType,
+    keys: impl Fn(usize) -> Keys<'a, 1>,
+    lanes: Range<usize>,
+    columns: Range<usize>,
+    rows: &mut [f32],
+) {
+    let rows = rows.as_chunks_mut::<LANES>().0;
+    for at in lanes {
+        let keys = keys(at);
+        for start in columns.clone().step_by(LANES) {
+            let end = columns.end.min(start + LANES);
+            let mut x = [simd.splat(0.0); LANES];
+            match dtype {
+                CacheType::F32 => {
+                    for (x, key) in x.iter_mut().zip(&keys.floats()[0][start..end]) {
+                        *x = simd.load(key);
+                    }
+                }
+                CacheType::F16 => {
+                    for (x, key) in x.iter_mut().zip(&keys.halves()[0][start..end]) {
+                        *x = simd.load_halves(key);
+                    }
+                }
+                CacheType::Q8_0 => {
+                    let pairs = &keys.bytes()[0].0[start / 2..end.div_ceil(2)];
+                    for (x, pair) in x.as_chunks_mut().0.iter_mut().zip(pairs) {
+                        *x = simd.split_pairs(simd.load_pairs(pair));
+                    }
+                }
+            }
+            let part = (start - columns.start) / LANES;
+            for (i, x) in simd.transpose(x).into_iter().enumerate() {
+                simd.store(x, &mut rows[(at * LANES + i) * (BLOCK / LANES) + part]);
+            }
+        }
+    }
+}
+
+/// The pages of a span's rows of `stride` floats.
+#[inline(always)]
+fn rows_of_pages(rows: &[f32], stride: usize) -> [&[f32]; PAGES] {
+    let mut pages: [&[f32]; PAGES] = [&[]; PAGES];
+    for (page, rows) in pages.iter_mut().zip(rows.chunks_exact(PAGE_LEN * stride)) {
+        *page = rows;
+    }
+    pages
+}
+
 /// Groups of `d` columns, one after another.
 #[inline(always)]
 fn columns<const P: usize>(converted: &[f32], d: usize) -> [&[[f32; LANES]]; P] {
@@ -745,19 +824,18 @@ fn weights<const ROUND: bool>(
 }
 
 /// Multiplies weights by the scales of a block of values, to 16 bits, so that products with codes
-/// are exact.
+/// are exact. `scales` gives those of each group of lanes.
 #[inline(always)]
-fn scale_weights<S: Simd>(
+fn scale_weights<'a, S: Simd>(
     simd: S,
     weights: &[f32],
-    scales: [&[f16]; PAGES],
+    scales: impl Fn(usize) -> &'a [f16; LANES],
     lanes: Range<usize>,
     scaled: &mut [f32],
 ) {
     let mut floats = [[0.0; LANES]; SPAN / LANES];
     for i in lanes.clone() {
-        let scales = scales[i / GROUPS].as_chunks().0;
-        simd.store(simd.load_halves(&scales[i % GROUPS]), &mut floats[i]);
+        simd.store(simd.load_halves(scales(i)), &mut floats[i]);
     }
     let span = lanes.start * LANES..lanes.end * LANES;
     let floats = &floats.as_flattened()[span.clone()];
@@ -803,12 +881,7 @@ impl Weigh<'_> {
         while at + P * LANES <= columns.end {
             if let Some(converted) = &mut converted {
                 self.convert::<S, E, P>(simd, values, stride, at, converted);
-                let mut parts: [&[f32]; PAGES] = [&[]; PAGES];
-                let pages = converted.chunks_exact(PAGE_LEN * P * LANES);
-                for (part, page) in parts.iter_mut().zip(pages) {
-                    *part = page;
-                }
-                let from = (parts, P * LANES, 0);
+                let from = (rows_of_pages(converted, P * LANES), P * LANES, 0);
                 self.columns::<S, f32, EXACT, P>(simd, weights, from, at, sums);
             } else {
                 let from = (values, stride, at);

@@ -19,6 +19,7 @@ const SHAPE: AttentionShape = AttentionShape {
 struct Case {
     shape: AttentionShape,
     dtype: CacheType,
+    cached: CachedValues,
     k: Vec<f32>,
     v: Vec<f32>,
     q: Vec<f32>,
@@ -30,26 +31,47 @@ struct Case {
 impl Case {
     fn new(shape: AttentionShape, dtype: CacheType, n: usize) -> Case {
         let width = shape.n_kv_heads * shape.head_dim;
+        Case::with_values(shape, dtype, CachedValues::Own, n, floats(n * width, 2))
+    }
+
+    /// One whose values are its keys, and the same with values of its own.
+    fn of_keys(shape: AttentionShape, dtype: CacheType, n: usize) -> [Case; 2] {
+        let width = shape.n_kv_heads * shape.head_dim;
+        [CachedValues::Keys, CachedValues::Own]
+            .map(|cached| Case::with_values(shape, dtype, cached, n, floats(n * width, 1)))
+    }
+
+    fn with_values(
+        shape: AttentionShape,
+        dtype: CacheType,
+        cached: CachedValues,
+        n: usize,
+        v: Vec<f32>,
+    ) -> Case {
+        let width = shape.n_kv_heads * shape.head_dim;
         let k = floats(n * width, 1);
-        let v = floats(n * width, 2);
         let q = floats(n * shape.n_heads * shape.head_dim, 3);
         let exec = Exec::new(1, Isa::detect());
         let page = PAGE_LEN * width;
         let pages = k.chunks(page).zip(v.chunks(page));
         let pages = pages
             .map(|(k, v)| {
-                let mut page = KvPage::new(dtype, shape.n_kv_heads, shape.head_dim);
+                let mut page = KvPage::new(dtype, cached, shape.n_kv_heads, shape.head_dim);
                 // In two pieces, to store from the middle too.
                 let half = (k.len() / width / 2) * width;
-                page.store(&exec, 0, &k[..half], &v[..half]).unwrap();
-                page.store(&exec, half / width, &k[half..], &v[half..])
-                    .unwrap();
+                let [first, second] = [0..half, half..v.len()].map(|rows| match cached {
+                    CachedValues::Own => &v[rows],
+                    CachedValues::Keys => &[],
+                });
+                page.store(&exec, 0, &k[..half], first).unwrap();
+                page.store(&exec, half / width, &k[half..], second).unwrap();
                 page
             })
             .collect();
         Case {
             shape,
             dtype: dtype.of_heads(shape.head_dim),
+            cached,
             k,
             v,
             q,
@@ -161,10 +183,11 @@ impl Case {
                     assert_eq!(
                         a.to_bits(),
                         b.to_bits(),
-                        "{i} of {}: {exec:?} {:?} {:?} {pos}+{m} by {chunk}",
+                        "{i} of {}: {exec:?} {:?} {:?} {:?} {pos}+{m} by {chunk}",
                         whole.len(),
                         self.shape,
-                        self.dtype
+                        self.dtype,
+                        self.cached
                     );
                 }
             }
@@ -278,6 +301,72 @@ fn windows_and_caps() {
     }
 }
 
+/// As of latent attention: on every path the bits of pages that have the same values once more.
+#[test]
+fn values_that_are_the_keys() {
+    let latent = AttentionShape {
+        n_heads: 16,
+        n_kv_heads: 1,
+        head_dim: 576,
+        scale: 0.1,
+        ..SHAPE
+    };
+    let of = |n_heads, n_kv_heads, head_dim| AttentionShape {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        scale: (head_dim as f32).sqrt().recip() * 3.0,
+        ..SHAPE
+    };
+    let windowed = AttentionShape {
+        window: Some(100),
+        softcap: Some(2.0),
+        ..of(9, 1, 48)
+    };
+    let mut cases = vec![
+        (latent, 300, vec![(299, 1), (255, 3), (0, 20)]),
+        (windowed, 560, vec![(559, 1), (240, 40)]),
+    ];
+    for head_dim in [1, 8, 20, 31, 32, 33, 63, 64, 80, 97] {
+        for (n_heads, n_kv_heads) in [(1, 1), (4, 2), (12, 1)] {
+            let shape = of(n_heads, n_kv_heads, head_dim);
+            cases.push((shape, 70, vec![(69, 1), (0, 35)]));
+        }
+    }
+    for (shape, n, ranges) in cases {
+        for dtype in TYPES {
+            let [keys, own] = Case::of_keys(shape, dtype, n);
+            let bytes = |case: &Case| -> [usize; 2] { case.pages[0].as_bytes().map(<[u8]>::len) };
+            assert_eq!(bytes(&keys), [bytes(&own)[0], 0]);
+            for &(pos, m) in &ranges {
+                keys.check(pos, m, &[m, 7]);
+                let exec = Exec::new(1, Isa::detect());
+                let bits = |case: &Case| -> Vec<u32> {
+                    let out = case.run(&exec, pos, m);
+                    out.iter().map(|x| x.to_bits()).collect()
+                };
+                assert_eq!(bits(&keys), bits(&own), "{shape:?} {dtype:?} {pos}+{m}");
+            }
+        }
+    }
+}
+
+/// What is in a page beyond the positions that a query attends to may be anything.
+#[test]
+fn later_keys_are_no_values() {
+    for dtype in TYPES {
+        let [mut case, _] = Case::of_keys(SHAPE, dtype, 100);
+        let exec = Exec::new(2, Isa::detect());
+        let before = case.run(&exec, 60, 30);
+        let nan = vec![f32::NAN; SHAPE.n_kv_heads * SHAPE.head_dim];
+        case.pages[1].store(&exec, 26, &nan, &[]).unwrap();
+        assert_eq!(before, case.run(&exec, 60, 30), "{dtype:?}");
+        let row = SHAPE.n_heads * SHAPE.head_dim;
+        let after = case.run(&exec, 60, 40);
+        assert!(after[30 * row..].iter().all(|x| x.is_nan()), "{dtype:?}");
+    }
+}
+
 #[test]
 fn extreme_scores_and_values_agree_on_every_path() {
     for dtype in TYPES {
@@ -330,7 +419,7 @@ fn bytes_hold_two_digits() {
     // One position has all the weight, so its value comes back.
     for (i, factor) in [0.0, 1e-3, 1.0, 1000.0, 1e6].into_iter().enumerate() {
         let v: Vec<f32> = floats(40, i as u64).iter().map(|v| v * factor).collect();
-        let mut page = KvPage::new(CacheType::Q8_0, 1, 40);
+        let mut page = KvPage::new(CacheType::Q8_0, CachedValues::Own, 1, 40);
         page.store(&exec, 0, &v, &v).unwrap();
         let mut out = vec![f32::NAN; 40];
         let scratch = &mut Scratch::default();
@@ -362,7 +451,9 @@ fn sizes_are_what_is_allocated() {
 fn wrong_shapes_are_refused() {
     let exec = Exec::new(1, Isa::SCALAR);
     let row = SHAPE.n_heads * SHAPE.head_dim;
-    let page = || KvPage::new(CacheType::F16, SHAPE.n_kv_heads, SHAPE.head_dim);
+    let (n_kv_heads, head_dim) = (SHAPE.n_kv_heads, SHAPE.head_dim);
+    let of = |dtype, cached, head_dim| KvPage::new(dtype, cached, n_kv_heads, head_dim);
+    let page = || of(CacheType::F16, CachedValues::Own, head_dim);
     let (q, mut out) = (vec![0.0; row], vec![0.0; row]);
     let mut run = |shape: &AttentionShape, q: &[f32], pos, pages: &[KvPage]| {
         let queries = Queries {
@@ -382,10 +473,13 @@ fn wrong_shapes_are_refused() {
         ..SHAPE
     };
     assert!(run(&uneven, &q, 0, &[page()]).is_err());
-    let other = KvPage::new(CacheType::F16, SHAPE.n_kv_heads, SHAPE.head_dim + 1);
+    let other = of(CacheType::F16, CachedValues::Own, head_dim + 1);
     assert!(run(&SHAPE, &q, 0, &[other]).is_err());
-    let other = KvPage::new(CacheType::F32, SHAPE.n_kv_heads, SHAPE.head_dim);
+    let other = of(CacheType::F32, CachedValues::Own, head_dim);
     assert!(run(&SHAPE, &q, 64, &[page(), other]).is_err());
+    let other = || of(CacheType::F16, CachedValues::Keys, head_dim);
+    assert!(run(&SHAPE, &q, 64, &[page(), other()]).is_err());
+    assert!(run(&SHAPE, &q, 64, &[other(), page()]).is_err());
 
     let mut page = page();
     let width = SHAPE.n_kv_heads * SHAPE.head_dim;
@@ -395,4 +489,7 @@ fn wrong_shapes_are_refused() {
     assert!(page.store(&exec, 99, &k, &k).is_err());
     assert!(page.store(&exec, 0, &k[1..], &k[1..]).is_err());
     assert!(page.store(&exec, 0, &k, &k[width..]).is_err());
+    assert!(page.store(&exec, 0, &k, &[]).is_err());
+    assert!(other().store(&exec, 0, &k, &k).is_err());
+    assert!(other().store(&exec, 0, &k, &[]).is_ok());
 }
