@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, PAGE_LEN, RopeLayout,
-    SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode, prepare_heads,
-    sequence_table,
+    Angles, AttentionShape, CacheLayer, CacheType, CachedValues, HeadNorms, Heads, PAGE_LEN,
+    RopeLayout, SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode,
+    prepare_heads, sequence_table,
 };
 use sterna_gpu::kernels::elementwise::{self, Activation};
 use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
@@ -577,6 +577,7 @@ impl<'a> Layer<'a> {
                 Self::N_KV_HEADS,
                 Self::D,
                 CacheType::F16,
+                CachedValues::Own,
                 len.div_ceil(PAGE_LEN),
             )?,
             angles: device.upload(&vec![[1.0f32, 0.0]; len * Self::D / 2])?,
@@ -647,12 +648,8 @@ impl<'a> Layer<'a> {
         let mut pages = Vec::new();
         for (pos, row) in self.rows.chunks(Self::WIDTH).enumerate() {
             if pos % cpu::PAGE_LEN == 0 {
-                let page = cpu::KvPage::new(
-                    CacheType::F16,
-                    cpu::CachedValues::Own,
-                    Self::N_KV_HEADS,
-                    Self::D,
-                );
+                let page =
+                    cpu::KvPage::new(CacheType::F16, CachedValues::Own, Self::N_KV_HEADS, Self::D);
                 pages.push(page);
             }
             let (k, v) = row[width..].split_at(Self::N_KV_HEADS * Self::D);
@@ -717,7 +714,14 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
         ];
         bytes += w.iter().map(Linear::bytes).sum::<u64>();
         let n_pages = (ctx + 64).div_ceil(PAGE_LEN);
-        let cache = CacheLayer::new(device, n_kv_heads, d, CacheType::F16, n_pages)?;
+        let cache = CacheLayer::new(
+            device,
+            n_kv_heads,
+            d,
+            CacheType::F16,
+            CachedValues::Own,
+            n_pages,
+        )?;
         bytes += cache.bytes();
         layers.push((w, cache));
     }

@@ -3,9 +3,9 @@
 use crate::common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
-    Angles, AttentionShape, CacheLayer, CacheType, HeadNorms, Heads, PAGE_LEN, RopeLayout, Scores,
-    SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode, prepare_heads,
-    sequence_table,
+    Angles, AttentionShape, CacheLayer, CacheType, CachedValues, HeadNorms, Heads, PAGE_LEN,
+    RopeLayout, Scores, SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode,
+    prepare_heads, sequence_table,
 };
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::memory::Buffer;
@@ -23,6 +23,7 @@ struct Case {
     layout: RopeLayout,
     norms: bool,
     dtype: CacheType,
+    cached: CachedValues,
     softcap: Option<f32>,
     window: Option<usize>,
     sinks: bool,
@@ -39,6 +40,7 @@ const PLAIN: Case = Case {
     layout: RopeLayout::Halves,
     norms: false,
     dtype: CacheType::F32,
+    cached: CachedValues::Own,
     softcap: None,
     window: None,
     sinks: false,
@@ -73,8 +75,19 @@ impl Own {
         dtype: CacheType,
         capacity: usize,
     ) -> Own {
+        let heads = (n_kv_heads, head_dim);
+        Own::with_values(device, heads, dtype, CachedValues::Own, capacity)
+    }
+
+    fn with_values(
+        device: &Device,
+        (n_kv_heads, head_dim): (usize, usize),
+        dtype: CacheType,
+        cached: CachedValues,
+        capacity: usize,
+    ) -> Own {
         let (pages, n_all) = shuffled(capacity.div_ceil(PAGE_LEN), head_dim as u64);
-        let layer = CacheLayer::new(device, n_kv_heads, head_dim, dtype, n_all).unwrap();
+        let layer = CacheLayer::new(device, n_kv_heads, head_dim, dtype, cached, n_all).unwrap();
         Own { layer, pages }
     }
 
@@ -130,7 +143,7 @@ fn sinks(n_heads: usize) -> Vec<f32> {
 
 impl Case {
     fn width(&self) -> usize {
-        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        (self.n_heads + self.cached.per_head() * self.n_kv_heads) * self.head_dim
     }
 
     /// Elements of the queries of a row on the device.
@@ -190,10 +203,14 @@ impl Case {
             k: self.norms.then_some(&norm_buffers[1]),
             eps: EPS,
         };
-        let own = Own::new(device, (n_kv_heads, head_dim), self.dtype, capacity);
+        let of_capacity = |capacity: usize| {
+            let heads = (n_kv_heads, head_dim);
+            Own::with_values(device, heads, self.dtype, self.cached, capacity)
+        };
+        let own = of_capacity(capacity);
         let cache = &own.layer;
         // Filled by `decode`, where possible.
-        let twin = &Own::new(device, (n_kv_heads, head_dim), self.dtype, capacity).layer;
+        let twin = &of_capacity(capacity).layer;
         let shape = AttentionShape {
             n_heads,
             n_kv_heads,
@@ -351,8 +368,7 @@ impl Case {
             let both = own.pages.iter().zip(&to.pages);
             both.map(|(from, to)| [*from, *to]).collect()
         };
-        let [copied, restored] = [capacity + 64, capacity + 200]
-            .map(|capacity| Own::new(device, (n_kv_heads, head_dim), self.dtype, capacity));
+        let [copied, restored] = [capacity + 64, capacity + 200].map(of_capacity);
         let copies = cache.copies(&copied.layer, &numbered(&copied)).unwrap();
         device.copy_all(&copies).unwrap();
         let saved = cache.read(device, &own.pages, pos).unwrap();
@@ -398,7 +414,10 @@ impl Case {
         };
         let mut q = column(0, q_width);
         let mut k = column(q_width, kv_width);
-        let v = column(q_width + kv_width, kv_width);
+        let v = match self.cached {
+            CachedValues::Own => column(q_width + kv_width, kv_width),
+            CachedValues::Keys => Vec::new(),
+        };
         if self.norms {
             norm::rms_norm(&exec, &mut q, q_norm, EPS).unwrap();
             norm::rms_norm(&exec, &mut k, k_norm, EPS).unwrap();
@@ -409,12 +428,13 @@ impl Case {
         for x in [&mut q, &mut k] {
             rope::rope(x, d, self.rope_dim, cos, sin, self.layout).unwrap();
         }
-        for (t, (k, v)) in k.chunks(kv_width).zip(v.chunks(kv_width)).enumerate() {
+        for (t, k) in k.chunks(kv_width).enumerate() {
+            let v = v.chunks(kv_width).nth(t).unwrap_or_default();
             let (page, place) = ((pos + t) / cpu::PAGE_LEN, (pos + t) % cpu::PAGE_LEN);
             if page == pages.len() {
                 pages.push(cpu::KvPage::new(
                     self.dtype,
-                    cpu::CachedValues::Own,
+                    self.cached,
                     self.n_kv_heads,
                     d,
                 ));
@@ -548,6 +568,52 @@ fn every_shape_of_heads_agrees_with_the_cpu() {
             ..PLAIN
         };
         case.check(device, &[40, 3, 1]);
+    }
+}
+
+/// As of latent attention, in half the memory.
+#[test]
+fn values_that_are_the_keys() {
+    for device in devices().iter().take(2) {
+        for (i, dtype) in DTYPES.into_iter().enumerate() {
+            let latent = Case {
+                n_kv_heads: 1,
+                dtype,
+                cached: CachedValues::Keys,
+                ..PLAIN
+            };
+            latent.check(device, &[130, 1, 1, 5]);
+            let case = Case {
+                n_heads: 6,
+                n_kv_heads: 2,
+                head_dim: [33, 40, 100][i],
+                rope_dim: [32, 8, 20][i],
+                norms: i == 1,
+                sinks: i == 2,
+                window: [Some(7), None, None][i],
+                ..latent
+            };
+            case.check(device, &[20, 1, 3]);
+            let case = Case {
+                n_heads: 16,
+                head_dim: 576,
+                rope_dim: 64,
+                layout: RopeLayout::Pairs,
+                ..latent
+            };
+            case.check(device, &[70, 1, 2]);
+        }
+        let of = |cached, n_pages| {
+            CacheLayer::new(device, 1, 576, CacheType::Q8_0, cached, n_pages).unwrap()
+        };
+        let [keys, own] = [CachedValues::Keys, CachedValues::Own].map(|cached| of(cached, 8));
+        assert_eq!(2 * keys.saved_bytes(100), own.saved_bytes(100));
+        // What takes the place of values has the same size for any number of pages.
+        let twice = of(CachedValues::Keys, 16).bytes();
+        assert_eq!(own.bytes(), 2 * (twice - keys.bytes()));
+        assert!(keys.bytes() < own.bytes() / 2 + 1024);
+        assert!(keys.copies(&own, &[[0, 0]]).is_err());
+        assert!(own.copies(&keys, &[[0, 0]]).is_err());
     }
 }
 
@@ -823,11 +889,21 @@ fn a_position_that_has_no_room_leaves_the_cache_as_it_is() {
 #[test]
 fn wrong_shapes_are_refused() {
     let Some(device) = device() else { return };
-    assert!(CacheLayer::new(device, 1, 1025, CacheType::F32, 8).is_err());
-    assert!(CacheLayer::new(device, 1 << 20, 256, CacheType::F32, 1 << 20).is_err());
-    let cache = CacheLayer::new(device, 2, 8, CacheType::F16, 8).unwrap();
-    let other = CacheLayer::new(device, 2, 8, CacheType::F16, 4).unwrap();
-    let wider = CacheLayer::new(device, 2, 16, CacheType::F16, 8).unwrap();
+    let new = |n_kv_heads, head_dim, dtype, n_pages| {
+        CacheLayer::new(
+            device,
+            n_kv_heads,
+            head_dim,
+            dtype,
+            CachedValues::Own,
+            n_pages,
+        )
+    };
+    assert!(new(1, 1025, CacheType::F32, 8).is_err());
+    assert!(new(1 << 20, 256, CacheType::F32, 1 << 20).is_err());
+    let cache = new(2, 8, CacheType::F16, 8).unwrap();
+    let other = new(2, 8, CacheType::F16, 4).unwrap();
+    let wider = new(2, 16, CacheType::F16, 8).unwrap();
     assert!(cache.copies(&other, &[[5, 3]]).is_ok());
     assert!(cache.copies(&other, &[[5, 4]]).is_err(), "no such page");
     assert!(cache.copies(&other, &[[8, 0]]).is_err(), "no such page");
@@ -983,7 +1059,7 @@ fn check_batch(device: &Device, dtype: CacheType, window: Option<usize>, all: &[
     let page_stride = longest.div_ceil(PAGE_LEN) + 1;
     let n_pages = |&(pos, n_rows): &(usize, usize)| (pos + n_rows).div_ceil(PAGE_LEN);
     let (pages, n_all) = shuffled(all.iter().map(n_pages).sum(), 5);
-    let layer = CacheLayer::new(device, n_kv_heads, d, dtype, n_all).unwrap();
+    let layer = CacheLayer::new(device, n_kv_heads, d, dtype, CachedValues::Own, n_all).unwrap();
     let angles: Vec<[f32; 2]> = (0..n_rows * d / 2)
         .map(|i| [(i as f32).cos(), (i as f32).sin()])
         .collect();

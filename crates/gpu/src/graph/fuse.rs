@@ -411,8 +411,8 @@ fn of_whole(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
         ..
     } = heads;
     let n_keys = shape.n_kv_heads * shape.head_dim;
-    let of_keys = if heads.has_keys { n_keys } else { 0 };
-    let n_queries = qkv.width.checked_sub(2 * of_keys)?;
+    let n_cached = if heads.has_keys { cache.n_vectors() } else { 0 };
+    let n_queries = qkv.width.checked_sub(n_cached * shape.head_dim)?;
     let is_plain = n_queries == shape.n_heads * shape.head_dim;
     let is_free = heads.whole_norms || (q_norm, k_norm) == (&None, &None);
     let is_other = |other: &Option<Norm>| other.as_ref().is_none_or(|other| other.1 == norm.1);
@@ -420,7 +420,7 @@ fn of_whole(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
     heads.whole_norms = true;
     if *x == qkv.columns(0, n_queries) && q_norm.is_none() && is_other(k_norm) {
         heads.q_norm = Some(norm.clone());
-    } else if of_keys > 0
+    } else if heads.has_keys
         && *x == qkv.columns(n_queries, n_keys)
         && k_norm.is_none()
         && is_other(q_norm)

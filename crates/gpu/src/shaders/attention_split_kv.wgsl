@@ -29,7 +29,7 @@ override HEADS: u32 = 4u;
 override SEGMENTS: u32 = 8u;
 // At most 4.
 override UNITS: u32 = 1u;
-// HEADS and two.
+// HEADS, a key, and a value if it has its own.
 override SLOTS: u32 = 6u;
 // HEADS · SEGMENTS.
 override STATES: u32 = 32u;
@@ -80,7 +80,7 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Prepared heads, in slots: HEADS queries; then, with NEW, a key and a value, or else the sums of
+// Prepared heads, in slots: HEADS queries; then, with NEW, a key and a value of its own, or else the sums of
 // segments; both with ALONE.
 var<workgroup> room: array<vec4<f32>, ROOM>;
 // The largest score and the weight of each segment.
@@ -158,7 +158,7 @@ fn source_of(slot: u32, kv: u32, own: Sequence, first_pair: u32) -> u32 {
     return params.offset + own.first_row * params.stride + column + kv * params.head_dim;
 }
 
-// Fills the first slots: queries, scaled, and a key and a value if n_slots includes them.
+// Fills the first slots: queries, scaled, and a key and a value of its own if n_slots includes them.
 fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, own: Sequence, first_pair: u32) {
     if Q_NORM == 1u || K_NORM == 1u {
         // There are more segments than slots.
@@ -224,14 +224,14 @@ fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, own: Sequence, fi
 // Rounds the new key and value as the cache does.
 fn round_new(thread: u32) {
     if CACHE == 2u {
-        if thread < 2u * params.row_scales {
+        if thread < (1u + VALUES) * params.row_scales {
             let block = thread % params.row_scales;
             block_scales[thread] = block_scale(HEADS + thread / params.row_scales, 32u * block);
         }
         workgroupBarrier();
     }
     let n_vectors = (params.head_dim + 3u) / 4u;
-    for (var i = thread; i < 2u * n_vectors; i += WG) {
+    for (var i = thread; i < (1u + VALUES) * n_vectors; i += WG) {
         let slot = HEADS + i / n_vectors;
         let e = i % n_vectors * 4u;
         let x = elements(slot, e);
@@ -250,7 +250,7 @@ fn round_new(thread: u32) {
 
 // Puts the new key and value into the cache.
 fn store(thread: u32, row: u32) {
-    for (var i = thread; i < 2u * params.row_len; i += WG) {
+    for (var i = thread; i < (1u + VALUES) * params.row_len; i += WG) {
         let is_value = i >= params.row_len;
         let slot = HEADS + u32(is_value);
         let at = select(i, i - params.row_len, is_value);
@@ -276,7 +276,9 @@ fn store(thread: u32, row: u32) {
         for (var i = 0u; i < params.row_scales; i++) {
             let to = params.scales + row * params.row_scales + i;
             keys[to / 4u][to % 4u] = bitcast<u32>(block_scales[i]);
-            values[to / 4u][to % 4u] = bitcast<u32>(block_scales[params.row_scales + i]);
+            if VALUES == 1u {
+                values[to / 4u][to % 4u] = bitcast<u32>(block_scales[params.row_scales + i]);
+            }
         }
     }
 }
@@ -321,7 +323,7 @@ fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequen
         for (var e = thread % (SEGMENTS * LANES); e < d + 2u; e += SEGMENTS * LANES) {
             var value = score;
             if e < d {
-                value = select(0.0, element(HEADS + 1u, min(e, d - 1u)), has_room);
+                value = select(0.0, element(HEADS + VALUES, min(e, d - 1u)), has_room);
             } else if e == d {
                 value = f32(has_room);
             }
@@ -469,7 +471,7 @@ fn main(at: Invocation, group: Group) {
         let column = min(e, d - 1u);
         var sum = 0.0;
         if ALONE == 1u && NEW == 1u {
-            sum = now * element(HEADS + 1u, column);
+            sum = now * element(HEADS + VALUES, column);
         }
         for (var s = 0u; s < SEGMENTS; s++) {
             let top = states_of[own * SEGMENTS + s].x;

@@ -6,8 +6,9 @@
 // Shapes: qkv rows with the queries [n_heads, head_dim], keys and values [n_kv_heads, head_dim] at
 // offsets of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl`
 // says, in pages as `pages.wgsl` says.
-// A workgroup of 64 per head, n_heads + 2 · n_kv_heads per row; or n_heads, for queries alone. Each sequence
-// has `n_rows` of them: those behind its last row do nothing.
+// A workgroup of 64 per head, n_heads + 2 · n_kv_heads per row; n_heads + n_kv_heads where the keys are the
+// values; or n_heads, for queries alone. Each sequence has `n_rows` of them: those behind its last row do
+// nothing.
 
 // 1 if queries, or keys, are normalised.
 override Q_NORM: u32 = 0u;
@@ -88,7 +89,6 @@ fn scale_of_word(i: u32) -> f32 {
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    let slots = params.n_heads + 2u * params.n_kv_heads;
     let s = group.id.y / params.n_rows;
     let own = sequence_of(s);
     let t = group.id.y % params.n_rows;

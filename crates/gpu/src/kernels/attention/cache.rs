@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sterna_format::model::CacheType;
+use sterna_format::model::{CacheType, CachedValues};
 
 use crate::error::{expect, expect_most};
 use crate::memory::{Buffer, BufferCopy};
@@ -20,17 +20,22 @@ pub const PAGE_LEN: usize = 64;
 /// Keys and values of one layer, in pages of [`PAGE_LEN`] positions. Which pages are a sequence's, and in what order,
 /// is in a table ([`sequence_table`](super::sequence_table)): several sequences may share a layer, and pages.
 ///
-/// Memory: for keys, and for values, `[n_pages, n_kv_heads, PAGE_LEN]` rows padded to 16 bytes; of
+/// Memory: for keys, and for values of their own, `[n_pages, n_kv_heads, PAGE_LEN]` rows padded to 16 bytes; of
 /// [`CacheType::Q8_0`], the scales of all rows follow.
 #[derive(Debug, Clone)]
 pub struct CacheLayer {
     pub(super) n_kv_heads: usize,
     pub(super) head_dim: usize,
     pub(super) dtype: CacheType,
+    pub(super) cached: CachedValues,
     n_pages: usize,
     pub(super) keys: Buffer,
+    /// A few unused bytes where the keys are the values: kernels have a place for values, which may not be that of keys.
     pub(super) values: Buffer,
 }
+
+/// Bytes in the place of values where there are none.
+const NO_VALUES: u64 = 16;
 
 impl CacheLayer {
     /// Allocates `n_pages`.
@@ -42,6 +47,7 @@ impl CacheLayer {
         n_kv_heads: usize,
         head_dim: usize,
         dtype: CacheType,
+        cached: CachedValues,
         n_pages: usize,
     ) -> Result<CacheLayer, GpuError> {
         let dtype = dtype.of_heads(head_dim);
@@ -59,13 +65,18 @@ impl CacheLayer {
             });
         }
         let bytes = n_pages as u64 * page_bytes(n_kv_heads, head_dim, dtype);
+        let of_values = match cached {
+            CachedValues::Own => bytes,
+            CachedValues::Keys => NO_VALUES,
+        };
         Ok(CacheLayer {
             n_kv_heads,
             head_dim,
             dtype,
+            cached,
             n_pages,
             keys: device.buffer("cached keys", bytes)?,
-            values: device.buffer("cached values", bytes)?,
+            values: device.buffer("cached values", of_values)?,
         })
     }
 
@@ -93,6 +104,22 @@ impl CacheLayer {
         self.keys.bytes() + self.values.bytes()
     }
 
+    /// The memory of keys, and of values of their own.
+    fn buffers(&self) -> impl Iterator<Item = &Buffer> {
+        let both = [&self.keys, &self.values];
+        both.into_iter().take(self.cached.per_head())
+    }
+
+    /// Keys, and values of their own, of a position.
+    pub(crate) fn n_vectors(&self) -> usize {
+        self.cached.per_head() * self.n_kv_heads
+    }
+
+    /// The constant that says whether there are values.
+    pub(super) fn constant(&self) -> (&'static str, f64) {
+        ("VALUES", (self.cached.per_head() - 1) as f64)
+    }
+
     /// What copies pages, `[from, to]` each, to another layer of the same shape, in other memory.
     ///
     /// Errors: [`GpuError::Shape`] if there are no such pages, or the shapes differ.
@@ -106,6 +133,8 @@ impl CacheLayer {
         expect("copying a cache: elements of a head", dims.0, dims.1)?;
         let dtypes = (self.dtype as usize, to.dtype as usize);
         expect("copying a cache: type", dtypes.0, dtypes.1)?;
+        let vectors = (self.n_vectors(), to.n_vectors());
+        expect("copying a cache: keys and values", vectors.0, vectors.1)?;
         let mut copies = Vec::new();
         // Pages that follow one another are copied at once.
         for run in pages.chunk_by(|a, b| a[0] + 1 == b[0] && a[1] + 1 == b[1]) {
@@ -132,7 +161,7 @@ impl CacheLayer {
         let (vectors, scales) = row_shape(self.dtype, self.head_dim);
         let n_rows = self.n_kv_heads * PAGE_LEN;
         let mut spans = Vec::new();
-        for buffer in [&self.keys, &self.values] {
+        for buffer in self.buffers() {
             for (first, row) in [(0, vectors * 16), (self.scales_at() * 4, scales * 4)] {
                 let at = |page: usize| (first + page * n_rows * row) as u64;
                 let bytes = at(pages.start)..at(pages.end);
@@ -147,11 +176,11 @@ impl CacheLayer {
     /// Bytes of [`CacheLayer::read`] for `len` positions.
     pub fn saved_bytes(&self, len: usize) -> usize {
         let (vectors, scales) = row_shape(self.dtype, self.head_dim);
-        2 * self.n_kv_heads * len * (vectors * 16 + scales * 4)
+        self.n_vectors() * len * (vectors * 16 + scales * 4)
     }
 
     /// The first `len` positions of a sequence that has `pages`: for every head the rows of keys, their scales, the rows
-    /// of values, and their scales, whatever pages they are in.
+    /// of values of their own, and their scales, whatever pages they are in.
     ///
     /// Errors: [`GpuError::Shape`] if pages have fewer positions, or there are no such pages; [`GpuError::Lost`].
     pub fn read(&self, device: &Device, pages: &[u32], len: usize) -> Result<Vec<u8>, GpuError> {
@@ -160,19 +189,21 @@ impl CacheLayer {
             return Ok(Vec::new());
         }
         // They are collected where one read gets them all.
-        let bytes = 2 * pages.len() as u64 * self.page_bytes();
         let all = CacheLayer::new(
             device,
             self.n_kv_heads,
             self.head_dim,
             self.dtype,
+            self.cached,
             pages.len(),
         )?;
         let numbered: Vec<[u32; 2]> = (0..).zip(pages).map(|(to, &from)| [from, to]).collect();
         device.copy_all(&self.copies(&all, &numbered)?)?;
-        let words = 0..(bytes / 8) as usize;
-        let reads =
-            [&all.keys, &all.values].map(|buffer| ReadRange::of::<u32>(buffer, words.clone()));
+        let words = 0..pages.len() * (self.page_bytes() / 4) as usize;
+        let reads = all.buffers();
+        let reads: Vec<_> = reads
+            .map(|buffer| ReadRange::of::<u32>(buffer, words.clone()))
+            .collect();
         let read = device.submit(&[], &reads)?.wait()?;
         let mut saved = Vec::with_capacity(self.saved_bytes(len));
         for (i, rows) in all.rows(len) {
@@ -199,7 +230,8 @@ impl CacheLayer {
             n_pages: pages.len(),
             ..self.clone()
         };
-        let mut both = [(); 2].map(|()| vec![0; pages.len() * self.page_bytes() as usize]);
+        let bytes = vec![0; pages.len() * self.page_bytes() as usize];
+        let mut both = vec![bytes; self.cached.per_head()];
         let mut rest = saved;
         for (i, rows) in all.rows(len) {
             let (own, others) = rest.split_at(rows.len());
@@ -229,13 +261,13 @@ impl CacheLayer {
         Ok(pages)
     }
 
-    /// Where in keys (0) and values (1) the first `len` positions are, if pages are in order, as
+    /// Where in keys (0) and values of their own (1) the first `len` positions are, if pages are in order, as
     /// [`CacheLayer::read`] orders them.
     fn rows(&self, len: usize) -> Vec<(usize, Range<usize>)> {
         let (vectors, scales) = row_shape(self.dtype, self.head_dim);
         let mut rows = Vec::new();
         for head in 0..self.n_kv_heads {
-            for of in 0..2 {
+            for of in 0..self.cached.per_head() {
                 for (first, row) in [(0, vectors * 16), (self.scales_at() * 4, scales * 4)] {
                     for begin in (0..len).step_by(PAGE_LEN) {
                         let n = PAGE_LEN.min(len - begin);

@@ -61,7 +61,8 @@ pub struct HeadNorms<'a> {
     pub eps: f32,
 }
 
-/// Rows of queries, then keys, then values, as the projections computed them, and how to prepare them.
+/// Rows of queries, then keys, then values if the cache has those, as the projections computed them, and how to prepare
+/// them.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads<'a> {
     /// The rows of the batch.
@@ -77,13 +78,18 @@ pub struct Heads<'a> {
 }
 
 impl Heads<'_> {
+    /// Keys, and values of their own, of a row that go to the cache.
+    fn n_cached(&self, cache: &CacheLayer) -> usize {
+        if self.has_keys { cache.n_vectors() } else { 0 }
+    }
+
     /// Errors unless the rows hold `n_heads` queries, with keys and values for `cache` where there are any.
     /// Returns how far apart queries are.
     pub(super) fn check(&self, n_heads: usize, cache: &CacheLayer) -> Result<usize, GpuError> {
         let (d, n_kv_heads) = (cache.head_dim, cache.n_kv_heads);
         self.qkv.check("heads: queries, keys and values")?;
         self.sequences.check(&self.qkv)?;
-        let of_keys = if self.has_keys { 2 * n_kv_heads * d } else { 0 };
+        let of_keys = self.n_cached(cache) * d;
         expect_most("heads: width of a row", self.qkv.width, of_keys)?;
         let q_step = query_step(self.qkv.width - of_keys, n_heads, d)?;
         expect_most("heads: rotated pairs", d / 2, self.angles.pairs)?;
@@ -182,7 +188,7 @@ fn record(
     let q_step = heads.check(n_heads, cache)?;
     let Heads {
         qkv,
-        has_keys,
+        has_keys: _,
         norms,
         angles,
         sequences,
@@ -232,7 +238,7 @@ fn record(
     ];
     let most = recorder.device().limits().grid as usize;
     expect_most("heads: rows of a batch", most, sequences.all_rows())?;
-    let n_prepared = n_heads + if has_keys { 2 * n_kv_heads } else { 0 };
+    let n_prepared = n_heads + heads.n_cached(cache);
     let grid = [n_prepared as u32, sequences.all_rows() as u32];
     recorder.dispatch(&shader::HEADS, &constants, &bindings, &params, grid)
 }

@@ -11,7 +11,7 @@ pub use heads::{Angles, HeadNorms, Heads, Position, prepare_heads};
 pub use sequences::{SequenceRows, Sequences, sequence_table};
 pub(crate) use split_kv::{CombineParams, SplitKvParams, decodes};
 pub use split_kv::{SplitKv, SplitKvStates, decode};
-pub use sterna_format::model::{AttentionShape, CacheType, RopeLayout};
+pub use sterna_format::model::{AttentionShape, CacheType, CachedValues, RopeLayout};
 
 use super::Rows;
 use crate::error::{expect, expect_most};
@@ -257,6 +257,7 @@ fn record(
         ("SOFTCAP", f64::from(u8::from(shape.softcap.is_some()))),
         scores.constant(),
         ("CAUSAL", f64::from(u8::from(scores.is_causal))),
+        cache.constant(),
     ];
     let bindings = [
         q.buffer.into(),

@@ -148,7 +148,7 @@ impl Plan {
         }
     }
 
-    fn constants(&self, cache: CacheType, softcap: bool) -> [(&'static str, f64); 12] {
+    fn constants(&self, cache: &CacheLayer, softcap: bool) -> [(&'static str, f64); 13] {
         let &Plan {
             lanes,
             units,
@@ -156,19 +156,21 @@ impl Plan {
             alone,
             ..
         } = self;
-        let slots = heads * (1 + SEGMENTS) + if alone { 2 } else { 0 };
+        let new = if alone { cache.cached.per_head() } else { 0 };
+        let slots = heads * (1 + SEGMENTS) + new;
         [
             ("WG", (heads * SEGMENTS * lanes) as f64),
             ("LANES", lanes as f64),
             ("SEGMENTS", SEGMENTS as f64),
             ("UNITS", units as f64),
             ("HEADS", heads as f64),
-            ("SLOTS", (heads + 2) as f64),
+            ("SLOTS", (heads + cache.cached.per_head()) as f64),
             ("STATES", (heads * SEGMENTS) as f64),
             ("ROOM", (slots * head_len(units, lanes)) as f64),
             ("ALONE", f64::from(u8::from(alone))),
             ("PAGE", PAGE_LEN as f64),
-            ("CACHE", f64::from(cache as u8)),
+            ("CACHE", f64::from(cache.dtype as u8)),
+            cache.constant(),
             ("SOFTCAP", f64::from(u8::from(softcap))),
         ]
     }
@@ -408,9 +410,7 @@ fn record_run(
         CacheType::F16 => &shader::ATTENTION_SPLIT_KV_F16,
         CacheType::Q8_0 => &shader::ATTENTION_SPLIT_KV_Q8_0,
     };
-    let mut constants = plan
-        .constants(cache.dtype, shape.softcap.is_some())
-        .to_vec();
+    let mut constants = plan.constants(cache, shape.softcap.is_some()).to_vec();
     // Unused bindings get a buffer that is read anyway.
     let (mut table, mut norms) = (sequences.table, [None; 2]);
     if let Some(heads) = prepare {
