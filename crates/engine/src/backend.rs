@@ -12,7 +12,7 @@ use bytes::Bytes;
 use sterna_format::DType;
 use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::attention::AttentionShape;
-pub use sterna_kernels::attention::CacheType;
+pub use sterna_kernels::attention::{CacheType, CachedValues};
 use sterna_kernels::delta::DeltaShape;
 use sterna_kernels::experts::Routing;
 pub use sterna_kernels::gemm::Rounding;
@@ -250,16 +250,16 @@ pub trait Backend: Sized {
         out: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Queries, keys and values of latent attention: `q` becomes `[n_tokens, n_heads, rope_dim + kv_rank]`, of every head
-    /// the rotated part and, of the other, the product with the head's matrix; `k` and `v` become `[n_tokens, rope_dim +
-    /// kv_rank]`, the rotated part, before it is, and the latent vector. What attention gives for that part is not read.
+    /// Queries and keys of latent attention: `q` becomes `[n_tokens, n_heads, rope_dim + kv_rank]`, of every head the
+    /// rotated part and, of the other, the product with the head's matrix; `k` becomes `[n_tokens, rope_dim + kv_rank]`,
+    /// the rotated part, before it is, and the latent vector. Keys are the values, too: what attention gives for the
+    /// rotated part is not read.
     fn latent_queries(
         &self,
         stage: Stage,
         inputs: LatentInputs<'_, Self>,
         q: &mut Self::Buffer,
         k: &mut Self::Buffer,
-        v: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
     /// The values of latent attention: of every head of `x`, `[n_tokens, n_heads, rope_dim + kv_rank]`, the product of
@@ -703,8 +703,9 @@ pub struct Attention<'a, B: Backend> {
     pub gated: bool,
     /// Keys, `[n_tokens, n_kv_heads · head_dim]`.
     pub k: &'a mut B::Buffer,
-    /// Values, `[n_tokens, n_kv_heads · head_dim]`.
-    pub v: &'a B::Buffer,
+    /// Values, `[n_tokens, n_kv_heads · head_dim]`; `None` where the layer's keys are its values
+    /// ([`CachedValues::Keys`]).
+    pub v: Option<&'a B::Buffer>,
     /// Normalises each head of the queries, `[head_dim]`.
     pub q_norm: Option<&'a B::Vector>,
     /// Normalises each head of the keys, `[head_dim]`.
@@ -1033,6 +1034,15 @@ pub struct KvHeads {
     pub n_kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// Where the values are.
+    pub values: CachedValues,
+}
+
+impl KvHeads {
+    /// Elements that a position has in the cache.
+    pub fn width(&self) -> usize {
+        self.values.per_head() * self.n_kv_heads * self.head_dim
+    }
 }
 
 /// Errors of a backend.

@@ -876,7 +876,7 @@ impl<B: Backend> ForwardPass<'_, B> {
             q: &mut s.q,
             gated: parts.output_gates,
             k: &mut s.k,
-            v: &s.v,
+            v: Some(&s.v),
             q_norm,
             k_norm,
             eps,
@@ -944,8 +944,8 @@ impl<B: Backend> ForwardPass<'_, B> {
             latent: &s.v,
             w: &weights.k_up.iter().collect::<Vec<_>>(),
         };
-        let (q, k, v) = (&mut s.gate, &mut s.k, &mut s.scores);
-        be.latent_queries(stage(Operation::LatentQueries), inputs, q, k, v)?;
+        let (q, k) = (&mut s.gate, &mut s.k);
+        be.latent_queries(stage(Operation::LatentQueries), inputs, q, k)?;
         let attention = Attention {
             layer: i,
             shape: AttentionShape {
@@ -959,7 +959,7 @@ impl<B: Backend> ForwardPass<'_, B> {
             q: &mut s.gate,
             gated: false,
             k: &mut s.k,
-            v: &s.scores,
+            v: None,
             q_norm: None,
             k_norm: None,
             eps: c.norm_eps,

@@ -25,9 +25,9 @@ use sterna_kernels::rwkv::Generation;
 use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, CacheType, ExpertInput, ExpertMatrices,
-    ExpertProduct, KvCache, KvHeads, LinearSource, OutputLayout, Product, Rotation, Rounding,
-    Sequence, TernaryPacking, WeightData,
+    Attention, Backend, BackendError, CacheShape, CacheType, CachedValues, ExpertInput,
+    ExpertMatrices, ExpertProduct, KvCache, KvHeads, LinearSource, OutputLayout, Product, Rotation,
+    Rounding, Sequence, TernaryPacking, WeightData,
 };
 use crate::cpu::Cpu;
 use crate::rope::Angles;
@@ -535,6 +535,7 @@ async fn attention<B: Backend>(
     let heads = KvHeads {
         n_kv_heads,
         head_dim,
+        values: CachedValues::Own,
     };
     let mut cache = b.cache(&CacheShape {
         layers: [heads].into(),
@@ -572,7 +573,7 @@ async fn attention<B: Backend>(
             q: &mut q,
             gated,
             k: &mut k,
-            v: &v,
+            v: Some(&v),
             q_norm: None,
             k_norm: None,
             eps: 1e-5,

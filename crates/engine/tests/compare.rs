@@ -259,7 +259,6 @@ impl<B: Backend> Backend for Faulty<B> {
         _: LatentInputs<'_, Self>,
         _: &mut B::Buffer,
         _: &mut B::Buffer,
-        _: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         OTHERS
     }

@@ -361,6 +361,44 @@ fn memory_is_counted_in_the_form_that_is_computed_with() {
     assert_eq!(plan.weight_bytes(), plan.memory_bytes());
 }
 
+/// The keys of latent attention are its values: a cache has one vector of a rotated part and a latent one for each
+/// position and layer.
+#[test]
+fn latent_vectors_are_kept_once() {
+    for name in ["deepseek-v2", "deepseek-v3"] {
+        let dir = testdata().join("reference-mixtures/hf").join(name);
+        let (plan, _) = plan_hf(&dir);
+        let model = load_hf(&dir);
+        let (n_layers, head_dim) = (3, 16 + 32);
+        for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
+            let of_position = n_layers * cache.head_bytes(head_dim);
+            assert_eq!(plan.cache_bytes(100, cache), 100 * of_position as u64);
+            // What is saved is what is there, in pages of 64 positions.
+            let options = SessionOptions {
+                cache,
+                ..SessionOptions::new(N_CTX)
+            };
+            let mut session = Session::new(Arc::clone(&model), options).unwrap();
+            let empty = saved(&mut session).len();
+            session.forward(&few_ids(65), Logits::None).unwrap();
+            let file = saved(&mut session);
+            assert_eq!(file.len() - empty, 128 * of_position);
+            // One with values beside the keys, as there was before, isn't taken for it.
+            let at = 6 * 8;
+            assert_eq!(file[at..at + 4], *b"kpag");
+            let mut former = file.clone();
+            former[at..at + 4].copy_from_slice(b"page");
+            let error = session.restore(&mut &former[..]).unwrap_err().to_string();
+            assert!(
+                error.contains("form of a layer: expected kpag, found page"),
+                "{error}"
+            );
+            assert!(session.is_empty());
+            session.restore(&mut &file[..]).unwrap();
+        }
+    }
+}
+
 /// Several sequences of different lengths, run in batches with one another and each by itself.
 fn check_together(model: &Arc<Model<Cpu>>, name: &str) {
     let n_vocab = model.config().n_vocab as u32;

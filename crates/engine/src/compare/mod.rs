@@ -515,7 +515,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             q: &mut q.both.reference,
             gated,
             k: &mut k.both.reference,
-            v: &v.both.reference,
+            v: v.map(|v| &v.both.reference),
             q_norm: q_norm.map(|norm| &norm.reference),
             k_norm: k_norm.map(|norm| &norm.reference),
             eps,
@@ -538,7 +538,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
             q: &mut q.both.tested,
             gated,
             k: &mut k.both.tested,
-            v: &v.both.tested,
+            v: v.map(|v| &v.both.tested),
             q_norm: q_norm.map(|norm| &norm.tested),
             k_norm: k_norm.map(|norm| &norm.tested),
             eps,
@@ -559,18 +559,14 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         inputs: LatentInputs<'_, Self>,
         q: &mut Buffer<R, T>,
         k: &mut Buffer<R, T>,
-        v: &mut Buffer<R, T>,
     ) -> Result<(), BackendError> {
-        halves::latent_queries::<_, Reference>(self, stage, &inputs, [&mut *q, &mut *k, &mut *v])?;
-        halves::latent_queries::<_, Tested>(self, stage, &inputs, [&mut *q, &mut *k, &mut *v])?;
+        halves::latent_queries::<_, Reference>(self, stage, &inputs, [&mut *q, &mut *k])?;
+        halves::latent_queries::<_, Tested>(self, stage, &inputs, [&mut *q, &mut *k])?;
         let head_dim = inputs.shape.head_dim();
         q.fill(stage, inputs.w.len() * head_dim);
         self.compare(most_work(inputs.w), stage, q)?;
-        for copied in [k, v] {
-            copied.fill(stage, head_dim);
-            self.compare(Work::Elements, stage, copied)?;
-        }
-        Ok(())
+        k.fill(stage, head_dim);
+        self.compare(Work::Elements, stage, k)
     }
 
     fn latent_values(

@@ -18,7 +18,7 @@ use sterna_kernels::rope::RopeLayout;
 use sterna_kernels::rwkv::{Generation, RwkvShape};
 use sterna_kernels::ssm::SsmShape;
 
-use crate::backend::KvHeads;
+use crate::backend::{CachedValues, KvHeads};
 use crate::error::PlanError;
 pub use crate::family::Family;
 use crate::rope::{RopeConfig, RopeScaling};
@@ -426,14 +426,17 @@ const MAX_EXPERTS: usize = 4096;
 impl ModelConfig {
     /// The heads of keys and values of layer `i`.
     pub fn heads_of(&self, i: usize) -> KvHeads {
-        match self.wide_heads {
-            Some(wide) if self.layers[i].window.is_none() => KvHeads {
-                n_kv_heads: wide.n_kv_heads,
-                head_dim: wide.head_dim,
-            },
-            _ => KvHeads {
-                n_kv_heads: self.n_kv_heads,
-                head_dim: self.head_dim,
+        let layer = &self.layers[i];
+        let (n_kv_heads, head_dim) = match self.wide_heads {
+            Some(wide) if layer.window.is_none() => (wide.n_kv_heads, wide.head_dim),
+            _ => (self.n_kv_heads, self.head_dim),
+        };
+        KvHeads {
+            n_kv_heads,
+            head_dim,
+            values: match layer.mixer {
+                MixerKind::LatentAttention => CachedValues::Keys,
+                _ => CachedValues::Own,
             },
         }
     }

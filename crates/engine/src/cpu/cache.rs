@@ -3,12 +3,12 @@
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use sterna_kernels::attention::{CachedValues, KvPage, PAGE_LEN};
+use sterna_kernels::attention::{KvPage, PAGE_LEN};
 use sterna_kernels::{Exec, ShapeError};
 
 use super::states::States;
 use crate::backend::{
-    CacheShape, KvCache, KvHeads, LayerContents, SnapshotError, read_form, read_saved,
+    CacheShape, CachedValues, KvCache, KvHeads, LayerContents, SnapshotError, read_form, read_saved,
 };
 
 /// Keys and values of one sequence.
@@ -26,7 +26,12 @@ pub struct CpuCache {
 }
 
 /// How a layer is saved: as pages, and the values of a state.
-const FORM: &[u8; 4] = b"page";
+fn form(heads: KvHeads) -> &'static [u8; 4] {
+    match heads.values {
+        CachedValues::Own => b"page",
+        CachedValues::Keys => b"kpag",
+    }
+}
 
 impl CpuCache {
     pub(super) fn new(shape: &CacheShape) -> CpuCache {
@@ -46,18 +51,20 @@ impl CpuCache {
         states.next(layer, n)
     }
 
-    /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at positions starting at the cache's length.
+    /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at positions starting at the cache's length. Where the keys are
+    /// the values, there is no `v`.
     pub(super) fn append(
         &mut self,
         exec: &Exec,
         layer: usize,
         k: &[f32],
-        v: &[f32],
+        v: Option<&[f32]>,
     ) -> Result<(), ShapeError> {
         let (heads, dtype) = (self.shape.layers[layer], self.shape.dtype);
         let KvHeads {
             n_kv_heads,
             head_dim,
+            values,
         } = heads;
         let width = n_kv_heads * head_dim;
         let pages = &mut self.layers[layer];
@@ -66,12 +73,12 @@ impl CpuCache {
             let (page, first) = (at / PAGE_LEN, at % PAGE_LEN);
             let n = (PAGE_LEN - first).min(end - at);
             if page == pages.len() {
-                let own = CachedValues::Own;
-                pages.push(Arc::new(KvPage::new(dtype, own, n_kv_heads, head_dim)));
+                pages.push(Arc::new(KvPage::new(dtype, values, n_kv_heads, head_dim)));
             }
             let rows = (at - self.len) * width..(at - self.len + n) * width;
             let page = Arc::make_mut(&mut pages[page]);
-            page.store(exec, first, &k[rows.clone()], &v[rows])?;
+            let v = v.map_or(&[][..], |v| &v[rows.clone()]);
+            page.store(exec, first, &k[rows], v)?;
             at += n;
         }
         Ok(())
@@ -79,7 +86,7 @@ impl CpuCache {
 
     /// Writes the pages of `layer`, and its state.
     pub(super) fn save(&self, layer: usize, to: &mut dyn Write) -> Result<(), SnapshotError> {
-        to.write_all(FORM)?;
+        to.write_all(form(self.shape.layers[layer]))?;
         for page in &self.layers[layer] {
             for bytes in page.as_bytes() {
                 to.write_all(bytes)?;
@@ -102,10 +109,11 @@ impl CpuCache {
         let KvHeads {
             n_kv_heads,
             head_dim,
+            values,
         } = heads;
-        read_form(from, FORM)?;
+        read_form(from, form(heads))?;
         for _ in 0..n_keys.div_ceil(PAGE_LEN) {
-            let mut page = KvPage::new(dtype, CachedValues::Own, n_kv_heads, head_dim);
+            let mut page = KvPage::new(dtype, values, n_kv_heads, head_dim);
             for bytes in page.as_bytes_mut() {
                 read_saved(from, bytes)?;
             }

@@ -591,7 +591,8 @@ impl Backend for Cpu {
             let rows = first..first + *n_rows;
             first = rows.end;
             if shared.is_none() {
-                cache.append(&self.exec, layer, k.rows(&rows), v.rows(&rows))?;
+                let v = v.map(|v| v.rows(&rows));
+                cache.append(&self.exec, layer, k.rows(&rows), v)?;
             }
             let queries = Queries {
                 shape: &shape,
@@ -620,7 +621,6 @@ impl Backend for Cpu {
         inputs: backend::LatentInputs<'_, Cpu>,
         q: &mut CpuBuffer,
         k: &mut CpuBuffer,
-        v: &mut CpuBuffer,
     ) -> Result<(), BackendError> {
         let LatentConfig {
             kv_rank,
@@ -640,14 +640,12 @@ impl Backend for Cpu {
                     .copy_from_slice(&products[i % n_heads][i / n_heads * kv_rank..][..kv_rank]);
             }
         })?;
-        for out in [k, v] {
-            let out = out.shape(m, rope_dim + kv_rank);
-            let rows = (inputs.k_rope.values.chunks_exact(rope_dim))
-                .zip(inputs.latent.values.chunks_exact(kv_rank));
-            for (out, (rope, latent)) in out.chunks_exact_mut(rope_dim + kv_rank).zip(rows) {
-                out[..rope_dim].copy_from_slice(rope);
-                out[rope_dim..].copy_from_slice(latent);
-            }
+        let k = k.shape(m, rope_dim + kv_rank);
+        let rows = (inputs.k_rope.values.chunks_exact(rope_dim))
+            .zip(inputs.latent.values.chunks_exact(kv_rank));
+        for (k, (rope, latent)) in k.chunks_exact_mut(rope_dim + kv_rank).zip(rows) {
+            k[..rope_dim].copy_from_slice(rope);
+            k[rope_dim..].copy_from_slice(latent);
         }
         Ok(())
     }

@@ -99,30 +99,36 @@ impl GpuBuffer {
         Ok(View::new(&buffer, n_rows, width))
     }
 
-    /// Queries, keys and values as columns of the same rows: in place, or copied to this buffer's spare
-    /// memory.
+    /// `parts`, queries, keys and values, as columns of the same rows: in place, or copied to this buffer's spare
+    /// memory. There is at least one.
     pub(super) fn side_by_side(
         &mut self,
         device: &Device,
         graph: &mut Graph,
-        parts: [&GpuBuffer; 3],
+        parts: &[&GpuBuffer],
     ) -> Result<View, BackendError> {
-        let [q, k, v] = [parts[0].view()?, parts[1].view()?, parts[2].view()?];
-        let width = q.width + k.width + v.width;
-        let whole = View { width, ..q.clone() };
-        let is = |part: &View, first| *part == whole.columns(first, part.width);
-        if q.stride >= width && is(k, q.width) && is(v, q.width + k.width) {
+        let parts = (parts.iter().map(|part| part.view())).collect::<Result<Vec<_>, _>>()?;
+        let width = parts.iter().map(|part| part.width).sum();
+        let columns_of = |whole: &View| -> Vec<View> {
+            let mut first = 0;
+            let next = parts.iter().map(|part| {
+                first += part.width;
+                whole.columns(first - part.width, part.width)
+            });
+            next.collect()
+        };
+        let whole = View {
+            width,
+            ..parts[0].clone()
+        };
+        if whole.stride >= width && columns_of(&whole).iter().eq(parts.iter().copied()) {
             return Ok(whole);
         }
-        let buffer = room(device, &mut self.spare, q.n_rows * width)?;
-        let whole = View::new(&buffer, q.n_rows, width);
-        let mut first = 0;
-        for part in [q, k, v] {
-            graph.push(Op::Copy {
-                x: whole.columns(first, part.width),
-                y: part.clone(),
-            });
-            first += part.width;
+        let buffer = room(device, &mut self.spare, whole.n_rows * width)?;
+        let whole = View::new(&buffer, whole.n_rows, width);
+        for (x, part) in columns_of(&whole).into_iter().zip(parts) {
+            let y = part.clone();
+            graph.push(Op::Copy { x, y });
         }
         Ok(whole)
     }

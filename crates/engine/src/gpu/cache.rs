@@ -18,8 +18,8 @@ use super::decode::{MOST_STEPS, SEED_AT, SampleKind, SampleScratch, seed_words};
 use super::pages::{Moves, Page, PagePool, PagePools};
 use super::states::States;
 use crate::backend::{
-    BackendError, CacheShape, KvCache, LayerContents, Rotation, Sequence, SnapshotError, read_form,
-    read_saved,
+    BackendError, CacheShape, CachedValues, KvCache, KvHeads, LayerContents, Rotation, Sequence,
+    SnapshotError, read_form, read_saved,
 };
 use crate::sampling::Sampling;
 
@@ -87,7 +87,12 @@ struct Rope {
 }
 
 /// How keys and values are saved: rows of heads.
-const ROWS: &[u8; 4] = b"rows";
+fn form(heads: KvHeads) -> &'static [u8; 4] {
+    match heads.values {
+        CachedValues::Own => b"rows",
+        CachedValues::Keys => b"krow",
+    }
+}
 
 /// The shortest context length that commands are recorded for.
 const MIN_LEN: usize = 256;
@@ -361,7 +366,7 @@ impl GpuCache {
         layer: usize,
         to: &mut dyn Write,
     ) -> Result<(), SnapshotError> {
-        to.write_all(ROWS)?;
+        to.write_all(form(self.shape.layers[layer]))?;
         if let Some(memory) = self.pool.known_layer(layer) {
             let saved = memory.read(device, &self.page_numbers(), self.len);
             to.write_all(&saved.map_err(BackendError::from)?)?;
@@ -383,7 +388,7 @@ impl GpuCache {
             n_keys: len,
             n_state,
         } = held;
-        read_form(from, ROWS)?;
+        read_form(from, form(self.shape.layers[layer]))?;
         if len > 0 {
             // Pages may have been those of sequences whose last commands write to them.
             graph.flush().map_err(BackendError::from)?;

@@ -15,7 +15,6 @@ impl Gpu {
         inputs: LatentInputs<'_, Gpu>,
         q: &mut GpuBuffer,
         k: &mut GpuBuffer,
-        v: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
         let device = &self.device;
         let (shape, n_heads) = (inputs.shape, inputs.w.len());
@@ -23,20 +22,17 @@ impl Gpu {
         let queries = inputs.q.view()?;
         let m = queries.n_rows;
         // Of one row, what attention reads side by side is there from the beginning.
-        let [all, keys, values] = if m == 1 {
-            let all = q.shape(device, 1, (n_heads + 2) * head_dim)?;
+        let [all, keys] = if m == 1 {
+            let all = q.shape(device, 1, (n_heads + 1) * head_dim)?;
             let keys = all.columns(n_heads * head_dim, head_dim);
-            let values = all.columns((n_heads + 1) * head_dim, head_dim);
             let all = all.columns(0, n_heads * head_dim);
             q.set(all.clone());
             k.set(keys.clone());
-            v.set(values.clone());
-            [all, keys, values]
+            [all, keys]
         } else {
             [
                 q.shape(device, m, n_heads * head_dim)?,
                 k.shape(device, m, head_dim)?,
-                v.shape(device, m, head_dim)?,
             ]
         };
         let heads = heads(queries, n_heads)?;
@@ -49,14 +45,12 @@ impl Gpu {
             x: out.columns(0, rope_dim),
             y: heads.columns(shape.nope_dim, rope_dim),
         });
-        for rows in [keys, values] {
-            for (first, part) in [(0, inputs.k_rope), (rope_dim, inputs.latent)] {
-                let part = part.view()?.clone();
-                graph.push(Op::Copy {
-                    x: rows.columns(first, part.width),
-                    y: part,
-                });
-            }
+        for (first, part) in [(0, inputs.k_rope), (rope_dim, inputs.latent)] {
+            let part = part.view()?.clone();
+            graph.push(Op::Copy {
+                x: keys.columns(first, part.width),
+                y: part,
+            });
         }
         Ok(())
     }

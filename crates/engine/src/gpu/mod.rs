@@ -568,7 +568,10 @@ impl Backend for Gpu {
         let mut graph = self.graph.lock();
         let device = &self.device;
         let qkv = match shared {
-            None => out.side_by_side(device, &mut graph, [q, k, v])?,
+            None => {
+                let parts: Vec<&GpuBuffer> = [&*q, &*k].into_iter().chain(v).collect();
+                out.side_by_side(device, &mut graph, &parts)?
+            }
             Some(_) => q.view()?.clone(),
         };
         let (q_width, n_rows) = (q.view()?.width, qkv.n_rows);
@@ -622,9 +625,8 @@ impl Backend for Gpu {
         inputs: LatentInputs<'_, Gpu>,
         q: &mut GpuBuffer,
         k: &mut GpuBuffer,
-        v: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
-        self.queries_of_latent(inputs, q, k, v)
+        self.queries_of_latent(inputs, q, k)
     }
 
     fn latent_values(

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use sterna_gpu::graph::{Graph, Shared};
-use sterna_gpu::kernels::attention::{CacheLayer, CachedValues, PAGE_LEN};
+use sterna_gpu::kernels::attention::{CacheLayer, PAGE_LEN};
 use sterna_gpu::{Device, GpuError};
 
 use crate::backend::{CacheShape, CacheType, KvHeads};
@@ -36,18 +36,12 @@ fn layer(
     KvHeads {
         n_kv_heads,
         head_dim,
+        values,
     }: KvHeads,
     dtype: CacheType,
     n_pages: usize,
 ) -> Result<CacheLayer, GpuError> {
-    CacheLayer::new(
-        device,
-        n_kv_heads,
-        head_dim,
-        dtype,
-        CachedValues::Own,
-        n_pages,
-    )
+    CacheLayer::new(device, n_kv_heads, head_dim, dtype, values, n_pages)
 }
 
 fn most_pages(device: &Device, heads: KvHeads, dtype: CacheType) -> usize {

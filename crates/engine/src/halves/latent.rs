@@ -9,7 +9,7 @@ pub(crate) fn latent_queries<P: Backend, H: Half<P>>(
     parent: &P,
     stage: Stage,
     inputs: &LatentInputs<'_, P>,
-    [q, k, v]: [&mut P::Buffer; 3],
+    [q, k]: [&mut P::Buffer; 2],
 ) -> Result<(), BackendError> {
     let inputs = LatentInputs {
         shape: inputs.shape,
@@ -18,7 +18,7 @@ pub(crate) fn latent_queries<P: Backend, H: Half<P>>(
         latent: &*H::on(parent, inputs.latent)?,
         w: &matrices::<P, H>(inputs.w)?,
     };
-    H::backend(parent)?.latent_queries(stage, inputs, H::fill(q), H::fill(k), H::fill(v))
+    H::backend(parent)?.latent_queries(stage, inputs, H::fill(q), H::fill(k))
 }
 
 pub(crate) fn latent_values<P: Backend, H: Half<P>>(

@@ -583,6 +583,11 @@ impl Backend for Hybrid {
                     return Err(BackendError::WrongDevice);
                 }
                 let own = &mut OnCpu::caches(sequences)?[..];
+                let v = v.map(|v| match shared {
+                    None => self.on_cpu(v),
+                    Some(_) => Ok(v.as_is_on_cpu()),
+                });
+                let v = v.transpose()?;
                 let attention = Attention {
                     layer,
                     shape,
@@ -592,10 +597,7 @@ impl Backend for Hybrid {
                         None => self.change_on_cpu(k)?,
                         Some(_) => k.fill_on_cpu(),
                     },
-                    v: &*match shared {
-                        None => self.on_cpu(v)?,
-                        Some(_) => v.as_is_on_cpu(),
-                    },
+                    v: v.as_deref(),
                     q_norm: q_norm.and_then(Either::cpu),
                     k_norm: k_norm.and_then(Either::cpu),
                     eps,
@@ -615,6 +617,11 @@ impl Backend for Hybrid {
                     }
                 }
                 let own = &mut OnGpu::caches(sequences)?[..];
+                let v = v.map(|v| match shared {
+                    None => self.on_gpu(v),
+                    Some(_) => Ok(v.as_is_on_gpu()),
+                });
+                let v = v.transpose()?;
                 let attention = Attention {
                     layer,
                     shape,
@@ -624,10 +631,7 @@ impl Backend for Hybrid {
                         None => self.change_on_gpu(k)?,
                         Some(_) => k.fill_on_gpu(),
                     },
-                    v: &*match shared {
-                        None => self.on_gpu(v)?,
-                        Some(_) => v.as_is_on_gpu(),
-                    },
+                    v: v.as_deref(),
                     q_norm: q_norm.and_then(Either::gpu),
                     k_norm: k_norm.and_then(Either::gpu),
                     eps,
@@ -647,13 +651,12 @@ impl Backend for Hybrid {
         inputs: LatentInputs<'_, Hybrid>,
         q: &mut HybridBuffer,
         k: &mut HybridBuffer,
-        v: &mut HybridBuffer,
     ) -> Result<(), BackendError> {
         match inputs.w.first() {
             Some(Either::Gpu(_)) => {
-                halves::latent_queries::<_, OnGpu>(self, stage, &inputs, [q, k, v])
+                halves::latent_queries::<_, OnGpu>(self, stage, &inputs, [q, k])
             }
-            _ => halves::latent_queries::<_, OnCpu>(self, stage, &inputs, [q, k, v]),
+            _ => halves::latent_queries::<_, OnCpu>(self, stage, &inputs, [q, k]),
         }
     }
 

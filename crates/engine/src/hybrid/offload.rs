@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sterna_gpu::GpuError;
 
-use crate::backend::CacheType;
+use crate::backend::{CacheType, KvHeads};
 use crate::gpu::{Gpu, LayerNeeds, Reserve};
 use crate::plan::ModelPlan;
 use crate::session::SessionOptions;
@@ -165,7 +165,7 @@ impl Placement {
             let most = self.share.ctx_len;
             let attention = self.share.layers.iter().filter_map(|layer| layer.heads);
             let growing = LayerNeeds {
-                heads: attention.max_by_key(|heads| heads.n_kv_heads * heads.head_dim),
+                heads: attention.max_by_key(KvHeads::width),
                 state: 0,
             };
             self.reserve

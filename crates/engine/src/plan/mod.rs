@@ -426,7 +426,8 @@ impl ModelPlan {
         let own = own.filter(|&i| c.shared_layer(i).is_none());
         let of_layer = own.map(|i| {
             let heads = c.heads_of(i);
-            2 * heads.n_kv_heads as u64 * dtype.head_bytes(heads.head_dim) as u64
+            let n_vectors = heads.values.per_head() * heads.n_kv_heads;
+            n_vectors as u64 * dtype.head_bytes(heads.head_dim) as u64
         });
         let position: u64 = of_layer.sum();
         let states = 4 * c.state_values() as u64;

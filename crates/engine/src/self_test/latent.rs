@@ -5,8 +5,8 @@ use sterna_kernels::attention::AttentionShape;
 
 use super::{WeightForm, angles, matrix, stage, values};
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, CacheType, KvCache, KvHeads, LatentInputs,
-    LinearSource, Rotation, Sequence,
+    Attention, Backend, BackendError, CacheShape, CacheType, CachedValues, KvCache, KvHeads,
+    LatentInputs, LinearSource, Rotation, Sequence,
 };
 use crate::config::LatentConfig;
 use crate::stage::Operation;
@@ -55,6 +55,7 @@ pub(super) async fn attention<B: Backend>(
     let heads = KvHeads {
         n_kv_heads: 1,
         head_dim,
+        values: CachedValues::Keys,
     };
     let mut cache = b.cache(&CacheShape {
         layers: [heads].into(),
@@ -63,8 +64,8 @@ pub(super) async fn attention<B: Backend>(
     let mut results = Vec::new();
     for &rows in steps {
         let angles = angles(cache.len(), rows, SHAPE.rope_dim);
-        let mut buffers = [(); 7].map(|()| b.buffer());
-        let [given, k_rope, latent, q, k, v, a] = &mut buffers;
+        let mut buffers = [(); 6].map(|()| b.buffer());
+        let [given, k_rope, latent, q, k, a] = &mut buffers;
         let mut out = b.buffer();
         b.begin_step()?;
         for (buffer, seed, width) in [
@@ -81,7 +82,7 @@ pub(super) async fn attention<B: Backend>(
             latent,
             w: &k_up,
         };
-        b.latent_queries(stage(Operation::LatentQueries), inputs, q, k, v)?;
+        b.latent_queries(stage(Operation::LatentQueries), inputs, q, k)?;
         let inputs = Attention {
             layer: 0,
             shape: AttentionShape {
@@ -95,7 +96,7 @@ pub(super) async fn attention<B: Backend>(
             q,
             gated: false,
             k,
-            v,
+            v: None,
             q_norm: None,
             k_norm: None,
             eps: 1e-5,

@@ -5,7 +5,8 @@ use sterna_kernels::attention::AttentionShape;
 
 use super::{angles, stage, values};
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, CacheType, KvCache, KvHeads, Rotation, Sequence,
+    Attention, Backend, BackendError, CacheShape, CacheType, CachedValues, KvCache, KvHeads,
+    Rotation, Sequence,
 };
 use crate::stage::Operation;
 
@@ -28,6 +29,7 @@ pub(super) async fn layers<B: Backend>(
     let heads = KvHeads {
         n_kv_heads: N_KV_HEADS,
         head_dim,
+        values: CachedValues::Own,
     };
     let mut cache = b.cache(&CacheShape {
         layers: [heads; 2].into(),
@@ -65,7 +67,7 @@ pub(super) async fn layers<B: Backend>(
                 q,
                 gated: false,
                 k,
-                v,
+                v: Some(v),
                 q_norm: Some(&q_norm),
                 k_norm: None,
                 eps: 1e-6,

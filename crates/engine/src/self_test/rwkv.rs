@@ -5,8 +5,8 @@ use sterna_kernels::rwkv::{Generation, Part, RwkvShape};
 
 use super::{stage, values};
 use crate::backend::{
-    Backend, BackendError, CacheShape, CacheType, HeadNorm, KvCache, KvHeads, Recurrence, Sequence,
-    TimeMix, TokenShift,
+    Backend, BackendError, CacheShape, CacheType, CachedValues, HeadNorm, KvCache, KvHeads,
+    Recurrence, Sequence, TimeMix, TokenShift,
 };
 use crate::stage::{LinearLayer, Operation};
 
@@ -26,6 +26,7 @@ pub(super) async fn layers<B: Backend>(
     let heads = KvHeads {
         n_kv_heads: 1,
         head_dim: 8,
+        values: CachedValues::Own,
     };
     let mut cache = b.cache(&CacheShape {
         layers: [heads].into(),

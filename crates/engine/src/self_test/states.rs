@@ -6,8 +6,8 @@ use sterna_kernels::ssm::SsmShape;
 
 use super::{stage, values};
 use crate::backend::{
-    Backend, BackendError, CacheShape, CacheType, CausalConvolution, DeltaNet, KvCache, KvHeads,
-    SelectiveScan, Sequence, Ssm,
+    Backend, BackendError, CacheShape, CacheType, CachedValues, CausalConvolution, DeltaNet,
+    KvCache, KvHeads, SelectiveScan, Sequence, Ssm,
 };
 use crate::stage::Operation;
 
@@ -30,6 +30,7 @@ pub(super) async fn states<B: Backend>(b: &B) -> Result<Vec<f32>, BackendError> 
     let heads = KvHeads {
         n_kv_heads: 1,
         head_dim: 8,
+        values: CachedValues::Own,
     };
     let mut all = Vec::new();
     for kind in [
