@@ -9,7 +9,7 @@ use sterna_gpu::kernels::attention::{
 };
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::memory::Buffer;
-use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
+use sterna_gpu::{AdapterKind, Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::attention as cpu;
 use sterna_kernels::{norm, rope};
 
@@ -141,6 +141,27 @@ fn sinks(n_heads: usize) -> Vec<f32> {
     scores.iter().copied().cycle().take(n_heads).collect()
 }
 
+/// How far attention may be from the CPU's, where a code in the cache is off by one. Compilers for hardware fuse a
+/// rotation's products with its sums, which moves more of them.
+fn bound(device: &Device, dtype: CacheType) -> f64 {
+    match (dtype, device.info().kind) {
+        (CacheType::F32, _) => 1e-11,
+        (CacheType::F16, _) => 2e-8,
+        (CacheType::Q8_0, AdapterKind::Software) => 1e-6,
+        (CacheType::Q8_0, _) => 1e-5,
+    }
+}
+
+/// How far two kernels may be apart that cache the same keys: in the order of sums, and on hardware, where products and
+/// sums may be fused in one and not in the other, by codes that are off by one.
+fn near(device: &Device, dtype: CacheType) -> f64 {
+    match device.info().kind {
+        AdapterKind::Software => 1e-12,
+        _ if dtype == CacheType::F32 => 1e-12,
+        _ => 3.0 * bound(device, dtype),
+    }
+}
+
 impl Case {
     fn width(&self) -> usize {
         (self.n_heads + self.cached.per_head() * self.n_kv_heads) * self.head_dim
@@ -263,11 +284,7 @@ impl Case {
             // Sums in another order, and exponentials, are off by some 1e-7. With halves and bytes the CPU
             // rounds queries and weights to 13 to 16 bits: 2^-13 of each, 5e-9 in squares. A code of a byte
             // that falls to the other side of a half is off by 1/127 of the largest.
-            let bound = match self.dtype {
-                CacheType::F32 => 1e-11,
-                CacheType::F16 => 2e-8,
-                CacheType::Q8_0 => 1e-6,
-            };
+            let bound = bound(device, self.dtype);
             assert!(error < bound, "{what} at {pos}: {error:e}");
 
             // Queries of a layer that has no keys of its own.
@@ -287,7 +304,7 @@ impl Case {
                     decode(r, scores, &queries, cache, split_kv, out_rows)
                 });
                 let error = nmse(&fused, &got);
-                let near = 1e-12 * ((pos + 1) as f64 / 1000.0).max(1.0);
+                let near = near(device, self.dtype) * ((pos + 1) as f64 / 1000.0).max(1.0);
                 let bound = if self.norms { bound } else { near };
                 assert!(error < bound, "{what} at {pos}, queries in one: {error:e}");
             }
@@ -306,7 +323,7 @@ impl Case {
                 run(device, &out, 0, |r| prepare_heads(r, &heads, n_heads, twin));
             }
             // The mean of more positions is smaller in relation to the errors of its terms.
-            let near = 1e-12 * ((pos + m) as f64 / 1000.0).max(1.0);
+            let near = near(device, self.dtype) * ((pos + m) as f64 / 1000.0).max(1.0);
             // A context may be shorter than the longest that commands are for.
             for most_len in [pos + m, pos + m + 70, pos + m + 4000] {
                 if m > 9 {
@@ -719,7 +736,10 @@ fn commands_follow_the_position() {
             let got: Vec<f32> = device.read(&out, 0..2 * n_heads * d).unwrap();
             let (one, two) = got.split_at(n_heads * d);
             let error = nmse(one, two);
-            assert!(error < 1e-12, "{dtype:?} {window:?} at {pos}: {error:e}");
+            assert!(
+                error < near(device, dtype),
+                "{dtype:?} {window:?} at {pos}: {error:e}"
+            );
         }
         assert_eq!(device.memory().used, used);
     }
@@ -850,7 +870,7 @@ fn positions_behind_the_longest_context_are_not_seen() {
             };
             let want = short.attend(row, 63, None);
             let error = nmse(&long.attend(row, 150, Some(split_kv)), &want);
-            assert!(error < 1e-12, "{dtype:?}: {error:e}");
+            assert!(error < near(device, dtype), "{dtype:?}: {error:e}");
             let want = short.run(row, 64, |r, heads, all, out| {
                 prepare_heads(r, all, Unrotated::N_HEADS, &heads.cache.layer)?;
                 let q = row.columns(0, Unrotated::Q_WIDTH);
@@ -858,7 +878,7 @@ fn positions_behind_the_longest_context_are_not_seen() {
                 attention(r, shape, q, all.sequences, cache, Split::Queries, out)
             });
             let error = nmse(&long.decode(row, 150, split_kv), &want);
-            assert!(error < 1e-12, "{dtype:?}, decoded: {error:e}");
+            assert!(error < near(device, dtype), "{dtype:?}, decoded: {error:e}");
         }
     }
 }
@@ -879,7 +899,10 @@ fn a_position_that_has_no_room_leaves_the_cache_as_it_is() {
             for pos in [64, 100] {
                 let want = full.attend(row, pos, None);
                 let error = nmse(&full.decode(row, pos, split_kv), &want);
-                assert!(error < 1e-12, "{dtype:?} {window:?} at {pos}: {error:e}");
+                assert!(
+                    error < near(device, dtype),
+                    "{dtype:?} {window:?} at {pos}: {error:e}"
+                );
             }
             assert_eq!(full.attend(row, 63, None), before, "{dtype:?} {window:?}");
         }
@@ -1192,12 +1215,12 @@ fn check_batch(device: &Device, dtype: CacheType, window: Option<usize>, all: &[
     };
     if most_rows == 1 {
         let error = nmse(&computed(true, Split::Kv(split_kv)), &want);
-        assert!(error < 1e-12, "{what}, in one: {error:e}");
+        assert!(error < near(device, dtype), "{what}, in one: {error:e}");
     }
     assert_eq!(computed(false, Split::Queries), want, "{what}");
     if most_rows <= 8 {
         let error = nmse(&computed(false, Split::Kv(split_kv)), &want);
-        assert!(error < 1e-12, "{what}, split-KV: {error:e}");
+        assert!(error < near(device, dtype), "{what}, split-KV: {error:e}");
     }
 }
 
@@ -1359,11 +1382,7 @@ fn check_whole_norms(
         let (got, want) = both.split_at(2 * queries);
         let error = nmse(got, want);
         // The norm's sum in another order may move a half or a code.
-        let bound = match dtype {
-            CacheType::F32 => 1e-11,
-            CacheType::F16 => 2e-8,
-            CacheType::Q8_0 => 1e-6,
-        };
+        let bound = bound(device, dtype);
         let what = format!("{n_heads} {n_kv_heads} {d} {dtype:?} at {pos}");
         assert!(error < bound, "{what}: {error:e}");
     }

@@ -351,6 +351,40 @@ fn values_that_are_the_keys() {
     }
 }
 
+/// As the rotated part of latent attention's values, which nobody reads: what isn't in the same block has the same bits
+/// whatever it is.
+#[test]
+fn a_part_of_values_that_differs_changes_no_other() {
+    const PART: usize = 64;
+    let shape = AttentionShape {
+        n_heads: 16,
+        n_kv_heads: 1,
+        head_dim: PART + 512,
+        scale: 0.1,
+        ..SHAPE
+    };
+    let n = 270;
+    for dtype in TYPES {
+        let [keys, own] = Case::of_keys(shape, dtype, n);
+        let mut v = own.v.clone();
+        for (v, other) in v
+            .chunks_mut(shape.head_dim)
+            .zip(floats(n * PART, 5).chunks(PART))
+        {
+            v[..PART].copy_from_slice(other);
+        }
+        let other = Case::with_values(shape, dtype, CachedValues::Own, n, v);
+        for exec in exec_matrix() {
+            let [keys, other] = [&keys, &other].map(|case| case.run(&exec, n - 2, 2));
+            assert_ne!(keys, other);
+            let heads = keys.chunks(shape.head_dim);
+            for (keys, other) in heads.zip(other.chunks(shape.head_dim)) {
+                assert_eq!(keys[PART..], other[PART..], "{dtype:?} {exec:?}");
+            }
+        }
+    }
+}
+
 /// What is in a page beyond the positions that a query attends to may be anything.
 #[test]
 fn later_keys_are_no_values() {

@@ -21,11 +21,13 @@ const MIN_SPLITS: usize = 8;
 const SPLITS_OF_MANY: usize = 8192;
 
 /// From so many heads of keys of all sequences on, contexts of up to so many positions aren't split: of so many for each of
-/// these heads, of fewer at any rate, of more in no case. Found on an H100, with contexts of 128 to 1,900.
+/// these heads, of fewer at any rate, of more in no case. Wider heads are in workgroups of their own, which all read the
+/// same keys. Found on an H100, with contexts of 16 to 1,900.
 const MIN_ALONE: usize = 16;
 const ALONE_LEN: usize = 13;
 const MIN_ALONE_LEN: usize = 512;
 const MAX_ALONE_LEN: usize = 2048;
+const MAX_ALONE_DIM: usize = 128;
 
 /// Positions that a segment of invocations processes at a time.
 const AT_ONCE: usize = 4;
@@ -194,11 +196,10 @@ pub(super) fn splits(most_len: usize, n_sequences: usize, n_heads: usize) -> (us
 }
 
 /// Whether contexts of up to `most_len` positions aren't split: that saves a dispatch, and pays where there are many
-/// sequences, each of so many heads of keys, and contexts are short.
-fn is_alone(most_len: usize, n_sequences: usize, n_kv_heads: usize) -> bool {
-    let n = n_sequences * n_kv_heads;
-    let most = (ALONE_LEN * n).clamp(MIN_ALONE_LEN, MAX_ALONE_LEN);
-    n >= MIN_ALONE && most_len <= most
+/// heads of keys in all sequences together, which aren't wide, and contexts are short.
+fn is_alone(most_len: usize, n_kv_heads: usize, head_dim: usize) -> bool {
+    let most = (ALONE_LEN * n_kv_heads).clamp(MIN_ALONE_LEN, MAX_ALONE_LEN);
+    head_dim <= MAX_ALONE_DIM && n_kv_heads >= MIN_ALONE && most_len <= most
 }
 
 /// Vectors of a head in shared memory.
@@ -364,7 +365,7 @@ fn record_run(
     let n_pairs = sequences.n_rows * n_heads / n_kv_heads.max(1);
     let limits = recorder.device().limits();
     let most_len = split_kv.most_len.min(sequences.capacity());
-    let alone = scores.sinks.is_none() && is_alone(most_len, sequences.n, n_kv_heads);
+    let alone = scores.sinks.is_none() && is_alone(most_len, sequences.n * n_kv_heads, d);
     let splits = match alone {
         true => (most_len.max(1), 1),
         false => splits(most_len, sequences.n, n_heads),

@@ -451,7 +451,11 @@ pub(super) fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
 /// shared memory permit, and if it pays.
 pub(crate) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
     let config = recorder.tuning().config(&w.product(x.n_rows));
-    let few = x.n_rows <= GEMV_TOKENS;
+    // Blocks, which have a step for each run, take longer.
+    let few = match w.kind {
+        WeightKind::Ternary => x.n_rows <= GEMV_TOKENS,
+        WeightKind::Blocks(_) => x.n_rows == 1,
+    };
     few && pays_to_round(config, w) && can_round_rows(recorder, w.k, x, x.n_rows, 0)
 }
 

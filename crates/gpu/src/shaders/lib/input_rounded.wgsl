@@ -1,5 +1,5 @@
-// Activations that every workgroup quantizes for itself, normalised first if NORM is 1: TOKENS rows of f32, in
-// vectors of four. Agrees with quantize.wgsl, except that the largest magnitude of a whole row is taken
+// Activations that every workgroup quantizes for itself, normalised first if NORM is 1: a row of f32, or with SCALING 0
+// TOKENS rows, in vectors of four. Agrees with quantize.wgsl, except that the largest magnitude of a whole row is taken
 // before it is normalised. Needs `reduce_*.wgsl` and `exact.wgsl`.
 
 // 0: a scale for the row. 1: for blocks of 256. 2: for blocks of 32.
@@ -9,7 +9,7 @@ override NORM: u32 = 0u;
 override Q_LEN: u32 = 16u;
 // The same of all rows, with eight more for gaps in each.
 override Q_ROOM: u32 = 24u;
-// Runs of 32 of all rows, that have a step of their own: all of a row, or one if there is one scale per row.
+// Runs of 32 that have a step of their own, or rows.
 override RUNS: u32 = 8u;
 // Vectors of four floats that an invocation takes of one row, at most 8.
 override TURNS: u32 = 1u;
@@ -51,13 +51,9 @@ fn pack(codes: vec4<i32>) -> u32 {
     return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);
 }
 
-// Where those of a row begin, and its steps.
+// Where those of a row begin.
 fn row_slot(t: u32) -> u32 {
     return t * (Q_LEN + 8u);
-}
-
-fn row_run(t: u32) -> u32 {
-    return t * (RUNS / TOKENS);
 }
 
 // Which of the rows a token is.
@@ -65,7 +61,7 @@ fn place_of_token(token: u32) -> u32 {
     return select(token - params.token, 0u, TOKENS == 1u);
 }
 
-// A team takes a row at a time, and reads it twice.
+// Several rows, with SCALING 0. A team takes a row at a time, and reads it twice.
 fn prepare_rows(at: Invocation) {
     let team = thread_of(at) / TEAM;
     let lane = thread_of(at) % TEAM;
@@ -85,12 +81,6 @@ fn prepare_rows(at: Invocation) {
                 v *= norm[min(i, last)];
             }
             top = max(top, largest(v));
-            if SCALING != 0u {
-                let run_top = eight_max_f32(at, largest(v));
-                if is_own && i < vectors && i % 8u == 0u {
-                    maxima[row_run(t) + i / 8u] = run_top;
-                }
-            }
         }
         let both = team_sum_and_max(at, squares, top);
         if is_own && lane == 0u {
@@ -105,43 +95,23 @@ fn prepare_rows(at: Invocation) {
         let is_own = first + team < TOKENS;
         let begin = (params.x_offset + row_in(t) * params.x_stride) / 4u;
         let inverse = inverses[t];
+        let scale = divide(1.0, max(tops[t] * inverse, 1e-5)) * 127.0;
         var sum = 0;
-        var scale = divide(1.0, max(tops[t] * inverse, 1e-5)) * 127.0;
         for (var turn = 0u; turn < vectors; turn += TEAM) {
             let i = turn + lane;
             var v = select(vec4<f32>(), x[begin + min(i, last)], i <= last);
             if NORM == 1u {
                 v = v * norm[min(i, last)] * inverse;
             }
-            if SCALING != 0u {
-                let run = row_run(t) + min(i, vectors - 1u) / 8u;
-                var top = maxima[run];
-                if SCALING == 1u {
-                    for (var m = 0u; m < 8u; m++) {
-                        top = max(top, maxima[run / 8u * 8u + m]);
-                    }
-                }
-                scale = divide(1.0, max(top * inverse, 1e-20)) * 127.0;
-            }
             let codes = vec4<i32>(round(v * scale));
             if is_own && i < vectors {
                 own_q[row_slot(t) + slot_of(i / 4u)][i % 4u] = pack(codes);
             }
-            let own = codes.x + codes.y + codes.z + codes.w;
-            sum += own;
-            if SCALING != 0u {
-                let run_sum = eight_sum_i32(at, own);
-                if is_own && i < vectors && i % 8u == 0u {
-                    let step = bitcast<u32>(divide(1.0, scale));
-                    own_steps[row_run(t) + i / 8u] = vec2<u32>(step, bitcast<u32>(run_sum));
-                }
-            }
+            sum += codes.x + codes.y + codes.z + codes.w;
         }
-        if SCALING == 0u {
-            sum = team_sum_i32(at, sum);
-            if is_own && lane == 0u {
-                own_steps[t] = vec2<u32>(bitcast<u32>(scale), bitcast<u32>(sum));
-            }
+        sum = team_sum_i32(at, sum);
+        if is_own && lane == 0u {
+            own_steps[t] = vec2<u32>(bitcast<u32>(scale), bitcast<u32>(sum));
         }
     }
     workgroupBarrier();
@@ -254,5 +224,5 @@ fn row_step(token: u32) -> vec2<u32> {
 
 // Step and sum of a run.
 fn run_step(token: u32, run: u32) -> vec2<u32> {
-    return own_steps[row_run(place_of_token(token)) + run];
+    return own_steps[run];
 }
