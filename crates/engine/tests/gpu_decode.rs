@@ -626,12 +626,12 @@ fn work_of_a_shared_step(gpu: &Gpu, model: &Arc<Model<Gpu>>, n_sequences: u32) -
 fn more_sequences_take_no_more_dispatches() {
     let Some(gpu) = gpu() else { return };
     let model = load(&stories(), gpu.clone());
-    // Of a layer four products, with its norms, attention, and the combination of its splits. The embedding, the head,
-    // the best logits, and the choice. A product takes eight rows at a time.
+    // Of a layer four products, with its norms, and attention, whose contexts aren't split. The embedding, the head, the
+    // best logits, and the choice. A product takes eight rows at a time.
     let n_layers = model.config().n_layers as u64;
     for n_sequences in [5, 8] {
         let work = work_of_a_shared_step(&gpu, &model, n_sequences);
-        assert_eq!(work, (6 * n_layers + 4, 1), "{n_sequences}");
+        assert_eq!(work, (5 * n_layers + 4, 1), "{n_sequences}");
     }
 }
 
