@@ -253,7 +253,7 @@ params! {
 }
 
 /// [`prepare_heads`](super::prepare_heads) and [`attention`](super::attention) for one new position of each
-/// sequence, in two dispatches instead of three: each workgroup prepares the queries that it needs, and those
+/// sequence, in two dispatches instead of three, or one: each workgroup prepares the queries that it needs, and those
 /// of the new position store key and value in the cache, if there are any. The queries in `heads.qkv` are left
 /// unchanged.
 ///
