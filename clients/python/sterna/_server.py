@@ -35,7 +35,8 @@ def find_program() -> str:
 class Server:
     """``sterna serve`` on a free port of this machine, with a key that only this object has.
 
-    It answers at ``address`` (host and port) who sends ``key``. Raises :class:`EngineError` where it doesn't start.
+    It answers at ``address`` (host and port) who sends ``key``. It ends with this process, however that ends: with its
+    standard input. Raises :class:`EngineError` where it doesn't start.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Server:
         timeout: float = 600.0,
     ) -> None:
         command = [os.fspath(program or find_program()), "serve", os.fspath(model)]
-        command += ["--no-files", "--no-pages", "--quiet", "--port", "0"]
+        command += ["--no-files", "--no-pages", "--quiet", "--port", "0", "--exit-on-stdin-close"]
         for name, value in (("threads", threads), ("ctx", ctx), ("backend", backend)):
             if value is not None:
                 command += [f"--{name}", str(value)]
@@ -64,7 +65,7 @@ class Server:
         try:
             self.process = subprocess.Popen(
                 [*command, *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 env={**os.environ, "STERNA_API_KEY": self.key},
@@ -92,13 +93,20 @@ class Server:
 
     def close(self) -> None:
         """Ends the server, after answers that are being computed."""
+        assert self.process.stdin is not None, "it is a pipe"
         if self.process.poll() is None:
-            self.process.terminate()
+            if os.name == "nt":
+                # There a process can only be killed.
+                self.process.stdin.close()
+            else:
+                # Others that were forked from this process may have the pipe, too.
+                self.process.terminate()
             try:
                 self.process.wait(self.timeout)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        self.process.stdin.close()
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._stderr.close()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 import unittest
 from typing import Any
 
@@ -106,6 +110,26 @@ class EndTest(unittest.TestCase):
             model._server.process.kill()
             with self.assertRaises(sterna.EngineError):
                 model.generate(PROMPT)
+
+    def test_a_server_ends_with_its_owner_however_that_ends(self) -> None:
+        own = (
+            "import sterna, sys, time\n"
+            "model = sterna.load('builtin', program=sys.argv[1])\n"
+            "print(*model._server.address, flush=True)\n"
+            "time.sleep(600)\n"
+        )
+        owner = subprocess.Popen([sys.executable, "-c", own, PROGRAM], stdout=subprocess.PIPE, text=True)
+        with owner:
+            assert owner.stdout is not None
+            host, port = owner.stdout.readline().split()
+            socket.create_connection((host, int(port)), timeout=60).close()
+            owner.kill()
+        end = time.monotonic() + 60
+        # A port that nobody listens to.
+        with self.assertRaises(ConnectionRefusedError):
+            while time.monotonic() < end:
+                socket.create_connection((host, int(port)), timeout=60).close()
+                time.sleep(0.05)
 
     def test_nothing_is_left_behind(self) -> None:
         n_threads = threading.active_count()

@@ -60,6 +60,10 @@ fn start() -> Server {
 }
 
 fn start_with(flags: &[&str]) -> Server {
+    start_with_stdin(flags, Stdio::inherit())
+}
+
+fn start_with_stdin(flags: &[&str], stdin: Stdio) -> Server {
     let dir = tempfile::tempdir().unwrap();
     let shard = shard_bytes();
     let manifest = json!({
@@ -90,6 +94,7 @@ fn start_with(flags: &[&str]) -> Server {
             .args(["serve", "--port", "0"])
             .args(flags)
             .arg(dir.path())
+            .stdin(stdin)
             .stderr(Stdio::null()),
     );
     Server {
@@ -438,28 +443,17 @@ fn clients_that_are_slow_or_speak_nonsense_disturb_nobody() {
     assert!(begun.elapsed() < Duration::from_secs(40));
 }
 
-#[cfg(unix)]
-#[test]
-fn told_to_stop_it_ends_transfers_first() {
-    use std::os::unix::process::ExitStatusExt;
-    let mut server = start();
+/// Asks `server` to end by `ask` while a part of a shard is on its way, which has to arrive.
+fn ends_transfers_first(mut server: Server, ask: impl FnOnce(&mut Child)) {
     let mut idle = Client::connect(&server);
     assert_eq!(idle.request("GET", "/manifest.json", &[]).status, 200);
-    // Part of the shard is on its way when the server is told.
     let mut stream = TcpStream::connect(&server.address).unwrap();
     stream
         .write_all(b"GET /shard_00000.bin HTTP/1.1\r\nHost: test\r\n\r\n")
         .unwrap();
     let mut first = [0; 1000];
     stream.read_exact(&mut first).unwrap();
-    let pid = server.child.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-INT", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    ask(&mut server.child);
     std::thread::sleep(Duration::from_millis(200));
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).unwrap();
@@ -468,7 +462,40 @@ fn told_to_stop_it_ends_transfers_first() {
         "the transfer came to its end"
     );
     let status = server.child.wait().unwrap();
-    assert!(status.success(), "{status:?}, signal {:?}", status.signal());
+    assert!(status.success(), "{status:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn told_to_stop_it_ends_transfers_first() {
+    ends_transfers_first(start(), |child| {
+        let pid = child.id().to_string();
+        let told = Command::new("kill").args(["-INT", &pid]).status().unwrap();
+        assert!(told.success());
+    });
+}
+
+#[test]
+fn it_ends_with_who_holds_its_standard_input() {
+    let end = |child: &mut Child| drop(child.stdin.take().expect("it is a pipe"));
+    let start = || start_with_stdin(&["--exit-on-stdin-close"], Stdio::piped());
+    ends_transfers_first(start(), end);
+    // What comes by it changes nothing.
+    let mut server = start();
+    let stdin = server.child.stdin.as_mut().expect("it is a pipe");
+    stdin.write_all(b"still there\n").unwrap();
+    assert_eq!(get(&server, "/manifest.json", &[]).status, 200);
+    // Before there is an address, too.
+    let told = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["serve", "builtin", "--no-files", "--port", "0"])
+        .arg("--exit-on-stdin-close")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(told.status.success(), "{told:?}");
+    // Only where it was asked for: others have no standard input.
+    let server = start_with_stdin(&[], Stdio::null());
+    assert_eq!(get(&server, "/manifest.json", &[]).status, 200);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Connection handling: limits, timeouts and graceful shutdown.
 
+use std::future;
 use std::io;
 use std::net::{self, SocketAddr};
 use std::num::NonZero;
@@ -19,6 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time;
 use tokio_io_timeout::TimeoutStream;
 
+use super::stdin::Stdin;
 use super::tls::Tls;
 use crate::output;
 
@@ -49,12 +51,14 @@ impl Listener {
         Ok(Listener(listener))
     }
 
-    /// Serves `router`, by `tls` if there is one, until Ctrl-C, of which `stopping` is told. Before that, `tell` is told
-    /// its address; `finish` is called when all connections have ended, on a thread of its own.
+    /// Serves `router`, by `tls` if there is one, until Ctrl-C or the end of `stdin` if there is one, of which `stopping`
+    /// is told. Before that, `tell` is told its address; `finish` is called when all connections have ended, on a thread
+    /// of its own.
     pub(super) fn serve(
         self,
         router: Router,
         tls: Option<Tls>,
+        stdin: Option<Stdin>,
         tell: impl FnOnce(SocketAddr) -> Result<()>,
         stopping: impl FnOnce(),
         finish: impl FnOnce() + Send + 'static,
@@ -74,8 +78,15 @@ impl Listener {
                 .context("cannot tell the server's address")?;
             tell(address)?;
             let connections = GracefulShutdown::new();
+            let closed = async {
+                match stdin {
+                    Some(stdin) => stdin.closed().await,
+                    None => future::pending().await,
+                }
+            };
             tokio::select! {
                 () = accept(&listener, &router, tls.as_ref(), &connections) => {}
+                () = closed => {}
                 stopped = stop_asked() => stopped?,
             }
             drop(listener);

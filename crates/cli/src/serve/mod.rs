@@ -2,7 +2,7 @@
 //!
 //! [`api`] has the settings of the API, which crate `server` is. [`converted`] makes packages of other models, [`package`] lists the files, [`pages`] has the pages, [`site`] finds
 //! the file at a path in either, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file, [`index`]
-//! renders the folder, [`listener`] handles connections, and [`tls`] encrypts them; with the feature `otel`, `otlp` sends traces, and with `p2p` `share` gives the package to peers.
+//! renders the folder, [`listener`] handles connections, [`stdin`] ends with who began it, and [`tls`] encrypts them; with the feature `otel`, `otlp` sends traces, and with `p2p` `share` gives the package to peers.
 
 mod api;
 mod converted;
@@ -18,6 +18,7 @@ mod routes;
 #[cfg(feature = "p2p")]
 mod share;
 mod site;
+mod stdin;
 mod tls;
 
 use std::net::SocketAddr;
@@ -41,6 +42,7 @@ use otlp::Collector;
 use package::Package;
 use pages::PAGES;
 use site::Site;
+use stdin::Stdin;
 
 const EXAMPLE: &str = "Example:
   sterna serve
@@ -82,6 +84,11 @@ pub(crate) struct Serve {
     /// Port to listen on; 0 takes a free one [default: 8765]
     #[arg(long, env = "STERNA_SERVE_PORT")]
     port: Option<u16>,
+
+    /// End as after SIGTERM when standard input closes, so that no server outlives the program that began it, however
+    /// that ends; what is read there is passed over
+    #[arg(long)]
+    exit_on_stdin_close: bool,
 
     #[command(flatten)]
     api: ApiFlags,
@@ -146,6 +153,10 @@ impl Serve {
             return self.check(&models, has_api, &chosen);
         }
         // Before what takes time.
+        let stdin = match self.exit_on_stdin_close {
+            true => Some(Stdin::watch()?),
+            false => None,
+        };
         let listener = Listener::bind(host, port)?;
         #[cfg(feature = "otel")]
         let exporter = collector.map(Collector::start).transpose()?;
@@ -225,7 +236,7 @@ impl Serve {
                 );
             }
         };
-        let served = listener.serve(router, tls, tell, stopping, finish);
+        let served = listener.serve(router, tls, stdin, tell, stopping, finish);
         #[cfg(feature = "otel")]
         if let Some(exporter) = exporter
             && exporter.finish().is_err()
