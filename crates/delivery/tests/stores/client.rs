@@ -6,6 +6,7 @@ use std::{
     path::Path,
     process::{Child, Command, Output, Stdio},
     sync::Mutex,
+    thread,
 };
 
 use sterna_delivery::{
@@ -24,6 +25,10 @@ const ACTION: &str = "STERNA_TEST_STORES_ACTION";
 const FOLDER: &str = "STERNA_TEST_STORES_FOLDER";
 const ADDRESS: &str = "STERNA_TEST_STORES_ADDRESS";
 const MIRROR: &str = "STERNA_TEST_STORES_MIRROR";
+
+/// For a server that asks nobody who they are.
+const GOOGLE_KEY: &str =
+    r#"{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}"#;
 
 /// The files of a package with these shards, without its signature.
 pub(crate) fn package(
@@ -127,7 +132,7 @@ impl Told {
 }
 
 impl Client {
-    fn new(action: &str, folder: &Path, address: &str, s3: &str) -> Client {
+    fn new(action: &str, folder: &Path, address: &str, server: &str) -> Client {
         let mut command = Command::new(env::current_exe().unwrap());
         command
             .args(["--exact", "client::client", "--nocapture"])
@@ -136,7 +141,11 @@ impl Client {
             .env(ADDRESS, address)
             .env("AWS_ACCESS_KEY_ID", KEY)
             .env("AWS_SECRET_ACCESS_KEY", SECRET)
-            .env("AWS_ENDPOINT_URL", format!("http://{s3}"))
+            .env("AWS_ENDPOINT_URL", format!("http://{server}"))
+            .env("AZURE_STORAGE_USE_EMULATOR", "true")
+            .env("AZURITE_BLOB_STORAGE_URL", format!("http://{server}"))
+            .env("GOOGLE_BASE_URL", format!("http://{server}"))
+            .env("GOOGLE_SERVICE_ACCOUNT_KEY", GOOGLE_KEY)
             .env("DOCKER_CONFIG", "/nowhere")
             .env("NO_PROXY", "127.0.0.1")
             .stdin(Stdio::null())
@@ -203,6 +212,8 @@ pub(crate) fn can_store(address: &str) -> bool {
 pub(crate) enum Kind {
     Registry,
     S3,
+    Azure,
+    Google,
 }
 
 /// Where a package is, at some server or a proxy before it.
@@ -219,6 +230,8 @@ impl Place {
         match self.kind {
             Kind::Registry => format!("oci://{server}/{name}:v1"),
             Kind::S3 => format!("s3://{BUCKET}/{name}"),
+            Kind::Azure => format!("az://{BUCKET}/{name}"),
+            Kind::Google => format!("gs://{BUCKET}/{name}"),
         }
     }
 
@@ -231,16 +244,26 @@ impl Place {
     }
 }
 
-/// A place called `name` at each kind of server that is here.
-pub(crate) fn places(name: &str) -> Vec<Place> {
-    let place = |kind, server: &stores::Server| Place {
-        kind,
-        server: server.address.clone(),
-        name: name.to_owned(),
-    };
-    let registry = stores::registry().map(|server| place(Kind::Registry, server));
-    let s3 = stores::s3(can_store).map(|server| place(Kind::S3, server));
-    registry.into_iter().chain(s3).collect()
+/// Does `work` for a place called `name` at each kind of server that is here, beside each other.
+pub(crate) fn at_each(name: &str, work: impl Fn(Place) + Sync) {
+    let servers = [
+        (Kind::Registry, stores::registry().map(|s| &*s.address)),
+        (Kind::S3, stores::s3(can_store).map(|s| &*s.address)),
+        (Kind::Azure, stores::azure().map(|s| &*s.address)),
+        (Kind::Google, stores::gcs_with_uploads()),
+    ];
+    thread::scope(|scope| {
+        for (kind, server) in servers {
+            let Some(server) = server else { continue };
+            let place = Place {
+                kind,
+                server: server.to_owned(),
+                name: name.to_owned(),
+            };
+            let work = &work;
+            scope.spawn(move || work(place));
+        }
+    });
 }
 
 /// Not a test, but the client that tests start and kill; as a test it does nothing.

@@ -9,7 +9,7 @@ use std::{
 use sterna_delivery::hash::Algorithm;
 
 use crate::{
-    client::{Client, Kind, Place, bytes, check_stored, package, places, told, write},
+    client::{Client, Kind, Place, at_each, bytes, check_stored, package, told, write},
     proxy::{Act, Proxy},
 };
 
@@ -42,9 +42,12 @@ fn kill_after(n: usize, upstream: &str, client: impl FnOnce(&str) -> Client) -> 
 fn n_uploads(kind: Kind, asked: &[String]) -> usize {
     let is_upload = |asked: &&String| match kind {
         Kind::Registry => asked.starts_with("PUT") && asked.contains("/blobs/uploads/"),
-        Kind::S3 => {
+        Kind::S3 | Kind::Google => {
             asked.starts_with("PUT") && asked.contains("/blobs/") && !asked.contains("partNumber=")
                 || asked.starts_with("POST") && asked.contains("uploadId=")
+        }
+        Kind::Azure => {
+            asked.starts_with("PUT") && asked.contains("/blobs/") && !asked.contains("blockid=")
         }
     };
     asked.iter().filter(is_upload).count()
@@ -56,7 +59,7 @@ fn a_push_killed_at_any_request_goes_on() {
     let folder = dir.path().join("tiny");
     let files = some_package();
     write(&folder, &files);
-    for place in places("killed-push") {
+    at_each("killed-push", |place| {
         let mut n = 0;
         loop {
             let place = Place {
@@ -99,7 +102,7 @@ fn a_push_killed_at_any_request_goes_on() {
         }
         // Something was begun, each file sent, and the whole made visible.
         assert!(n > files.len() * 2, "only {n} requests");
-    }
+    });
 }
 
 /// Sent after the kill and before it: together what there is, and a file at most twice.
@@ -109,7 +112,7 @@ fn a_push_that_goes_on_sends_what_is_missing() {
     let folder = dir.path().join("tiny");
     let files = some_package();
     write(&folder, &files);
-    for place in places("missing") {
+    at_each("missing", |place| {
         // Held at the first byte of the last shard.
         let proxy = Proxy::start(&place.server, {
             let n_done = Mutex::new(0);
@@ -131,7 +134,7 @@ fn a_push_that_goes_on_sends_what_is_missing() {
         assert!(is_held, "{:?}", told(output));
         let again = Client::push(&folder, &place).run();
         assert_eq!((again.number("n_sent"), again.number("sent")), (1, 9 << 20));
-    }
+    });
 }
 
 #[test]
@@ -141,7 +144,7 @@ fn a_pull_killed_at_any_request_goes_on() {
     let shards = [bytes(300_000, 1), bytes(5 << 20, 2)];
     let files = package("tiny", Algorithm::Sha256, &shards);
     write(&folder, &files);
-    for place in places("killed-pull") {
+    at_each("killed-pull", |place| {
         Client::push(&folder, &place).run().value("digest");
         let store = dir.path().join(format!("{:?}", place.kind));
         let mut n = 0;
@@ -152,7 +155,7 @@ fn a_pull_killed_at_any_request_goes_on() {
         }
         check_stored(&store, "tiny", &files);
         assert!(n > 3, "only {n} requests");
-    }
+    });
 }
 
 /// Each request fails once, before it is heard or after.
@@ -162,7 +165,7 @@ fn connections_that_break_are_made_again() {
     let folder = dir.path().join("tiny");
     let files = some_package();
     write(&folder, &files);
-    for place in places("broken") {
+    at_each("broken", |place| {
         for act in [Act::Cut, Act::Lose] {
             let place = Place {
                 name: format!("{}-{act:?}", place.name).to_lowercase(),
@@ -191,7 +194,7 @@ fn connections_that_break_are_made_again() {
             let store = dir.path().join(format!("{}-again", place.name));
             check_pulled(&store, &place.by(&proxy.address), &files);
         }
-    }
+    });
 }
 
 fn check_pulled(store: &Path, place: &Place, files: &BTreeMap<String, Vec<u8>>) {

@@ -27,7 +27,7 @@ type Rule = dyn Fn(usize, &str) -> Act + Send + Sync;
 
 #[derive(Default)]
 struct State {
-    /// What was asked: method and path.
+    /// What was asked: method and path, decoded.
     asked: Vec<String>,
     n_held: usize,
     is_released: bool,
@@ -108,7 +108,7 @@ impl Shared {
             if first.is_empty() {
                 let mut words = line.split(' ');
                 let (method, path) = (words.next().unwrap(), words.next().unwrap());
-                first = format!("{method} {path}");
+                first = format!("{method} {}", decoded(path));
             }
             let lower = line.to_ascii_lowercase();
             if let Some(value) = lower.strip_prefix("content-length:") {
@@ -163,4 +163,16 @@ impl Shared {
             state = self.changed.wait(state).unwrap();
         }
     }
+}
+
+/// A path without percent-encoding, which some clients have where others don't.
+fn decoded(path: &str) -> String {
+    let mut parts = path.split('%');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (code, rest) = part.split_at(2);
+        text.push(u8::from_str_radix(code, 16).unwrap().into());
+        text += rest;
+    }
+    text
 }

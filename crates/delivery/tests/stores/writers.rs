@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, thread};
 use sterna_delivery::hash::Algorithm;
 
 use crate::{
-    client::{Client, Kind, Place, bytes, check_stored, package, places, told, write},
+    client::{Client, Kind, Place, at_each, bytes, check_stored, package, told, write},
     proxy::{Act, Proxy},
 };
 
@@ -41,7 +41,7 @@ fn check_whole(store: &Path, place: &Place, packages: &[BTreeMap<String, Vec<u8>
 /// One is held just before it would make its package visible, until the other has done so.
 #[test]
 fn who_comes_second_hears_of_the_first() {
-    for place in places("second") {
+    at_each("second", |place| {
         let dir = tempfile::tempdir().unwrap();
         let packages = some_packages::<3>(dir.path());
         let folder = |i: usize| dir.path().join((i + 1).to_string());
@@ -58,7 +58,9 @@ fn who_comes_second_hears_of_the_first() {
             let kind = place.kind;
             let proxy = Proxy::start(&place.server, move |_, asked| {
                 let is_commit = match kind {
-                    Kind::S3 => asked.starts_with("PUT") && asked.contains("/index.json"),
+                    Kind::S3 | Kind::Azure | Kind::Google => {
+                        asked.starts_with("PUT") && asked.contains("/index.json")
+                    }
                     // The look before it: registries have no conditions.
                     Kind::Registry => {
                         let is_look = asked.starts_with("GET") && asked.contains("/manifests/");
@@ -90,12 +92,12 @@ fn who_comes_second_hears_of_the_first() {
             );
             assert_eq!(check_whole(&store, &place, &packages), slow);
         }
-    }
+    });
 }
 
 #[test]
 fn of_two_at_once_one_is_there_whole() {
-    for place in places("at-once") {
+    at_each("at-once", |place| {
         let dir = tempfile::tempdir().unwrap();
         let packages = some_packages::<2>(dir.path());
         for _ in 0..5 {
@@ -115,5 +117,5 @@ fn of_two_at_once_one_is_there_whole() {
                 );
             }
         }
-    }
+    });
 }

