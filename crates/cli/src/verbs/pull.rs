@@ -54,7 +54,7 @@ pub(crate) struct PullVerb {
     #[arg(long)]
     peers: bool,
 
-    /// Relay that peers may be reached by, besides those of their addresses; may be given several times
+    /// Relay at which any peer may be reached, besides those of their addresses; may be given several times
     #[cfg(feature = "p2p")]
     #[arg(long, value_name = "URL")]
     relay: Vec<String>,

@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::StreamExt as _;
 use iroh::{
-    Endpoint, EndpointAddr, EndpointId, RelayMode, RelayUrl,
+    Endpoint, EndpointAddr, EndpointId, RelayMode, RelayUrl, TransportAddr,
     endpoint::{Builder, QuicTransportConfig, presets},
 };
 use iroh_mdns_address_lookup::{DiscoveryEvent, MdnsAddressLookup};
@@ -53,7 +53,7 @@ pub struct PeerOptions {
     /// Whether peers are looked for on the local network, and asked for the package. They are without it, too, where
     /// the address of a package says nothing else.
     pub find_local: bool,
-    /// Relays that peers may be reached by, besides those of tickets.
+    /// Relays at which any peer may be, besides those of tickets.
     pub relays: Vec<String>,
     /// The file of peers that lied; without one they are remembered as long as a pull lasts.
     pub liars: Option<PathBuf>,
@@ -66,6 +66,8 @@ type Found = Arc<Mutex<BTreeMap<EndpointId, EndpointAddr>>>;
 pub(crate) struct Network {
     bridge: Arc<Bridge>,
     endpoint: Endpoint,
+    /// Where any peer may be.
+    relays: Vec<RelayUrl>,
     liars: Arc<Liars>,
     began: Instant,
     /// Who is near, or why that can't be known; `None` if nobody wanted to.
@@ -140,12 +142,22 @@ impl Network {
     ///
     /// Errors: [`PeersError`]; nothing if only those near can't be found.
     pub(crate) fn join(options: &PeerOptions, tickets: &[Ticket]) -> Result<Self, PeersError> {
+        Self::join_by(Endpoint::builder(presets::Minimal), options, tickets)
+    }
+
+    /// The same by what `builder` has.
+    pub(super) fn join_by(
+        builder: Builder,
+        options: &PeerOptions,
+        tickets: &[Ticket],
+    ) -> Result<Self, PeersError> {
         let liars = Arc::new(Liars::open(options.liars.as_deref())?);
-        let mut relays = relays(&options.relays)?;
+        let relays = relays(&options.relays)?;
         let peers = tickets.iter().filter_map(Ticket::peer);
-        relays.extend(peers.flat_map(EndpointAddr::relay_urls).cloned());
+        let theirs = peers.flat_map(EndpointAddr::relay_urls).cloned();
+        let all: Vec<RelayUrl> = relays.iter().cloned().chain(theirs).collect();
         let bridge = Bridge::new().map_err(PeersError::Thread)?;
-        let builder = prepared(Endpoint::builder(presets::Minimal), &relays);
+        let builder = prepared(builder, &all);
         let endpoint = wait(&bridge, builder.bind())?;
         let endpoint = endpoint.map_err(|error| PeersError::Bind(chain(&error)))?;
         let is_bare = |ticket: &Ticket| ticket.peer().is_none();
@@ -156,6 +168,7 @@ impl Network {
         Ok(Self {
             bridge,
             endpoint,
+            relays,
             liars,
             began: Instant::now(),
             near,
@@ -175,12 +188,14 @@ impl Network {
     /// The peer at `address` as a source of the package whose manifest has this digest, or why it isn't asked.
     pub(crate) fn source(
         &self,
-        address: EndpointAddr,
+        mut address: EndpointAddr,
         manifest: Digest,
     ) -> Result<PeerSource, Shunned> {
         if let Some(liar) = self.liars.find(&address.id.to_string()) {
             return Err((PeerSource::name_of(address.id), liar));
         }
+        let relays = self.relays.iter().cloned().map(TransportAddr::Relay);
+        address.addrs.extend(relays);
         let (endpoint, bridge) = (self.endpoint.clone(), self.bridge.beside());
         let liars = Arc::clone(&self.liars);
         Ok(PeerSource::new(address, manifest, endpoint, bridge, liars))

@@ -3,6 +3,8 @@
 use std::{collections::BTreeMap, io::Read as _, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
+use iroh::{Endpoint, EndpointAddr, TransportAddr, endpoint::presets};
+use iroh_relay::server::{RelayConfig, Server, ServerConfig};
 
 use super::{Network, PeerOptions, PeerSource, ShareOptions, SharedPackage, Sharing, Ticket};
 use crate::{
@@ -167,4 +169,73 @@ fn waiting_for_a_peer_that_is_not_there_can_be_interrupted() {
         let fault = asking.join().unwrap().unwrap_err();
         assert!(fault.may_pass(), "{fault}");
     });
+}
+
+/// One has addresses of this machine alone, and the other none at all.
+#[test]
+fn peers_that_cannot_reach_each_other_meet_at_a_relay() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let mut config = ServerConfig::default();
+    config.relay = Some(RelayConfig::new(([127, 0, 0, 1], 0)));
+    let relay = runtime.block_on(Server::spawn(config)).unwrap();
+    let url = format!("http://{}/", relay.http_addr().unwrap());
+    let shard: Vec<u8> = (0..3_000_000_u32)
+        .map(|i| (i.wrapping_mul(i) >> 7) as u8)
+        .collect();
+    let files = [("manifest.json", MANIFEST.to_vec()), ("shard.bin", shard)];
+    let files = files.map(|(name, bytes)| (name.to_owned(), Bytes::from(bytes)));
+    let files = BTreeMap::from(files);
+    let options = ShareOptions {
+        relays: vec![url.clone()],
+        ..ShareOptions::default()
+    };
+    let (sharing, ticket) = share(SharedPackage::new(files.clone()).unwrap(), options);
+    assert!(ticket.to_string().contains("relay=http"), "{ticket}");
+    let peer = ticket.peer().unwrap();
+    let addresses = |relay: bool| {
+        let kept = peer.addrs.iter().filter(|addr| addr.is_relay() == relay);
+        let kept: Vec<TransportAddr> = kept.cloned().collect();
+        Ticket::new(
+            ticket.manifest(),
+            Some(EndpointAddr::from_parts(peer.id, kept)),
+        )
+    };
+    let join = |relays: &[String], ticket: &Ticket| {
+        let options = PeerOptions {
+            relays: relays.to_vec(),
+            ..PeerOptions::default()
+        };
+        let builder = Endpoint::builder(presets::Minimal).clear_ip_transports();
+        Network::join_by(builder, &options, std::slice::from_ref(ticket)).unwrap()
+    };
+    // By the relay of the ticket, and by one that is named beside it.
+    for (relays, ticket) in [
+        (Vec::new(), addresses(true)),
+        (vec![url.clone()], addresses(false)),
+    ] {
+        let before = relay.metrics().server.bytes_sent.get();
+        let network = join(&relays, &ticket);
+        let source = source_of(&network, &ticket);
+        for (name, expected) in &files {
+            let mut answer = source.open(name, None).unwrap();
+            let mut bytes = Vec::new();
+            answer.body.read_to_end(&mut bytes).unwrap();
+            assert!(bytes == expected[..], "{name}");
+        }
+        let n_relayed = relay.metrics().server.bytes_sent.get() - before;
+        assert!(n_relayed > 3_000_000, "{n_relayed}");
+    }
+    // One that doesn't say so isn't there.
+    let (_absent, ticket) = share(package(), ShareOptions::default());
+    let bare = EndpointAddr::new(ticket.peer().unwrap().id);
+    let ticket = Ticket::new(ticket.manifest(), Some(bare));
+    let network = join(std::slice::from_ref(&url), &ticket);
+    let absent = source_of(&network, &ticket).open("shard.bin", None);
+    assert!(absent.is_err_and(|fault| fault.may_pass()));
+    assert!(sharing.sent() >= 6_000_000);
+    runtime.block_on(relay.shutdown()).unwrap();
 }

@@ -1,16 +1,17 @@
-//! Checks the receipts in `testdata/receipts` with every instruction set of the machine that it runs on: by itself, so
-//! that it runs where there are neither files nor threads.
+//! Checks the receipts in `testdata/receipts` with every instruction set of the machine that it runs on, and that they
+//! don't check once they are changed: by itself, so that it runs where there are neither files nor threads.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use bytes::Bytes;
+use serde_json::{Value, json};
 use sterna::receipt::{Checked, Device, Difference, Receipt, Setup};
 use sterna::{
     Adapted, LoadOptions, Machine, ModelEntry, ModelFiles, OpenOptions, Result, Verification, Want,
 };
 use sterna_engine::plan::PlanOptions;
-use sterna_engine::{Activations, Cpu};
+use sterna_engine::{Activations, Cpu, ModelPlan};
 use sterna_kernels::Isa;
 
 macro_rules! model {
@@ -35,9 +36,29 @@ static MODEL: [(&str, &[u8]); 5] = model![
 ];
 static RECEIPTS: [(&str, &[u8]); 2] = receipts!["drawn.json", "greedy.json"];
 
+/// A model's files, by name.
+type Files = BTreeMap<&'static str, Bytes>;
+
+fn files() -> Files {
+    let files = MODEL.into_iter();
+    files
+        .map(|(name, bytes)| (name, Bytes::from_static(bytes)))
+        .collect()
+}
+
+/// The same with a bit of a weight changed.
+fn changed_files() -> Files {
+    let mut files = files();
+    let weights = files.get_mut("model.safetensors").expect("it has weights");
+    let mut changed = weights.to_vec();
+    let middle = changed.len() / 2;
+    changed[middle] ^= 1;
+    *weights = changed.into();
+    files
+}
+
 /// Gives `machine` the files of the model.
-fn drive<T>(mut machine: Machine<'_, T>) -> Result<T> {
-    let files: BTreeMap<&str, &'static [u8]> = MODEL.into();
+fn drive<T>(mut machine: Machine<'_, T>, files: &Files) -> Result<T> {
     while let Some(want) = machine.wanted() {
         match want {
             Want::Len { name } => {
@@ -46,58 +67,122 @@ fn drive<T>(mut machine: Machine<'_, T>) -> Result<T> {
             }
             Want::Bytes { name, range } => {
                 let range = range.start as usize..range.end as usize;
-                machine.give_bytes(Bytes::from_static(&files[&*name][range]))?;
+                machine.give_bytes(files[&*name].slice(range))?;
             }
         }
     }
     machine.finish()
 }
 
-/// What `receipt` comes to with `isa`.
-fn checked(receipt: &Receipt, isa: Isa) -> Result<Checked> {
-    let files = drive(ModelFiles::open(
-        ModelEntry::Folder,
-        OpenOptions::new("builtin"),
-    ))?;
-    let plan = files.plan(&PlanOptions::default())?;
-    let digest = drive(files.digest(|_| {}))?;
-    let options = LoadOptions {
-        verification: Verification::ByLoading,
-        ..LoadOptions::default()
-    };
-    let loaded = drive(files.load(plan.clone(), Cpu::new(1, isa), options))?;
-    let adapted = Adapted::new(loaded.model);
-    let session = receipt.settings().session();
-    let device = Device::Cpu(isa.name().to_owned());
-    let setup = Setup::new("builtin", digest, &plan, Activations::Int8, session, device);
-    receipt.check(&setup, &mut adapted.session(session)?)
+/// A model that is loaded for an instruction set.
+struct Model {
+    adapted: Adapted<Cpu>,
+    digest: String,
+    plan: ModelPlan,
+    isa: Isa,
 }
 
-/// Whether the receipt checks, and one with another token doesn't.
-fn is_right(json: &[u8], isa: Isa) -> Result<bool> {
-    let receipt = Receipt::parse(json)?;
-    let mut changed: serde_json::Value =
-        serde_json::from_slice(json).expect("a receipt, which is JSON");
-    changed["answer"][3] = 9.into();
-    let changed = Receipt::parse(changed.to_string().as_bytes())?;
-    let difference = checked(&changed, isa)?;
-    Ok(checked(&receipt, isa)? == Checked::Same
-        && matches!(
-            difference,
-            Checked::Differs(Difference::Token { index: 3, .. })
-        ))
+impl Model {
+    fn load(files: &Files, isa: Isa) -> Result<Self> {
+        let open = ModelFiles::open(ModelEntry::Folder, OpenOptions::new("builtin"));
+        let opened = drive(open, files)?;
+        let plan = opened.plan(&PlanOptions::default())?;
+        let digest = drive(opened.digest(|_| {}), files)?;
+        let options = LoadOptions {
+            verification: Verification::ByLoading,
+            ..LoadOptions::default()
+        };
+        let loaded = drive(opened.load(plan.clone(), Cpu::new(1, isa), options), files)?;
+        let adapted = Adapted::new(loaded.model);
+        Ok(Self {
+            adapted,
+            digest,
+            plan,
+            isa,
+        })
+    }
+
+    /// What `receipt` comes to.
+    fn check(&self, receipt: &Receipt) -> Result<Checked> {
+        let session = receipt.settings().session();
+        let device = Device::Cpu(self.isa.name().to_owned());
+        let (digest, activations) = (self.digest.clone(), Activations::Int8);
+        let setup = Setup::new("builtin", digest, &self.plan, activations, session, device);
+        receipt.check(&setup, &mut self.adapted.session(session)?)
+    }
+
+    /// In what `receipt` differs. Errors: in nothing.
+    fn difference(&self, receipt: &Receipt) -> Result<Difference, String> {
+        match self.check(receipt) {
+            Ok(Checked::Differs(difference)) => Ok(difference),
+            Ok(_) => Err("it checks, though it was changed".to_owned()),
+            Err(error) => Err(format!("{error:#}")),
+        }
+    }
+}
+
+/// The receipt with the value at `path` changed to `value`.
+fn with(json: &[u8], path: &str, value: Value) -> Receipt {
+    let mut json: Value = serde_json::from_slice(json).expect("a receipt, which is JSON");
+    *json.pointer_mut(path).expect("a member of it") = value;
+    Receipt::parse(json.to_string().as_bytes()).expect("still a receipt")
+}
+
+/// That `receipt` differs in what was asked, and with the digest that belongs to that in a token.
+fn is_found_out(model: &Model, receipt: &Receipt) -> Result<(), String> {
+    let begin = match model.difference(receipt)? {
+        Difference::Asked { expected, .. } => expected,
+        other => return Err(other.to_string()),
+    };
+    let again = with(receipt.to_json().as_bytes(), "/logits/begin", begin.into());
+    match model.difference(&again)? {
+        difference if difference.index().is_some() => Ok(()),
+        other => Err(other.to_string()),
+    }
+}
+
+/// That the receipt checks, and that none does with another token, seed, weight or adapter.
+fn check(json: &[u8], model: &Model, changed: &Model) -> Result<(), String> {
+    let receipt = Receipt::parse(json).map_err(|error| error.to_string())?;
+    match model.check(&receipt) {
+        Ok(Checked::Same) => {}
+        Ok(_) => return Err("other bits".to_owned()),
+        Err(error) => return Err(format!("{error:#}")),
+    }
+    match model.difference(&with(json, "/answer/3", 9.into()))? {
+        Difference::Token { index: 3, .. } => {}
+        other => return Err(format!("a token: {other}")),
+    }
+    is_found_out(model, &with(json, "/sampling/seed", "8".into()))
+        .map_err(|other| format!("the seed: {other}"))?;
+    let digest = match changed.difference(&receipt)? {
+        Difference::Model { expected, .. } => expected,
+        other => return Err(format!("a weight: {other}")),
+    };
+    // Whoever says that it is that model's.
+    is_found_out(changed, &with(json, "/model/blake3", digest.into()))
+        .map_err(|other| format!("a weight: {other}"))?;
+    let adapter = json!([{"name": "red", "blake3": "00".repeat(32), "scale": 1.0, "dtype": null}]);
+    match model.difference(&with(json, "/adapters", adapter))? {
+        Difference::Adapters { .. } => Ok(()),
+        other => Err(format!("an adapter: {other}")),
+    }
 }
 
 fn main() -> ExitCode {
+    let (files, changed) = (files(), changed_files());
     let mut all_right = true;
-    for (name, json) in RECEIPTS {
-        for isa in Isa::available() {
-            let said = match is_right(json, isa) {
-                Ok(true) => "the same bits".to_owned(),
-                Ok(false) => "other bits".to_owned(),
-                Err(error) => format!("{error:#}"),
+    for isa in Isa::available() {
+        let load = |files| Model::load(files, isa).expect("the model loads");
+        let (model, changed) = (load(&files), load(&changed));
+        for (name, json) in RECEIPTS {
+            let said = match check(json, &model, &changed) {
+                Ok(()) => "the same bits, and others once it is changed".to_owned(),
+                Err(error) => {
+                    all_right = false;
+                    error
+                }
             };
-            all_right &= said == "the same bits";
             println!("{name} with {}: {said}", isa.name());
         }
     }
