@@ -29,6 +29,12 @@ pub(crate) fn history() -> Result<PathBuf> {
     Ok(own()?.join("history"))
 }
 
+/// The folder with notes of uploads under way.
+#[cfg(feature = "stores")]
+pub(crate) fn uploads() -> Result<PathBuf> {
+    Ok(own()?.join("uploads"))
+}
+
 /// The file of peers that lied.
 #[cfg(feature = "p2p")]
 pub(crate) fn liars() -> Result<PathBuf> {

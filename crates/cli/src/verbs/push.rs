@@ -10,6 +10,7 @@ use sterna_delivery::package::PackageError;
 use sterna_delivery::push::{self, Event, PackageFiles, PushError, PushOptions, Pushed};
 use sterna_format::rdrr::MANIFEST_FILE;
 
+use crate::folders;
 use crate::interrupt::Transfer;
 use crate::model::PackagePlace;
 use crate::output::{self, Bytes};
@@ -77,6 +78,7 @@ pub(crate) fn push(files: &PackageFiles, target: &str, parallel: NonZero<u8>) ->
         parallel: parallel.get().into(),
         cancel: transfer.cancel(),
         trust: trust::list()?,
+        uploads: Some(folders::uploads()?),
         ..PushOptions::default()
     };
     let shown = Mutex::new(Shown::default());

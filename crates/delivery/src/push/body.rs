@@ -40,6 +40,8 @@ struct State {
     activity: Activity,
     /// Bytes that were taken, as far as they count.
     taken: AtomicU64,
+    /// Those of them that needn't be sent.
+    kept: AtomicU64,
     /// Those of all blobs.
     there: Arc<AtomicU64>,
     damage: Mutex<Option<Mismatch>>,
@@ -54,6 +56,7 @@ impl Body {
             state: Arc::new(State {
                 activity: Activity::new(),
                 taken: AtomicU64::new(0),
+                kept: AtomicU64::new(0),
                 there,
                 damage: Mutex::default(),
             }),
@@ -77,6 +80,17 @@ impl Body {
     pub(super) fn damage(&self) -> Option<Mismatch> {
         let damage = self.state.damage.lock();
         damage.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// So many of the bytes that were taken are there already.
+    #[cfg(feature = "object-store")]
+    pub(super) fn keep(&self, n_bytes: u64) {
+        self.state.kept.fetch_add(n_bytes, Ordering::Relaxed);
+    }
+
+    /// How many those are.
+    pub(super) fn kept(&self) -> u64 {
+        self.state.kept.load(Ordering::Relaxed)
     }
 
     /// It is there: all of its bytes count.

@@ -1,26 +1,29 @@
 //! Folders of object stores as targets: OCI image layouts.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use futures_util::StreamExt as _;
 use object_store::{
-    ObjectStore as _, ObjectStoreExt as _, PutMode, PutOptions, UpdateVersion, WriteMultipart,
+    ObjectStore as _, ObjectStoreExt as _, PutMode, PutOptions, UpdateVersion, multipart::PartId,
 };
+use tokio::task::JoinSet;
 
-use super::{Body, Current, Target, TargetError};
+use super::{Body, Current, Target, TargetError, uploads::Upload};
 use crate::{
     artifact::{
         Found, INDEX_FILE, LAYOUT, LAYOUT_FILE, MAX_MANIFEST_BYTES, blob_path, index_of, parse,
     },
     blocking::Activity,
     fetch::Cancel,
-    hash::Digest,
+    hash::{Algorithm, Digest, digest_of},
     source::{Bucket, bucket::PATIENCE, chain},
 };
 
 /// A folder of an object store.
 pub(super) struct BucketTarget {
     bucket: Bucket,
+    /// Where uploads under way are noted.
+    uploads: Option<PathBuf>,
 }
 
 /// The largest object that is sent in one request.
@@ -44,8 +47,8 @@ fn patience(n_bytes: u64) -> Duration {
 const PARALLEL_PARTS: usize = 2;
 
 impl BucketTarget {
-    pub(super) fn new(bucket: Bucket) -> Self {
-        Self { bucket }
+    pub(super) fn new(bucket: Bucket, uploads: Option<PathBuf>) -> Self {
+        Self { bucket, uploads }
     }
 
     fn path(&self, name: &str) -> Result<object_store::path::Path, TargetError> {
@@ -75,39 +78,117 @@ impl BucketTarget {
         Ok(self.ask(cancel, put)?.map(drop))
     }
 
+    /// Sends a large blob in parts, and goes on with those that an earlier push has sent.
     fn put_parts(&self, body: &Body, cancel: &Cancel) -> Result<(), TargetError> {
         let path = self.path(&blob_path(body.digest()))?;
-        let (store, bridge) = (self.bucket.store(), self.bucket.bridge());
-        let upload = self
-            .ask(cancel, store.put_multipart(&path))?
-            .map_err(failed)?;
         let part = body.size().div_ceil(MAX_PARTS).max(PART);
-        let patience = patience(part * PARALLEL_PARTS as u64);
-        let part =
-            usize::try_from(part).map_err(|_| TargetError::Refused("too large".to_owned()))?;
-        let mut write = WriteMultipart::new_with_chunk_size(upload, part);
-        let activity = body.activity();
-        let fed = bridge.wait(patience, activity, Some(cancel), async {
-            let mut pieces = body.stream();
-            while let Some(piece) = pieces.next().await {
-                write
-                    .wait_for_capacity(PARALLEL_PARTS)
-                    .await
-                    .map_err(failed)?;
-                activity.note();
-                write.put(piece.map_err(unreadable)?);
+        let what = format!("{} {path} {part}", self.name());
+        let folder = self.uploads.as_deref();
+        let (store, bridge) = (self.bucket.multipart(), self.bucket.bridge());
+        let mut upload = match Upload::find(folder, &what) {
+            Some(upload) => upload,
+            None => {
+                let id = self.ask(cancel, store.create_multipart(&path))?;
+                Upload::begin(folder, &what, id.map_err(failed)?)
             }
-            write.wait_for_capacity(1).await.map_err(failed)
+        };
+        let sent = self.send_parts(&path, part, body, &mut upload, cancel);
+        let ended = sent.and_then(|parts| {
+            body.activity().note();
+            let complete = store.complete_multipart(&path, &upload.id, parts);
+            let ended = bridge.wait(patience(part), body.activity(), Some(cancel), complete)?;
+            let Err(error) = ended else { return Ok(()) };
+            // The answer may have been lost, also to an earlier push.
+            if self.has(body.digest(), body.size(), cancel)? {
+                return Ok(());
+            }
+            if upload.could_not_end() {
+                upload.forget();
+            }
+            Err(of_upload(error, &mut upload))
         });
-        let fed = fed.map_err(TargetError::from).and_then(|fed| fed);
-        if let Err(error) = fed {
-            // As well as that is possible now; what stays is invisible, and the store's own rules end it.
-            let _ = bridge.wait(PATIENCE, &Activity::new(), None, write.abort());
-            return Err(error);
+        match ended {
+            Ok(()) => upload.forget(),
+            Err(_) if body.damage().is_none() && upload.is_noted() => {}
+            Err(_) => {
+                upload.forget();
+                // As well as that is possible now; what stays is invisible, and the store's own rules end it.
+                let abort = store.abort_multipart(&path, &upload.id);
+                let _ = bridge.wait(PATIENCE, &Activity::new(), None, abort);
+            }
         }
-        activity.note();
-        let finished = bridge.wait(patience, activity, Some(cancel), write.finish());
-        finished?.map(drop).map_err(failed)
+        ended
+    }
+
+    /// Sends the parts that aren't there yet; returns all.
+    fn send_parts(
+        &self,
+        path: &object_store::path::Path,
+        part_bytes: u64,
+        body: &Body,
+        upload: &mut Upload,
+        cancel: &Cancel,
+    ) -> Result<Vec<PartId>, TargetError> {
+        let part_bytes = usize::try_from(part_bytes)
+            .map_err(|_| TargetError::Refused("too large".to_owned()))?;
+        let (bridge, activity) = (self.bucket.bridge(), body.activity());
+        let patience = patience(part_bytes as u64 * PARALLEL_PARTS as u64);
+        let sent = bridge.wait(patience, activity, Some(cancel), async {
+            let mut ids = BTreeMap::new();
+            let mut sending = JoinSet::new();
+            let take = |upload: &mut Upload, ids: &mut BTreeMap<_, _>, sent| {
+                let (index, digest, id): (usize, Digest, object_store::Result<PartId>) = match sent
+                {
+                    Ok(sent) => sent,
+                    Err(error) => return Err(TargetError::Failed(chain(&error))),
+                };
+                let id = id.map_err(|error| of_upload(error, upload))?;
+                activity.note();
+                upload.add(index, &digest, &id);
+                ids.insert(index, id);
+                Ok(())
+            };
+            let mut pieces = body.stream();
+            let (mut index, mut is_over) = (0, false);
+            while !is_over {
+                let mut part = Vec::with_capacity(part_bytes);
+                while part.len() < part_bytes && !is_over {
+                    match pieces.next().await {
+                        // Pieces are as large as parts are multiples of.
+                        Some(piece) => part.extend_from_slice(&piece.map_err(unreadable)?),
+                        None => is_over = true,
+                    }
+                }
+                if part.is_empty() {
+                    break;
+                }
+                let digest = digest_of(Algorithm::Blake3, &part);
+                if let Some(id) = upload.part(index, &digest) {
+                    body.keep(part.len() as u64);
+                    ids.insert(index, id);
+                } else {
+                    while sending.len() >= PARALLEL_PARTS {
+                        let sent = sending.join_next().await.expect("it isn't empty");
+                        take(upload, &mut ids, sent)?;
+                    }
+                    let (store, path, id) = (
+                        Arc::clone(self.bucket.multipart()),
+                        path.clone(),
+                        upload.id.clone(),
+                    );
+                    sending.spawn(async move {
+                        let sent = store.put_part(&path, &id, index, part.into()).await;
+                        (index, digest, sent)
+                    });
+                }
+                index += 1;
+            }
+            while let Some(sent) = sending.join_next().await {
+                take(upload, &mut ids, sent)?;
+            }
+            Ok(ids.into_values().collect())
+        });
+        sent?
     }
 }
 
@@ -124,6 +205,17 @@ fn failed(error: object_store::Error) -> TargetError {
             TargetError::Refused(message)
         }
         _ => TargetError::Failed(message),
+    }
+}
+
+/// The same for a request about an upload. One that the store doesn't know any more is begun again.
+fn of_upload(error: object_store::Error, upload: &mut Upload) -> TargetError {
+    match error {
+        object_store::Error::NotFound { .. } if upload.is_old => {
+            upload.forget();
+            TargetError::Failed(format!("the store ended the upload: {}", chain(&error)))
+        }
+        error => failed(error),
     }
 }
 

@@ -25,8 +25,11 @@ mod package;
 #[cfg(feature = "oci")]
 mod registry;
 mod target;
+#[cfg(feature = "object-store")]
+mod uploads;
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -62,16 +65,20 @@ pub struct PushOptions {
     pub cancel: Cancel,
     /// Keys by which a signature is checked before it is sent. One by a key that isn't here is sent unchecked.
     pub trust: TrustList,
+    /// The folder in which uploads of large files to object stores are noted, so that a push goes on within them;
+    /// without one they are sent whole.
+    pub uploads: Option<PathBuf>,
 }
 
 impl Default for PushOptions {
-    /// Four files at a time, each tried five times.
+    /// Four files at a time, each tried five times, and nothing noted.
     fn default() -> Self {
         Self {
             parallel: 4,
             retries: 4,
             cancel: Cancel::new(),
             trust: TrustList::default(),
+            uploads: None,
         }
     }
 }
@@ -135,17 +142,18 @@ pub fn is_target(address: &str) -> bool {
     false
 }
 
-fn open(address: &str) -> Result<Box<dyn Target>, PushError> {
+fn open(address: &str, uploads: Option<PathBuf>) -> Result<Box<dyn Target>, PushError> {
     #[cfg(feature = "object-store")]
     if crate::source::bucket::is_bucket_address(address) {
         let bucket = crate::source::Bucket::open(address)?;
-        return Ok(Box::new(bucket::BucketTarget::new(bucket)));
+        return Ok(Box::new(bucket::BucketTarget::new(bucket, uploads)));
     }
     #[cfg(feature = "oci")]
     if crate::source::registry::is_registry_address(address) {
         let registry = crate::source::Registry::open(address)?;
         return Ok(Box::new(registry::RegistryTarget::new(registry)?));
     }
+    let _ = uploads;
     Err(PushError::NotATarget {
         address: address.chars().take(200).collect(),
     })
@@ -155,7 +163,7 @@ fn open(address: &str) -> Result<Box<dyn Target>, PushError> {
 ///
 /// Errors: [`PushError`].
 pub fn check_target(address: &str) -> Result<(), PushError> {
-    open(address).map(drop)
+    open(address, None).map(drop)
 }
 
 /// Sends the package with these `files` to `address`: a folder of an object store, or a repository of a registry, at
@@ -168,7 +176,7 @@ pub fn push(
     options: &PushOptions,
     notify: &(dyn Fn(Event) + Sync),
 ) -> Result<Pushed, PushError> {
-    let target = open(address)?;
+    let target = open(address, options.uploads.clone())?;
     push_to(files, &*target, options, notify)
 }
 
@@ -218,7 +226,7 @@ fn push_to(
 struct Sender<'a> {
     target: &'a dyn Target,
     options: &'a PushOptions,
-    /// Bytes of files that were sent whole.
+    /// Bytes that were sent of files that are there now.
     sent: AtomicU64,
     n_sent: AtomicUsize,
     /// Bytes that are there, those under way included.
@@ -246,9 +254,9 @@ impl Sender<'_> {
                 let File {
                     name, digest, size, ..
                 } = &file.described;
-                let is_sent = self.send(name, *digest, *size, &Content::File(file.path.clone()))?;
-                if is_sent {
-                    self.sent.fetch_add(*size, Ordering::Relaxed);
+                let content = Content::File(file.path.clone());
+                if let Some(sent) = self.send(name, *digest, *size, &content)? {
+                    self.sent.fetch_add(sent, Ordering::Relaxed);
                     self.n_sent.fetch_add(1, Ordering::Relaxed);
                 }
                 Ok(())
@@ -256,26 +264,26 @@ impl Sender<'_> {
         )
     }
 
-    /// Sends a blob unless it is there; returns whether it was sent.
+    /// Sends a blob unless it is there; returns how much of it was sent.
     fn send(
         &self,
         name: &str,
         digest: Digest,
         size: u64,
         content: &Content,
-    ) -> Result<bool, PushError> {
+    ) -> Result<Option<u64>, PushError> {
         let (target, cancel) = (self.target, &self.options.cancel);
         if self.again(name, || target.has(&digest, size, cancel))? {
             self.there.fetch_add(size, Ordering::Relaxed);
-            return Ok(false);
+            return Ok(None);
         }
-        self.again(name, || {
+        let sent = self.again(name, || {
             let body = Body::new(content.clone(), digest, size, Arc::clone(&self.there));
             let outcome = target.put(&body, cancel);
             match (outcome, body.damage()) {
                 (Ok(()), _) => {
                     body.settle();
-                    Ok(())
+                    Ok(size - body.kept())
                 }
                 (Err(_), Some(damage)) => {
                     body.take_back();
@@ -287,7 +295,7 @@ impl Sender<'_> {
                 }
             }
         })?;
-        Ok(true)
+        Ok(Some(sent))
     }
 
     /// Does `work`, which is about `what`, again and again while that may help.

@@ -9,6 +9,7 @@ use object_store::{
     aws::{AmazonS3Builder, AmazonS3ConfigKey},
     azure::{AzureConfigKey, MicrosoftAzureBuilder},
     gcp::{GoogleCloudStorageBuilder, GoogleConfigKey},
+    multipart::MultipartStore,
     path::Path,
 };
 
@@ -36,6 +37,8 @@ pub struct Bucket {
     name: String,
     prefix: Path,
     store: Arc<dyn ObjectStore>,
+    /// The same for uploads in parts.
+    multipart: Arc<dyn MultipartStore>,
     bridge: Arc<Bridge>,
 }
 
@@ -135,7 +138,7 @@ impl Bucket {
             address: address.to_owned(),
             source,
         })?;
-        let store = store(&parsed).map_err(|problem| BucketError::Settings {
+        let (store, multipart) = store(&parsed).map_err(|problem| BucketError::Settings {
             address: address.to_owned(),
             problem: chain(&problem),
         })?;
@@ -143,17 +146,19 @@ impl Bucket {
             name: address.trim_end_matches('/').to_owned(),
             prefix,
             store,
+            multipart,
             bridge,
         })
     }
 
     /// The folder `prefix` of `store`.
     #[cfg(test)]
-    pub(crate) fn of(store: Arc<dyn ObjectStore>, prefix: &str) -> Self {
+    pub(crate) fn of(store: Arc<object_store::memory::InMemory>, prefix: &str) -> Self {
         Self {
             name: format!("memory://{prefix}"),
             prefix: Path::parse(prefix).unwrap(),
-            store,
+            store: store.clone(),
+            multipart: store,
             bridge: Bridge::new().unwrap(),
         }
     }
@@ -165,6 +170,10 @@ impl Bucket {
 
     pub(crate) fn store(&self) -> &Arc<dyn ObjectStore> {
         &self.store
+    }
+
+    pub(crate) fn multipart(&self) -> &Arc<dyn MultipartStore> {
+        &self.multipart
     }
 
     pub(crate) fn bridge(&self) -> &Arc<Bridge> {
@@ -179,7 +188,15 @@ impl Bucket {
     }
 }
 
-fn store(address: &BucketAddress) -> object_store::Result<Arc<dyn ObjectStore>> {
+/// One store, as both of what it is.
+type Stores = (Arc<dyn ObjectStore>, Arc<dyn MultipartStore>);
+
+fn both<S: ObjectStore + MultipartStore>(store: S) -> Stores {
+    let store = Arc::new(store);
+    (store.clone(), store)
+}
+
+fn store(address: &BucketAddress) -> object_store::Result<Stores> {
     let url = format!("{}://{}", address.scheme, address.bucket);
     // What asks it again is the planner, and the loop around uploads.
     let retry = RetryConfig {
@@ -201,7 +218,7 @@ fn store(address: &BucketAddress) -> object_store::Result<Arc<dyn ObjectStore>> 
             if is_here(&endpoints) {
                 builder = builder.with_allow_http(true);
             }
-            Arc::new(builder.build()?)
+            both(builder.build()?)
         }
         "gs" => {
             let key = GoogleConfigKey::Client;
@@ -210,7 +227,7 @@ fn store(address: &BucketAddress) -> object_store::Result<Arc<dyn ObjectStore>> 
                 .with_retry(retry))
             .with_config(key(K::ConnectTimeout), CONNECT)
             .with_config(key(K::Timeout), WHOLE);
-            Arc::new(builder.build()?)
+            both(builder.build()?)
         }
         _ => {
             let key = AzureConfigKey::Client;
@@ -222,7 +239,7 @@ fn store(address: &BucketAddress) -> object_store::Result<Arc<dyn ObjectStore>> 
             if is_here(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]) {
                 builder = builder.with_allow_http(true);
             }
-            Arc::new(builder.build()?)
+            both(builder.build()?)
         }
     })
 }

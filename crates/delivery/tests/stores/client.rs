@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     env, fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::Mutex,
     thread,
@@ -25,6 +25,8 @@ const ACTION: &str = "STERNA_TEST_STORES_ACTION";
 const FOLDER: &str = "STERNA_TEST_STORES_FOLDER";
 const ADDRESS: &str = "STERNA_TEST_STORES_ADDRESS";
 const MIRROR: &str = "STERNA_TEST_STORES_MIRROR";
+/// Where uploads under way are noted.
+pub(crate) const UPLOADS: &str = "STERNA_TEST_STORES_UPLOADS";
 
 /// For a server that asks nobody who they are.
 const GOOGLE_KEY: &str =
@@ -293,6 +295,7 @@ fn do_push(folder: &str, address: &str) -> Result<String, String> {
         // One after another, so that stages can be told apart.
         parallel: 1,
         retries: 2,
+        uploads: env::var_os(UPLOADS).map(PathBuf::from),
         ..PushOptions::default()
     };
     let pushed = push(&files, address, &options, &|_| {}).map_err(|error| error.to_string())?;
