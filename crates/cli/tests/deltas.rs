@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::pull::{Server, json_of, sterna};
 
 /// A package of the built-in model in which every `every`-th byte of trits has another one, or the model itself.
-fn revision(dir: &Path, name: &str, every: Option<usize>) -> PathBuf {
+pub(crate) fn revision(dir: &Path, name: &str, every: Option<usize>) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sterna/models/tiny-tales");
     let folder = dir.join(format!("{name}-source"));
     fs::create_dir(&folder).unwrap();

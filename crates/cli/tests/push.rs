@@ -10,6 +10,7 @@ use serde_json::Value;
 use sterna_testing::stores::{self, BUCKET, KEY, SECRET};
 
 use crate::common::outcome;
+use crate::deltas::revision;
 
 /// Runs `sterna` with its own folders in `home`, and the S3 server at `s3`: whether it succeeded, and what it printed.
 fn sterna(home: &Path, s3: &str, args: &[&str]) -> (bool, String, String) {
@@ -144,6 +145,64 @@ fn a_registry_keeps_a_package_that_runs_from_there() {
         (again["sent"].as_u64(), &again["digest"]),
         (Some(0), &first["digest"])
     );
+}
+
+#[test]
+fn deltas_go_with_their_package_and_come_with_it() {
+    let (Some(registry), Some(s3)) = (stores::registry(), stores::s3(can_store)) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let (home, s3) = (dir.path(), s3.address.as_str());
+    let v1 = revision(home, "v1", None);
+    let v2 = revision(home, "v2", Some(50));
+    let (v1, v2) = (v1.to_str().unwrap(), v2.to_str().unwrap());
+    let bare = json_of(
+        home,
+        s3,
+        &["push", v2, &format!("s3://{BUCKET}/bare"), "--json"],
+    );
+    let diff = json_of(home, s3, &["diff", v1, v2, "--delta", v2, "--json"]);
+    let deltas = diff["deltas"].as_array().unwrap();
+    let sum = |key: &str| -> u64 { deltas.iter().map(|d| d[key].as_u64().unwrap()).sum() };
+    for (name, address) in [
+        ("one", format!("oci://{}/me/deltas:v1", registry.address)),
+        ("other", format!("s3://{BUCKET}/deltas")),
+    ] {
+        done(home, s3, &["push", v1, &address]);
+        let pushed = json_of(home, s3, &["push", v2, &address, "--json"]);
+        let n_files = |report: &Value| report["n_files"].as_u64().unwrap();
+        assert_eq!(n_files(&pushed), n_files(&bare) + 1 + deltas.len() as u64);
+        let other = home.join(name);
+        fs::create_dir(&other).unwrap();
+        done(&other, s3, &["pull", v1, "tale"]);
+        let pulled = json_of(
+            &other,
+            s3,
+            &["pull", &address, "tale", "--replace", "--json"],
+        );
+        assert_eq!(pulled["made"], sum("bytes"), "{pulled}");
+        assert_eq!(pulled["deltas"], sum("delta_bytes"), "{pulled}");
+        done(&other, s3, &["verify", "tale"]);
+    }
+    let (target, list) = (
+        format!("s3://{BUCKET}/refused"),
+        Path::new(v2).join("deltas.json"),
+    );
+    let listed: Value = serde_json::from_slice(&fs::read(&list).unwrap()).unwrap();
+    let first = listed["deltas"][0]["file"].as_str().unwrap();
+    let delta = Path::new(v2).join(first);
+    let mut bytes = fs::read(&delta).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&delta, bytes).unwrap();
+    let error = refusal(home, &["push", v2, &target]);
+    assert!(error.contains(".bin: expected sha256 "), "{error}");
+    fs::remove_file(&delta).unwrap();
+    let error = refusal(home, &["push", v2, &target]);
+    assert!(error.contains(".bin: cannot read"), "{error}");
+    fs::write(&list, r#"{"version": 2, "deltas": []}"#).unwrap();
+    let error = refusal(home, &["push", v2, &target]);
+    assert!(error.contains("deltas.json: "), "{error}");
 }
 
 #[test]

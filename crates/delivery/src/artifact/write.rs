@@ -29,6 +29,7 @@ pub(crate) struct File {
     /// The SHA-256 of its bytes.
     pub(crate) digest: Digest,
     pub(crate) size: u64,
+    /// Whether it has weights, or what makes some of others.
     pub(crate) is_shard: bool,
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Cancel, Failure, Fault, FetchError, Limits,
+    Cancel, Failure, Fault, FetchError, Limits, RateLimit,
     fault::Verdict,
     state::{Jitter, SourceState},
 };
@@ -167,7 +167,8 @@ pub(crate) fn race<S: Source + ?Sized, T: Send>(
     Ok(standings)
 }
 
-/// The whole of an answer, if it is as long as it says and not longer than `max_bytes`.
+/// The whole of an answer, if it is as long as it says and not longer than `max_bytes`, at no more than the rate of
+/// `limits`.
 pub(crate) fn read(
     answer: Answer,
     name: &str,
@@ -184,19 +185,32 @@ pub(crate) fn read(
         return Err(too_long(found));
     }
     let mut body = answer.body.take(max_bytes as u64 + 1);
-    let (mut bytes, mut buffer) = (Vec::new(), vec![0; PIECE]);
-    let mut mark = (Instant::now(), 0);
+    let mut rate_limit = limits.bytes_per_second.map(RateLimit::new);
+    let piece = (rate_limit.as_ref()).map_or(PIECE, |rate_limit| rate_limit.piece().min(PIECE));
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; piece]);
+    // Where a rate limit leaves little, a quarter of that shows that something comes.
+    let share = limits.bytes_per_second.map_or(f64::INFINITY, |rate| {
+        rate as f64 * limits.least_rate_over.as_secs_f64() / 4.0
+    });
+    let least = limits.trickle().min(share as u64);
+    let began = Instant::now();
+    let mut mark = (began, 0);
     loop {
         let received = bytes.len() as u64;
         match body.read(&mut buffer) {
             Ok(0) => break,
-            Ok(n) => bytes.extend_from_slice(&buffer[..n]),
+            Ok(n) => {
+                bytes.extend_from_slice(&buffer[..n]);
+                if let Some(rate_limit) = &mut rate_limit {
+                    thread::sleep(rate_limit.take(n, began.elapsed()));
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(body_fault(&error, received, promised.unwrap_or(received))),
         }
         if mark.0.elapsed() >= limits.least_rate_over {
             let received = bytes.len() as u64;
-            if received - mark.1 < limits.trickle() {
+            if received - mark.1 < least {
                 return Err(Fault::Stalled);
             }
             mark = (Instant::now(), received);
@@ -211,4 +225,36 @@ pub(crate) fn read(
         return Err(Fault::Cut { received, expected });
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+    use crate::fetch::Head;
+
+    #[test]
+    fn small_files_come_at_the_rate_too() {
+        let bytes = vec![7; 60_000];
+        let answer = Answer {
+            head: Head {
+                status: 200,
+                content_length: Some(60_000),
+                ..Head::default()
+            },
+            body: Box::new(Cursor::new(bytes.clone())),
+        };
+        let limits = Limits {
+            bytes_per_second: Some(100_000),
+            // So low a rate isn't taken for nothing.
+            least_rate: 1 << 20,
+            least_rate_over: Duration::from_millis(100),
+            ..Limits::default()
+        };
+        let began = Instant::now();
+        assert_eq!(read(answer, "x", 1 << 20, &limits).unwrap(), bytes);
+        // But for what may be caught up.
+        assert!(began.elapsed() >= Duration::from_millis(300));
+    }
 }

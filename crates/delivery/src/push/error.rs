@@ -2,6 +2,8 @@
 
 use std::io;
 
+use sterna_format::delta::DeltaListError;
+
 use super::TargetError;
 use crate::{
     artifact::ArtifactError,
@@ -51,6 +53,14 @@ pub enum PushError {
         file: String,
         /// Both digests, or sizes.
         problem: Mismatch,
+    },
+    /// A list of deltas that can't be read.
+    #[error("{file}: {problem}")]
+    Deltas {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        problem: DeltaListError,
     },
     /// A package that makes too large an artifact.
     #[error("{0}; larger shards make fewer layers (`sterna convert --shard-size`)")]

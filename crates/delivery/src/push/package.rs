@@ -11,7 +11,10 @@ use std::{
     },
 };
 
-use sterna_format::rdrr::{MANIFEST_FILE, Manifest};
+use sterna_format::{
+    delta::{DELTAS_FILE, DeltaList},
+    rdrr::{MANIFEST_FILE, Manifest},
+};
 
 use super::{Event, PushError, PushOptions, in_parallel};
 use crate::{
@@ -75,7 +78,7 @@ impl PackageFiles {
 /// A package that was read and checked.
 pub(super) struct Local {
     pub(super) manifest: Manifest,
-    /// All of its files, in the order of layers.
+    /// All of its files, and deltas beside them, in the order of layers.
     pub(super) files: Vec<LocalFile>,
 }
 
@@ -185,8 +188,50 @@ pub(super) fn read(
             is_shard,
         });
     }
+    files.extend(deltas(package, &files, read_small(DELTAS_FILE)?)?);
     let files = check(from, files, options, notify)?;
     Ok(Local { manifest, files })
+}
+
+/// The list of deltas, if there is one, and those that it names; the manifest doesn't, and `files` don't have them.
+fn deltas(
+    package: &PackageFiles,
+    files: &[Unchecked],
+    list: Option<(PathBuf, Vec<u8>)>,
+) -> Result<Vec<Unchecked>, PushError> {
+    let Some((path, bytes)) = list else {
+        return Ok(Vec::new());
+    };
+    let file = |name: &str| format!("{}: {name}", package.name);
+    let list = DeltaList::parse(&bytes).map_err(|problem| PushError::Deltas {
+        file: file(DELTAS_FILE),
+        problem,
+    })?;
+    let mut deltas = vec![Unchecked {
+        name: DELTAS_FILE.to_owned(),
+        path,
+        size: bytes.len() as u64,
+        expected: None,
+        is_shard: false,
+    }];
+    for delta in list.deltas {
+        // Groups that are alike have one; and what the package has by that name is no delta, as will be found out.
+        let is_known = |known: &Unchecked| known.name == delta.file;
+        if files.iter().chain(&deltas).any(is_known) {
+            continue;
+        }
+        deltas.push(Unchecked {
+            path: (package.path(&delta.file)).ok_or_else(|| PushError::File {
+                file: file(&delta.file),
+                source: io::ErrorKind::NotFound.into(),
+            })?,
+            name: delta.file,
+            size: delta.size,
+            expected: Some(delta.hash),
+            is_shard: true,
+        });
+    }
+    Ok(deltas)
 }
 
 /// Hashes all `files`, and compares them with what is known of them.
