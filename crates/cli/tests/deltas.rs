@@ -131,6 +131,11 @@ fn a_revision_comes_as_deltas_and_is_exact() {
     let report = diff(&v1);
     let deltas = report["deltas"].as_array().unwrap();
     assert_eq!(deltas.len(), 8, "{report}");
+    // Of one shard, without the groups that are the same, and with zeros between tensors.
+    let sum: u64 = deltas.iter().map(|d| d["bytes"].as_u64().unwrap()).sum();
+    let fetched = report["fetch_bytes"].as_u64().unwrap();
+    let total = report["total_bytes"].as_u64().unwrap();
+    assert!(sum <= fetched && fetched < total * 3 / 4, "{report}");
     let (mut whole, mut small) = (0, 0);
     for delta in deltas {
         assert!(delta["group"].as_str().unwrap().starts_with("layer."));

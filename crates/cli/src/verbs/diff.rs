@@ -27,7 +27,7 @@ const EXAMPLE: &str = "Example:
 /// Show what differs between two packages
 ///
 /// Which component groups, tensors and shards differ, and how many bytes someone who has A fetches to get B:
-/// those of the shards that A doesn't contain under any name.
+/// those of the shards that A doesn't contain under any name, without the groups in them that A has.
 /// --delta writes what makes the changed groups of those of A, to be published with B: who has A in the store and
 /// pulls B fetches the deltas instead of the groups, wherever they are smaller.
 #[derive(Debug, Args)]
@@ -53,7 +53,7 @@ struct Report {
     /// Groups that both have in other versions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     versions: Vec<VersionChange>,
-    /// Bytes of the shards of B that A doesn't hold.
+    /// Bytes of the shards of B that are neither shards nor groups of A.
     fetch_bytes: u64,
     /// Bytes of all shards of B.
     total_bytes: u64,
@@ -105,9 +105,6 @@ impl Diff {
 
 impl Report {
     fn new(a: &Package, b: &Package) -> Report {
-        let held = held_shards(a.manifest());
-        let missing = b.manifest().shards.iter();
-        let missing = missing.filter(|shard| !held.contains(&shard.hash));
         let groups = |package: &Package| -> Vec<(String, (Digest, String))> {
             let group = |group: &Group| (group.id.clone(), (group.hash, group.version.clone()));
             package.manifest().groups.iter().map(group).collect()
@@ -142,7 +139,7 @@ impl Report {
             groups: Changes::between(&groups(a), &groups(b)),
             tensors: Changes::between(&tensors(a), &tensors(b)),
             shards: Changes::between(&shards(a), &shards(b)),
-            fetch_bytes: missing.map(|shard| shard.size).sum(),
+            fetch_bytes: missing_bytes(a, b),
             total_bytes: b.manifest().total_size,
             deltas: None,
         }
@@ -199,6 +196,25 @@ impl Report {
         }
         text
     }
+}
+
+/// The bytes of shards of `b` that someone with `a` lacks: those of shards that `a` hasn't, without the groups in them
+/// that it has. Zeros between tensors count, though some needn't be fetched.
+fn missing_bytes(a: &Package, b: &Package) -> u64 {
+    let held = held_shards(a.manifest());
+    let groups: HashSet<Digest> = a.manifest().groups.iter().map(|group| group.hash).collect();
+    let shards = &b.manifest().shards;
+    let is_missing = |shard: &Shard| !held.contains(&shard.hash);
+    let missing: u64 = (shards.iter().filter(|shard| is_missing(shard)))
+        .map(|shard| shard.size)
+        .sum();
+    let here = (b.manifest().groups.iter()).filter(|group| groups.contains(&group.hash));
+    let here = here.flat_map(|group| b.group_tensors(group).flat_map(Tensor::pieces));
+    // Groups may share tensors.
+    let here: HashSet<&Span> = here
+        .filter(|span| is_missing(&shards[span.shard]))
+        .collect();
+    missing - here.iter().map(|span| span.size).sum::<u64>()
 }
 
 /// Every hash under which `manifest` lists a shard.

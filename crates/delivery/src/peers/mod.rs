@@ -80,7 +80,7 @@ pub enum PeersError {
     Liars(#[from] LiarsError),
     /// Nobody on the local network has the package.
     #[error(
-        "{package}: expected a peer on the local network that has it, found {n_found} peers without it"
+        "{package}: expected a peer on the local network that has it, found none among {n_found}"
     )]
     NotFound {
         /// The package's address.
