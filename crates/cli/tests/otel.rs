@@ -38,11 +38,12 @@ fn collector() -> (String, Receiver<Sent>) {
             let mut body = vec![0; length.expect("a length").parse().unwrap()];
             reader.read_exact(&mut body).unwrap();
             let answer = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
-            reader.get_mut().write_all(answer.as_bytes()).unwrap();
             let body = serde_json::from_slice(&body).unwrap();
+            // Before the answer, after which the server may end, and the test look at what came.
             if sender.send((head, body)).is_err() {
                 return;
             }
+            reader.get_mut().write_all(answer.as_bytes()).unwrap();
         }
     });
     (address, sent)
