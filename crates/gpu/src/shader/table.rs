@@ -50,7 +50,11 @@ const COOP: Lib = Lib::File(wgsl!(
     "../shaders/lib/halves.wgsl",
     "../shaders/lib/coop.wgsl",
 ));
-const QUARTERS: Lib = Lib::File(wgsl!("../shaders/lib/quarters.wgsl"));
+const COLUMNS_TERNARY: Lib = Lib::File(wgsl!(
+    "../shaders/lib/quarters.wgsl",
+    "../shaders/lib/columns_ternary.wgsl",
+));
+const COLUMNS_F16: Lib = Lib::File(wgsl!("../shaders/lib/columns_f16.wgsl"));
 const COOP_TERNARY: Lib = Lib::File(wgsl!(
     "../shaders/lib/quarters.wgsl",
     "../shaders/lib/coop_ternary.wgsl",
@@ -215,7 +219,7 @@ shaders! {
         [Read, Read, Read, Write, Read], LinearParams, [];
     GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
-    GEMM_F16_COOP = "float_gemm_coop", [LINEAR_PARAMS, HALVES, FLOATS_F16, X_VECTORS, COOP_SUMS_BLOCKS, ACTIVATION, EPILOGUE],
+    GEMM_F16_COOP = "gemm_coop_columns", [LINEAR_PARAMS, HALVES, FLOATS_F16, X_VECTORS, COLUMNS_F16, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write, Read], LinearParams, [];
@@ -332,7 +336,7 @@ shaders! {
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q2_0_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    TERNARY_GEMM_COOP_FEW = "ternary_gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_TERNARY, QUARTERS, EXACT, ACTIVATION, EPILOGUE],
+    TERNARY_GEMM_COOP_FEW = "gemm_coop_columns", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_TERNARY, COLUMNS_TERNARY, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q8_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
@@ -346,7 +350,7 @@ shaders! {
         [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMM_Q2_0_COOP_FEW = "gemm_coop_few", [LINEAR_PARAMS, COOP_EVERY_ROW, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q2_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
-    EXPERTS_TERNARY_COOP = "ternary_gemm_coop_few", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_TERNARY, QUARTERS, EXACT, ACTIVATION, EPILOGUE],
+    EXPERTS_TERNARY_COOP = "gemm_coop_columns", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_TERNARY, COLUMNS_TERNARY, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16, Need::CooperativeMatrix];
     EXPERTS_Q8_0_COOP = "gemm_coop_few", [LINEAR_PARAMS, COOP_ROUTED_ROWS, COOP, COOP_SUMS_BLOCKS, COOP_BLOCKS, BLOCK_PLANES, CODES_Q8_0, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16, Need::CooperativeMatrix];

@@ -1,11 +1,11 @@
-// out[t, i] ← Σ_j w[i, j] · x[t, j] for trits and int8, for rows t, or rows i, that aren't many, by cooperative matrices
+// out[t, i] ← Σ_j w[i, j] · x[t, j], for rows t, or rows i, that aren't many, by cooperative matrices, subgroups side by
+// side in the columns
 //
-// Agrees with `sterna_kernels::gemm` bit for bit, as coop_ternary.wgsl says. Needs `quarters.wgsl`.
-// Shapes: weights and activations as coop_ternary.wgsl says; out, or partial, as gemm_coop_few.wgsl says.
-// Workgroups of 128, four subgroups of 32: 64 rows of weights by TOKENS of activations. 256 columns are loaded at a
-// time, while those before are multiplied in four turns, 64 of them each; of these, each subgroup multiplies 16: the
-// sums of all four are added up at the end.
-// Which rows of activations they are: coop_every_row.wgsl, or coop_routed_rows.wgsl.
+// `columns_*.wgsl` loads both sides into shared memory as f16, and says what it agrees with, and which rows of
+// activations they are.
+// Workgroups of 128, four subgroups of 32: 64 rows of weights by TOKENS of activations. A chunk of columns is loaded while
+// the one before is multiplied in turns, 64 columns each; of these, each subgroup multiplies 16: the sums of all four are
+// added up at the end. So nothing but activations is read from shared memory more than once.
 
 // 32 or 64.
 override TOKENS: u32 = 64u;
@@ -13,54 +13,11 @@ override TOKENS: u32 = 64u;
 @group(1) @binding(0) var<uniform> params: Params;
 
 // Of 64 rows, and of 64 tokens, 64 columns as f16: sixteen vectors, in lines eighteen apart, so that lines are in
-// different banks. The columns of a turn are those of one word in each vector of codes.
+// different banks. Columns are in whatever order is cheapest, the same in both.
 var<workgroup> tile_w: array<vec4<f16>, 1152>;
 var<workgroup> tile_x: array<vec4<f16>, 1152>;
 // Of each subgroup, a matrix of 16 tokens by 16 rows, tokens 20 apart.
 var<workgroup> tile_out: array<f32, 1280>;
-
-// How many times 256 columns a row has.
-fn chunks() -> u32 {
-    return (params.row_blocks + 1u) / 2u;
-}
-
-// Vector `own` of the four of a chunk of a row of weights. Beyond the row's end, any: activations are zeros there.
-fn fetch_w(row: u32, chunk: u32, own: u32) -> vec4<u32> {
-    let first = (matrix_begin() + stored_row(row)) * params.row_blocks * 2u;
-    return codes[first + min(4u * chunk + own, 2u * params.row_blocks - 1u)];
-}
-
-// What vector `own` of a chunk of weights is multiplied with: of each quarter of its block half. The first two are
-// exchanged, and the last two, if `swap` is 1.
-fn fetch_x(token: u32, chunk: u32, own: u32, swap: u32) -> array<vec4<u32>, 4> {
-    let block = 2u * chunk + own / 2u;
-    var x: array<vec4<u32>, 4>;
-    if block < params.row_blocks {
-        let at = token * params.q_len + 8u * block + own % 2u;
-        for (var i = 0u; i < 4u; i++) {
-            x[i] = q[at + 2u * (i ^ swap)];
-        }
-    }
-    return x;
-}
-
-// The columns of the first word.
-fn stage_w(to: u32, w: vec4<u32>, swap: u32) {
-    for (var i = 0u; i < 4u; i++) {
-        tile_w[to + (i ^ swap)] = quarter_of(w.x, i ^ swap);
-    }
-}
-
-fn stage_x(to: u32, x: array<vec4<u32>, 4>, swap: u32) {
-    for (var i = 0u; i < 4u; i++) {
-        tile_x[to + (i ^ swap)] = halves_of(x[i].x);
-    }
-}
-
-// The next word becomes the first.
-fn next_words(x: array<vec4<u32>, 4>) -> array<vec4<u32>, 4> {
-    return array<vec4<u32>, 4>(x[0].yzwx, x[1].yzwx, x[2].yzwx, x[3].yzwx);
-}
 
 // Adds up the matrices of all subgroups, whose first result is of row `row` and line `line` of the tile, and stores
 // that.
@@ -83,8 +40,8 @@ fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(subgroup_id) subgroup: u32,
 ) {
-    let row0 = group.x * 64u;
-    let tile = find_tile(group.y);
+    let row0 = rows_of(group) * 64u;
+    let tile = tile_of(group);
     for (var i = thread; i < 320u; i += 128u) {
         tile_out[i] = 0.0;
     }
@@ -105,47 +62,15 @@ fn main(
     var c31 = coopLoad<coop_mat16x16<f32, C>>(&tile_out[0], 20u);
     var c32 = coopLoad<coop_mat16x16<f32, C>>(&tile_out[0], 20u);
     var c33 = coopLoad<coop_mat16x16<f32, C>>(&tile_out[0], 20u);
-    // What this invocation loads: a vector of the codes of two rows, and what that is multiplied with of one token or two.
-    let line = thread / 4u;
-    let own = thread % 4u;
-    // Neighbours write to different banks.
-    let swap = line / 2u % 2u;
-    let to = line * 18u + own * 4u;
     let chunks = chunks_of(tile);
     // Of no chunks the first is read, and not used.
     let last = max(chunks.y, 1u) - 1u;
-    let begin = min(chunks.x, last);
-    var next_v = fetch_w(row0 + line, begin, own);
-    var next_w = fetch_w(row0 + line + 32u, begin, own);
-    var next_x = fetch_x(row_of(tile, line), begin, own, swap);
-    var next_y = next_x;
-    if TOKENS == 64u {
-        next_y = fetch_x(row_of(tile, line + 32u), begin, own, swap);
-    }
+    var next = fetch(tile, thread, row0, min(chunks.x, last));
     for (var chunk = chunks.x; chunk < chunks.y; chunk++) {
-        var v = next_v;
-        var w = next_w;
-        var x = next_x;
-        var y = next_y;
-        // While these are multiplied, the next are being loaded.
-        let ahead = min(chunk + 1u, last);
-        next_v = fetch_w(row0 + line, ahead, own);
-        next_w = fetch_w(row0 + line + 32u, ahead, own);
-        next_x = fetch_x(row_of(tile, line), ahead, own, swap);
-        if TOKENS == 64u {
-            next_y = fetch_x(row_of(tile, line + 32u), ahead, own, swap);
-        }
-        for (var turn = 0u; turn < 4u; turn++) {
-            stage_w(to, v, swap);
-            stage_w(to + 576u, w, swap);
-            stage_x(to, x, swap);
-            v = v.yzwx;
-            w = w.yzwx;
-            x = next_words(x);
-            if TOKENS == 64u {
-                stage_x(to + 576u, y, swap);
-                y = next_words(y);
-            }
+        var now = next;
+        next = fetch(tile, thread, row0, min(chunk + 1u, last));
+        for (var turn = 0u; turn < TURNS; turn++) {
+            now = stage(thread, now);
             workgroupBarrier();
             let k = subgroup * 4u;
             let x0 = coopLoad<coop_mat16x16<f16, B>>(&tile_x[k], 18u);
@@ -177,39 +102,39 @@ fn main(
             workgroupBarrier();
         }
     }
-    let own_out = subgroup * 320u;
-    coopStore(c00, &tile_out[own_out], 20u);
+    let own = subgroup * 320u;
+    coopStore(c00, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0, 0u);
-    coopStore(c01, &tile_out[own_out], 20u);
+    coopStore(c01, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0, 16u);
-    coopStore(c10, &tile_out[own_out], 20u);
+    coopStore(c10, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 16u, 0u);
-    coopStore(c11, &tile_out[own_out], 20u);
+    coopStore(c11, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 16u, 16u);
-    coopStore(c20, &tile_out[own_out], 20u);
+    coopStore(c20, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 32u, 0u);
-    coopStore(c21, &tile_out[own_out], 20u);
+    coopStore(c21, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 32u, 16u);
-    coopStore(c30, &tile_out[own_out], 20u);
+    coopStore(c30, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 48u, 0u);
-    coopStore(c31, &tile_out[own_out], 20u);
+    coopStore(c31, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 48u, 16u);
     if TOKENS == 64u {
-        coopStore(c02, &tile_out[own_out], 20u);
+        coopStore(c02, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0, 32u);
-        coopStore(c03, &tile_out[own_out], 20u);
+        coopStore(c03, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0, 48u);
-        coopStore(c12, &tile_out[own_out], 20u);
+        coopStore(c12, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 16u, 32u);
-        coopStore(c13, &tile_out[own_out], 20u);
+        coopStore(c13, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 16u, 48u);
-        coopStore(c22, &tile_out[own_out], 20u);
+        coopStore(c22, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 32u, 32u);
-        coopStore(c23, &tile_out[own_out], 20u);
+        coopStore(c23, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 32u, 48u);
-        coopStore(c32, &tile_out[own_out], 20u);
+        coopStore(c32, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 48u, 32u);
-        coopStore(c33, &tile_out[own_out], 20u);
+        coopStore(c33, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 48u, 48u);
     }
 }
