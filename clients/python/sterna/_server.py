@@ -36,7 +36,8 @@ class Server:
     """``sterna serve`` on a free port of this machine, with a key that only this object has.
 
     It answers at ``address`` (host and port) who sends ``key``. It ends with this process, however that ends: with its
-    standard input. Raises :class:`EngineError` where it doesn't start.
+    standard input, which processes forked from this one without exec keep open. Raises :class:`EngineError` where it
+    doesn't start.
     """
 
     def __init__(

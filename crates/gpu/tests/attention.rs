@@ -586,6 +586,22 @@ fn every_shape_of_heads_agrees_with_the_cpu() {
         };
         case.check(device, &[40, 3, 1]);
     }
+    // So many heads of keys that contexts aren't split; with twelve queries to each, workgroups share them.
+    for (i, dtype) in DTYPES.into_iter().enumerate() {
+        let case = Case {
+            n_heads: [16, 32, 192][i],
+            n_kv_heads: 16,
+            head_dim: [40, 64, 64][i],
+            rope_dim: [40, 32, 64][i],
+            norms: i == 1,
+            dtype,
+            cached: [CachedValues::Own, CachedValues::Own, CachedValues::Keys][i],
+            softcap: [Some(2.0), None, None][i],
+            window: [None, Some(20), None][i],
+            ..PLAIN
+        };
+        case.check(device, &[1, 40, 3, 1]);
+    }
 }
 
 /// As of latent attention, in half the memory.

@@ -279,6 +279,9 @@ pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
 pub(super) fn by_matrix_units(device: &Device, config: LaunchConfig, w: &Linear) -> bool {
     let can = match w.kind {
         WeightKind::Ternary => w.k <= MAX_COOP_K,
+        // Activations become f16, too, with one scale for all: of magnitudes below 2^-8 that keeps less than 11 bits, of
+        // which a head, that follows a norm, has none that matter.
+        WeightKind::Blocks(DType::F16) => w.n >= VERY_MANY_ROWS,
         // F16 doesn't hold what they may be.
         WeightKind::Blocks(DType::F32 | DType::BF16) => false,
         WeightKind::Blocks(_) => true,
@@ -424,7 +427,7 @@ fn workgroup_to_round(width: usize) -> u32 {
 const MANY_ROWS: usize = 8192;
 const WIDE: usize = 4096;
 
-/// From this many rows on, a quantizing dispatch costs less than quantizing in every workgroup.
+/// From this many rows on, which heads have, a quantizing dispatch costs less than quantizing in every workgroup.
 const VERY_MANY_ROWS: usize = 65_536;
 
 /// Whether a workgroup has shared memory for `n_rows` of `width` that it quantizes, besides `others` bytes.
