@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use sterna_format::delta::{
-    DELTAS_FILE, Delta, DeltaError, DeltaList, ListedDelta, MAX_DELTA_BYTES, MAX_LIST_BYTES,
+    DELTAS_FILE, Delta, DeltaError, DeltaList, ListedDelta, MAX_LIST_BYTES,
 };
 use sterna_format::digest::Digest;
 use sterna_format::rdrr::{Group, Manifest, Package, Span};
@@ -90,7 +90,7 @@ impl Transaction<'_> {
             let size = group_spans(package, group).map(|span| span.size).sum();
             let smallest = (list.deltas.iter())
                 .filter(|delta| delta.target == group.hash)
-                .filter(|delta| delta.size < size && delta.size <= MAX_DELTA_BYTES)
+                .filter(|delta| delta.size < size)
                 .filter_map(|delta| Some((delta, here.find(&delta.base)?)))
                 .min_by_key(|(delta, _)| delta.size);
             let Some((delta, base)) = smallest else {
@@ -190,7 +190,7 @@ impl Transaction<'_> {
         sources: &[&dyn Source],
         made: &mut Made,
     ) -> Result<(), DeltaFailure> {
-        // At most `MAX_DELTA_BYTES`.
+        // Little: the list was read.
         let max = listed.size as usize;
         let fetched = fetch_small(&listed.file, max, sources, self.limits, self.cancel);
         let (bytes, source) = fetched?;

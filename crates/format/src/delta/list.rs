@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::MAX_DELTA_BYTES;
 use crate::digest::{Algorithm, Digest, DigestError};
 use crate::file_name::is_plain_file_name;
 
@@ -23,7 +24,7 @@ pub struct ListedDelta {
     pub target: Digest,
     /// The file, beside the list.
     pub file: String,
-    /// Bytes of the file.
+    /// Bytes of the file: at most [`MAX_DELTA_BYTES`] in a list that was read.
     pub size: u64,
     /// Their digest.
     pub hash: Digest,
@@ -64,6 +65,16 @@ pub enum DeltaListError {
         member: &'static str,
         /// What is wrong with it.
         problem: DigestError,
+    },
+    /// A delta that is too large.
+    #[error(
+        "{DELTAS_FILE}: deltas[{index}].size: expected at most {MAX_DELTA_BYTES} bytes, found {found}"
+    )]
+    Size {
+        /// Which delta.
+        index: usize,
+        /// Its bytes.
+        found: u64,
     },
     /// A file that isn't beside the list.
     #[error(
@@ -123,6 +134,12 @@ impl DeltaList {
                 return Err(DeltaListError::File {
                     index,
                     found: delta.file.chars().take(255).collect(),
+                });
+            }
+            if delta.size > MAX_DELTA_BYTES {
+                return Err(DeltaListError::Size {
+                    index,
+                    found: delta.size,
                 });
             }
             Ok(ListedDelta {
@@ -214,6 +231,11 @@ mod tests {
                 "version: expected 1, found 2",
             ),
             ("\"size\"", "\"sizes\"", "missing field `size`"),
+            (
+                "\"size\": 7",
+                "\"size\": 18446744073709551615",
+                "deltas[0].size: expected at most 67108864 bytes, found 18446744073709551615",
+            ),
         ] {
             let error = DeltaList::parse(text.replacen(from, to, 1).as_bytes()).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");
