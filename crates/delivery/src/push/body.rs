@@ -40,7 +40,7 @@ struct State {
     activity: Activity,
     /// Bytes that were taken, as far as they count.
     taken: AtomicU64,
-    /// Those of them that needn't be sent.
+    /// Those of them that aren't sent.
     kept: AtomicU64,
     /// Those of all blobs.
     there: Arc<AtomicU64>,
@@ -82,15 +82,22 @@ impl Body {
         damage.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// So many of the bytes that were taken are there already.
+    /// So many of the bytes that were taken aren't sent, unless [`send`](Self::send) says that they are.
     #[cfg(feature = "object-store")]
     pub(super) fn keep(&self, n_bytes: u64) {
         self.state.kept.fetch_add(n_bytes, Ordering::Relaxed);
     }
 
-    /// How many those are.
-    pub(super) fn kept(&self) -> u64 {
-        self.state.kept.load(Ordering::Relaxed)
+    /// So many of those that were kept are sent now.
+    #[cfg(feature = "object-store")]
+    pub(super) fn send(&self, n_bytes: u64) {
+        self.state.kept.fetch_sub(n_bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that were sent.
+    pub(super) fn sent(&self) -> u64 {
+        let taken = self.state.taken.load(Ordering::Relaxed);
+        taken.saturating_sub(self.state.kept.load(Ordering::Relaxed))
     }
 
     /// It is there: all of its bytes count.

@@ -13,7 +13,7 @@ use crate::{
     artifact::{
         Found, INDEX_FILE, LAYOUT, LAYOUT_FILE, MAX_MANIFEST_BYTES, blob_path, index_of, parse,
     },
-    blocking::Activity,
+    blocking::{Activity, GivenUp},
     fetch::Cancel,
     hash::{Algorithm, Digest, digest_of},
     source::{Bucket, bucket::PATIENCE, chain},
@@ -82,7 +82,7 @@ impl BucketTarget {
     fn put_parts(&self, body: &Body, cancel: &Cancel) -> Result<(), TargetError> {
         let path = self.path(&blob_path(body.digest()))?;
         let part = body.size().div_ceil(MAX_PARTS).max(PART);
-        let what = format!("{} {path} {part}", self.name());
+        let what = format!("{} {path} {part} {}", self.name(), self.bucket.place());
         let folder = self.uploads.as_deref();
         let (store, bridge) = (self.bucket.multipart(), self.bucket.bridge());
         let mut upload = match Upload::find(folder, &what) {
@@ -98,15 +98,29 @@ impl BucketTarget {
             let complete = store.complete_multipart(&path, &upload.id, parts);
             let ended = bridge.wait(patience(part), body.activity(), Some(cancel), complete)?;
             let Err(error) = ended else { return Ok(()) };
-            // The answer may have been lost, also to an earlier push.
+            // The answer may have been lost, also to an earlier push; or another push has ended it.
             if self.has(body.digest(), body.size(), cancel)? {
                 return Ok(());
             }
-            if upload.could_not_end() {
+            if are_parts_wrong(&error) && upload.could_not_end() {
                 upload.forget();
             }
-            Err(of_upload(error, &mut upload))
+            Err(error.into())
         });
+        let ended = match ended {
+            Ok(()) => Ok(()),
+            Err(Broken::Other(error)) => Err(error),
+            // Another push may have ended it, after which the blob is there; otherwise it is begun again.
+            Err(Broken::Gone(why)) => {
+                upload.forget();
+                match self.has(body.digest(), body.size(), cancel)? {
+                    true => return Ok(()),
+                    false => Err(TargetError::Failed(format!(
+                        "the store ended the upload: {why}"
+                    ))),
+                }
+            }
+        };
         match ended {
             Ok(()) => upload.forget(),
             Err(_) if body.damage().is_none() && upload.is_noted() => {}
@@ -128,7 +142,7 @@ impl BucketTarget {
         body: &Body,
         upload: &mut Upload,
         cancel: &Cancel,
-    ) -> Result<Vec<PartId>, TargetError> {
+    ) -> Result<Vec<PartId>, Broken> {
         let part_bytes = usize::try_from(part_bytes)
             .map_err(|_| TargetError::Refused("too large".to_owned()))?;
         let (bridge, activity) = (self.bucket.bridge(), body.activity());
@@ -140,9 +154,9 @@ impl BucketTarget {
                 let (index, digest, id): (usize, Digest, object_store::Result<PartId>) = match sent
                 {
                     Ok(sent) => sent,
-                    Err(error) => return Err(TargetError::Failed(chain(&error))),
+                    Err(error) => return Err(Broken::Other(TargetError::Failed(chain(&error)))),
                 };
-                let id = id.map_err(|error| of_upload(error, upload))?;
+                let id = id.map_err(Broken::from)?;
                 activity.note();
                 upload.add(index, &digest, &id);
                 ids.insert(index, id);
@@ -155,7 +169,11 @@ impl BucketTarget {
                 while part.len() < part_bytes && !is_over {
                     match pieces.next().await {
                         // Pieces are as large as parts are multiples of.
-                        Some(piece) => part.extend_from_slice(&piece.map_err(unreadable)?),
+                        Some(piece) => {
+                            let piece = piece.map_err(unreadable)?;
+                            body.keep(piece.len() as u64);
+                            part.extend_from_slice(&piece);
+                        }
                         None => is_over = true,
                     }
                 }
@@ -164,7 +182,6 @@ impl BucketTarget {
                 }
                 let digest = digest_of(Algorithm::Blake3, &part);
                 if let Some(id) = upload.part(index, &digest) {
-                    body.keep(part.len() as u64);
                     ids.insert(index, id);
                 } else {
                     while sending.len() >= PARALLEL_PARTS {
@@ -176,6 +193,7 @@ impl BucketTarget {
                         path.clone(),
                         upload.id.clone(),
                     );
+                    body.send(part.len() as u64);
                     sending.spawn(async move {
                         let sent = store.put_part(&path, &id, index, part.into()).await;
                         (index, digest, sent)
@@ -186,7 +204,7 @@ impl BucketTarget {
             while let Some(sent) = sending.join_next().await {
                 take(upload, &mut ids, sent)?;
             }
-            Ok(ids.into_values().collect())
+            Ok::<_, Broken>(ids.into_values().collect())
         });
         sent?
     }
@@ -208,15 +226,48 @@ fn failed(error: object_store::Error) -> TargetError {
     }
 }
 
-/// The same for a request about an upload. One that the store doesn't know any more is begun again.
-fn of_upload(error: object_store::Error, upload: &mut Upload) -> TargetError {
-    match error {
-        object_store::Error::NotFound { .. } if upload.is_old => {
-            upload.forget();
-            TargetError::Failed(format!("the store ended the upload: {}", chain(&error)))
-        }
-        error => failed(error),
+/// Why an upload didn't end well.
+enum Broken {
+    /// The store doesn't know it any more.
+    Gone(String),
+    Other(TargetError),
+}
+
+impl From<TargetError> for Broken {
+    fn from(error: TargetError) -> Self {
+        Self::Other(error)
     }
+}
+
+impl From<GivenUp> for Broken {
+    fn from(why: GivenUp) -> Self {
+        Self::Other(why.into())
+    }
+}
+
+impl From<object_store::Error> for Broken {
+    fn from(error: object_store::Error) -> Self {
+        match error {
+            object_store::Error::NotFound { .. } => Self::Gone(chain(&error)),
+            error => Self::Other(failed(error)),
+        }
+    }
+}
+
+/// Codes by which stores say that an upload lacks parts that it is said to have, or has others.
+const WRONG_PARTS: [&str; 5] = [
+    "InvalidPart",
+    "InvalidPartOrder",
+    "EntityTooSmall",
+    "InvalidBlockId",
+    "InvalidBlockList",
+];
+
+/// Whether the answer to the end of an upload says so: other errors pass, and the parts stay.
+fn are_parts_wrong(error: &object_store::Error) -> bool {
+    let answer = chain(error);
+    let mut codes = WRONG_PARTS.iter();
+    codes.any(|code| answer.contains(&format!("<Code>{code}</Code>")))
 }
 
 fn unreadable(error: std::io::Error) -> TargetError {

@@ -92,7 +92,7 @@ pub struct Pushed {
     pub digest: Digest,
     /// Bytes of all files.
     pub size: u64,
-    /// Bytes that were sent.
+    /// Bytes of files that were sent, those of attempts that failed among them.
     pub sent: u64,
     /// The number of files.
     pub n_files: usize,
@@ -226,7 +226,7 @@ fn push_to(
 struct Sender<'a> {
     target: &'a dyn Target,
     options: &'a PushOptions,
-    /// Bytes that were sent of files that are there now.
+    /// Bytes that were sent of files that are there now, in all attempts.
     sent: AtomicU64,
     n_sent: AtomicUsize,
     /// Bytes that are there, those under way included.
@@ -277,13 +277,15 @@ impl Sender<'_> {
             self.there.fetch_add(size, Ordering::Relaxed);
             return Ok(None);
         }
-        let sent = self.again(name, || {
+        let mut sent = 0;
+        self.again(name, || {
             let body = Body::new(content.clone(), digest, size, Arc::clone(&self.there));
             let outcome = target.put(&body, cancel);
+            sent += body.sent();
             match (outcome, body.damage()) {
                 (Ok(()), _) => {
                     body.settle();
-                    Ok(size - body.kept())
+                    Ok(())
                 }
                 (Err(_), Some(damage)) => {
                     body.take_back();

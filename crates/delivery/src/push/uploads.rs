@@ -23,13 +23,15 @@ enum Line {
     /// The store's name of it.
     Upload(String),
     Part(Part),
-    /// All parts were there, and couldn't be put together.
-    Failed,
+    /// All parts of the upload of this name were there, and weren't what the store has.
+    Failed(String),
 }
 
 /// A part that the store has.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Part {
+    /// The store's name of the upload that it is of.
+    upload: String,
     /// Its place, counted from 0.
     index: usize,
     /// The digest of its bytes.
@@ -41,8 +43,6 @@ struct Part {
 /// An upload under way. Where nothing can be noted it is one all the same, for this push alone.
 pub(super) struct Upload {
     pub(super) id: String,
-    /// Whether an earlier push, or an earlier attempt, began it.
-    pub(super) is_old: bool,
     parts: BTreeMap<usize, Part>,
     has_failed: bool,
     notes: Option<(PathBuf, File)>,
@@ -61,16 +61,15 @@ impl Upload {
         let (mut parts, mut has_failed) = (BTreeMap::new(), false);
         for line in lines {
             match line {
-                Line::Part(part) => drop(parts.insert(part.index, part)),
-                Line::Failed => has_failed = true,
-                // Of another process, which began one at the same time.
-                Line::Upload(_) => return None,
+                Line::Part(part) if part.upload == id => drop(parts.insert(part.index, part)),
+                Line::Failed(upload) if upload == id => has_failed = true,
+                // Of another upload, whoever noted it.
+                Line::Part(_) | Line::Failed(_) | Line::Upload(_) => {}
             }
         }
         let file = OpenOptions::new().append(true).open(&path).ok()?;
         let mut upload = Self {
             id,
-            is_old: true,
             parts,
             has_failed,
             notes: Some((path, file)),
@@ -81,12 +80,12 @@ impl Upload {
         Some(upload)
     }
 
-    /// A new one that the store calls `id`.
+    /// A new one that the store calls `id`. It isn't noted if there are notes already, of a process that began one at the
+    /// same time.
     pub(super) fn begin(folder: Option<&Path>, what: &str, id: String) -> Self {
         let notes = folder.and_then(|folder| new_notes(folder, what).ok());
         let mut upload = Self {
             id,
-            is_old: false,
             parts: BTreeMap::new(),
             has_failed: false,
             notes,
@@ -106,15 +105,16 @@ impl Upload {
     /// Notes that the store has the part at `index`, with these bytes.
     pub(super) fn add(&mut self, index: usize, digest: &Digest, id: &PartId) {
         self.note(&Line::Part(Part {
+            upload: self.id.clone(),
             index,
             blake3: digest.to_string(),
             id: id.content_id.clone(),
         }));
     }
 
-    /// Notes that its parts couldn't be put together; returns whether that has happened before.
+    /// Notes that its parts aren't what the store has; returns whether that has happened before.
     pub(super) fn could_not_end(&mut self) -> bool {
-        self.note(&Line::Failed);
+        self.note(&Line::Failed(self.id.clone()));
         self.has_failed
     }
 
@@ -125,7 +125,9 @@ impl Upload {
 
     /// It has ended, or can't go on.
     pub(super) fn forget(&mut self) {
-        if let Some((path, _)) = self.notes.take() {
+        if let Some((path, _)) = self.notes.take()
+            && upload_in(&path).is_none_or(|id| id == self.id)
+        {
             // What stays is of an upload that the store doesn't know, which is found out.
             let _ = fs::remove_file(path);
         }
@@ -147,6 +149,15 @@ impl Upload {
     }
 }
 
+/// The upload that the notes at `path` are of, if they say so.
+fn upload_in(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    match serde_json::from_str(text.lines().next()?) {
+        Ok(Line::Upload(id)) => Some(id),
+        _ => None,
+    }
+}
+
 /// Begins the notes of what `what` names, and ends those that help nobody any more.
 fn new_notes(folder: &Path, what: &str) -> io::Result<(PathBuf, File)> {
     fs::create_dir_all(folder)?;
@@ -158,7 +169,8 @@ fn new_notes(folder: &Path, what: &str) -> io::Result<(PathBuf, File)> {
         }
     }
     let path = path_of(folder, what);
-    let file = File::create(&path)?;
+    // Another process may have begun them, and its lines stay.
+    let file = (OpenOptions::new().append(true).create_new(true)).open(&path)?;
     Ok((path, file))
 }
 
@@ -184,7 +196,7 @@ mod tests {
         let folder = dir.path().join("uploads");
         assert!(Upload::find(Some(&folder), "a").is_none());
         let mut upload = Upload::begin(Some(&folder), "a", "id".to_owned());
-        assert!(!upload.is_old && upload.is_noted());
+        assert!(upload.is_noted());
         for (index, bytes) in [(1, b"one"), (0, b"two")] {
             let id = PartId {
                 content_id: format!("part \"{index}\""),
@@ -193,7 +205,7 @@ mod tests {
         }
         assert!(Upload::find(Some(&folder), "b").is_none());
         let found = Upload::find(Some(&folder), "a").unwrap();
-        assert!(found.is_old && found.id == "id");
+        assert_eq!(found.id, "id");
         assert_eq!(part(&found, 1, b"one").as_deref(), Some("part \"1\""));
         assert_eq!(part(&found, 0, b"two").as_deref(), Some("part \"0\""));
         // Of other bytes, or of another place.
@@ -216,6 +228,44 @@ mod tests {
         assert!(found.could_not_end());
         found.forget();
         assert!(!found.is_noted() && Upload::find(Some(&folder), "a").is_none());
+    }
+
+    #[test]
+    fn two_uploads_of_one_thing_are_not_mixed() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Some(dir.path());
+        let digest = digest_of(Algorithm::Blake3, b"one");
+        let id = |text: &str| PartId {
+            content_id: text.to_owned(),
+        };
+        let mut first = Upload::begin(folder, "a", "first".to_owned());
+        first.add(0, &digest, &id("0"));
+        // Of a process that looked before the first began: it has no notes, and takes none away.
+        let mut second = Upload::begin(folder, "a", "second".to_owned());
+        assert!(!second.is_noted());
+        second.add(1, &digest, &id("1"));
+        second.forget();
+        first.add(2, &digest, &id("2"));
+        // Two that go on with it add to it.
+        let mut third = Upload::find(folder, "a").unwrap();
+        third.add(3, &digest, &id("3"));
+        first.add(4, &digest, &id("4"));
+        let found = Upload::find(folder, "a").unwrap();
+        let parts: Vec<_> = (0..5).map(|i| found.part(i, &digest).is_some()).collect();
+        assert_eq!(
+            (found.id.as_str(), parts),
+            ("first", vec![true, false, true, true, true])
+        );
+        // Parts of another upload aren't taken.
+        let path = path_of(dir.path(), "a");
+        let text = fs::read_to_string(&path).unwrap();
+        let (_, parts) = text.split_once('\n').unwrap();
+        fs::write(&path, format!("{{\"upload\":\"other\"}}\n{parts}")).unwrap();
+        let found = Upload::find(folder, "a").unwrap();
+        assert!(found.id == "other" && found.parts.is_empty());
+        // Nor are its notes removed.
+        first.forget();
+        assert!(Upload::find(folder, "a").is_some());
     }
 
     #[test]

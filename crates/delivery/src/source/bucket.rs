@@ -35,6 +35,8 @@ pub(crate) fn is_bucket_address(address: &str) -> bool {
 #[derive(Clone)]
 pub struct Bucket {
     name: String,
+    /// What tells its server and account from others.
+    place: String,
     prefix: Path,
     store: Arc<dyn ObjectStore>,
     /// The same for uploads in parts.
@@ -138,12 +140,14 @@ impl Bucket {
             address: address.to_owned(),
             source,
         })?;
-        let (store, multipart) = store(&parsed).map_err(|problem| BucketError::Settings {
-            address: address.to_owned(),
-            problem: chain(&problem),
-        })?;
+        let (place, (store, multipart)) =
+            store(&parsed).map_err(|problem| BucketError::Settings {
+                address: address.to_owned(),
+                problem: chain(&problem),
+            })?;
         Ok(Self {
             name: address.trim_end_matches('/').to_owned(),
+            place,
             prefix,
             store,
             multipart,
@@ -156,6 +160,7 @@ impl Bucket {
     pub(crate) fn of(store: Arc<object_store::memory::InMemory>, prefix: &str) -> Self {
         Self {
             name: format!("memory://{prefix}"),
+            place: String::new(),
             prefix: Path::parse(prefix).unwrap(),
             store: store.clone(),
             multipart: store,
@@ -166,6 +171,11 @@ impl Bucket {
     /// Its address.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What tells it from a folder of the same address at another server, or of another account. Nothing of it is secret.
+    pub(crate) fn place(&self) -> &str {
+        &self.place
     }
 
     pub(crate) fn store(&self) -> &Arc<dyn ObjectStore> {
@@ -196,7 +206,8 @@ fn both<S: ObjectStore + MultipartStore>(store: S) -> Stores {
     (store.clone(), store)
 }
 
-fn store(address: &BucketAddress) -> object_store::Result<Stores> {
+/// The store of an address, after what tells its server and account from others of the environment.
+fn store(address: &BucketAddress) -> object_store::Result<(String, Stores)> {
     let url = format!("{}://{}", address.scheme, address.bucket);
     // What asks it again is the planner, and the loop around uploads.
     let retry = RetryConfig {
@@ -218,7 +229,11 @@ fn store(address: &BucketAddress) -> object_store::Result<Stores> {
             if is_here(&endpoints) {
                 builder = builder.with_allow_http(true);
             }
-            both(builder.build()?)
+            use AmazonS3ConfigKey as A;
+            // As the store chooses between them; a bucket's name has one owner at each.
+            let place = (builder.get_config_value(&A::S3Endpoint))
+                .or_else(|| builder.get_config_value(&A::Endpoint));
+            (place.unwrap_or_default(), both(builder.build()?))
         }
         "gs" => {
             let key = GoogleConfigKey::Client;
@@ -227,7 +242,8 @@ fn store(address: &BucketAddress) -> object_store::Result<Stores> {
                 .with_retry(retry))
             .with_config(key(K::ConnectTimeout), CONNECT)
             .with_config(key(K::Timeout), WHOLE);
-            both(builder.build()?)
+            let place = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+            (place.unwrap_or_default(), both(builder.build()?))
         }
         _ => {
             let key = AzureConfigKey::Client;
@@ -239,7 +255,15 @@ fn store(address: &BucketAddress) -> object_store::Result<Stores> {
             if is_here(&["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]) {
                 builder = builder.with_allow_http(true);
             }
-            both(builder.build()?)
+            let is_emulator = builder.get_config_value(&AzureConfigKey::UseEmulator);
+            let endpoint = match is_emulator.as_deref() {
+                Some("true") => env::var("AZURITE_BLOB_STORAGE_URL").ok(),
+                _ => builder.get_config_value(&AzureConfigKey::Endpoint),
+            };
+            let store = builder.build()?;
+            // It says its account and container.
+            let place = format!("{} {store}", endpoint.unwrap_or_default());
+            (place, both(store))
         }
     })
 }

@@ -3,7 +3,12 @@
 use std::{
     collections::{BTreeMap, HashSet},
     path::Path,
-    sync::Mutex,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
 };
 
 use sterna_delivery::hash::Algorithm;
@@ -155,13 +160,14 @@ fn a_push_goes_on_within_a_large_file() {
             return;
         }
         let notes = dir.path().join(format!("uploads-{:?}", place.kind));
-        // Leaves an upload of some parts at `place`.
+        // Leaves an upload of some parts at `place`; returns its notes, and the server that they are of.
         let leave = |place: &Place| {
-            let n_parts = Mutex::new(0);
+            let (n_parts, is_left) = (Mutex::new(0), Arc::new(AtomicBool::new(false)));
+            let is_over = Arc::clone(&is_left);
             let proxy = Proxy::start(&place.server, move |_, asked| {
                 let mut n_parts = n_parts.lock().unwrap();
                 *n_parts += usize::from(is_part(asked));
-                match *n_parts > 3 {
+                match *n_parts > 3 && !is_over.load(Ordering::Relaxed) {
                     true => Act::Hold,
                     false => Act::Pass,
                 }
@@ -169,25 +175,32 @@ fn a_push_goes_on_within_a_large_file() {
             let push = Client::push(&folder, &place.by(&proxy.address)).env(UPLOADS, &notes);
             let mut child = push.start();
             let is_held = proxy.wait_for_hold(|| child.try_wait().unwrap().is_some());
+            if !is_held {
+                panic!("it ended: {:?}", told(child.wait_with_output().unwrap()));
+            }
             // Two are sent at a time, so that the one before may not have been answered yet.
-            let note = || std::fs::read_dir(&notes).unwrap().next().unwrap().unwrap();
-            while std::fs::read_to_string(note().path())
-                .unwrap()
-                .lines()
-                .count()
-                < 3
-            {}
+            let note = std::fs::read_dir(&notes).unwrap().next().unwrap().unwrap();
+            let deadline = Instant::now() + Duration::from_secs(60);
+            loop {
+                let text = std::fs::read_to_string(note.path()).unwrap();
+                if text.lines().count() >= 3 {
+                    break;
+                }
+                let is_early = Instant::now() < deadline;
+                assert!(is_early, "expected an upload and two parts, found {text:?}");
+                thread::sleep(Duration::from_millis(10));
+            }
             child.kill().unwrap();
-            let output = child.wait_with_output().unwrap();
-            assert!(is_held, "{:?}", told(output));
-            note().path()
+            child.wait().unwrap();
+            is_left.store(true, Ordering::Relaxed);
+            (note.path(), proxy)
         };
         // Pushes again; returns how many parts were sent.
-        let go_on = |place: &Place| {
-            let proxy = Proxy::start(&place.server, |_, _| Act::Pass);
+        let go_on = |place: &Place, proxy: &Proxy| {
+            let n_before = proxy.asked().len();
             let push = Client::push(&folder, &place.by(&proxy.address)).env(UPLOADS, &notes);
             let pushed = push.run();
-            let asked = proxy.asked();
+            let asked = proxy.asked().split_off(n_before);
             let n_parts = asked.iter().filter(|asked| is_part(asked)).count();
             assert!(std::fs::read_dir(&notes).unwrap().next().is_none());
             let store = dir
@@ -201,29 +214,43 @@ fn a_push_goes_on_within_a_large_file() {
             ..place.clone()
         };
         let same = called("same");
-        leave(&same);
-        let (n_parts, sent) = go_on(&same);
+        let (_, proxy) = leave(&same);
+        let (n_parts, sent) = go_on(&same, &proxy);
         assert!((1..=2).contains(&n_parts), "{n_parts}");
         assert_eq!(sent, (8 * n_parts as u64 - 6) << 20);
         // A part with other bytes than are there now.
         let changed = called("changed");
-        let note = leave(&changed);
+        let (note, proxy) = leave(&changed);
         let text = std::fs::read_to_string(&note).unwrap();
         let (before, after) = text.split_once("\"blake3\":\"").unwrap();
         let wrong = format!("{before}\"blake3\":\"{}{}", "0".repeat(64), &after[64..]);
         std::fs::write(&note, wrong).unwrap();
-        let (n_parts, _) = go_on(&changed);
+        let (n_parts, _) = go_on(&changed, &proxy);
         assert!((2..=3).contains(&n_parts), "{n_parts}");
+        // At another server nothing is known of it.
+        let elsewhere = called("elsewhere");
+        let (note, _) = leave(&elsewhere);
+        let proxy = Proxy::start(&place.server, |_, _| Act::Pass);
+        let push = Client::push(&folder, &elsewhere.by(&proxy.address)).env(UPLOADS, &notes);
+        assert_eq!(push.run().number("n_sent"), 1);
+        assert!(note.is_file(), "it is of another server");
+        std::fs::remove_file(note).unwrap();
+        let n_parts = proxy.asked().iter().filter(|asked| is_part(asked)).count();
+        assert_eq!(n_parts, 4);
         // An upload that the store doesn't know. Azure's have no names.
         if place.kind != Kind::Azure {
             let ended = called("ended");
-            let note = leave(&ended);
+            let (note, proxy) = leave(&ended);
             let text = std::fs::read_to_string(&note).unwrap();
-            let (_, parts) = text.split_once('\n').unwrap();
-            let other = "{\"upload\":\"00000000000000000000000000000000\"}\n";
-            std::fs::write(&note, other.to_owned() + parts).unwrap();
-            let (n_parts, _) = go_on(&ended);
+            let (first, _) = text.split_once('\n').unwrap();
+            let id = first.strip_prefix("{\"upload\":\"").unwrap();
+            let id = id.strip_suffix("\"}").unwrap();
+            let other = "00000000000000000000000000000000";
+            std::fs::write(&note, text.replace(id, other)).unwrap();
+            let (n_parts, sent) = go_on(&ended, &proxy);
             assert!(n_parts > 4, "{n_parts}");
+            // Parts of all attempts count.
+            assert!(sent > 26 << 20, "{sent}");
         }
     });
 }
