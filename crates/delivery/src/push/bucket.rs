@@ -376,3 +376,22 @@ impl Target for BucketTarget {
         self.confirm(digest, cancel)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_wrong_parts_make_an_end_fail() {
+        let says = |text: &str| {
+            are_parts_wrong(&object_store::Error::Generic {
+                store: "S3",
+                source: text.into(),
+            })
+        };
+        assert!(says("400: <Error><Code>InvalidPart</Code></Error>"));
+        assert!(says("400: <Error><Code>InvalidBlockList</Code></Error>"));
+        assert!(!says("503: <Error><Code>SlowDown</Code></Error>"));
+        assert!(!says("POST /InvalidPart: the connection broke"));
+    }
+}
