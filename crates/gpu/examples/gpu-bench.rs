@@ -104,9 +104,9 @@ fn products(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
         ("Q4_0 2048x2048", blocks(DType::Q4_0), 2048, 2048),
     ] {
         let product = Product::new(device, name, kind, n / shrink(small) / 2 * 2, k, small)?;
-        for m in [1, 4, 64, 512] {
+        for m in [1, 4, 16, 32, 64, 512] {
             let head = name.contains("head");
-            if !(head && m > 4 || small && m > 64) {
+            if !((head || small) && m > 64) {
                 product.measure(m)?;
             }
         }

@@ -1,7 +1,7 @@
-// out[t, i] ← the sums of gemm_coop_few.wgsl over all parts of the columns
+// out[t, i] ← the sums of gemm_coop_few.wgsl or gemm_coop_columns.wgsl over all parts of the columns
 //
-// Shapes: partial [parts, m, n] f32; out f32. Parts are added in their order. It has all buffers of gemm_coop_few.wgsl, and
-// needs some.
+// Shapes: partial [parts, m, n] f32; out f32. Parts are added in their order. It has all buffers of
+// these, and needs some.
 // An invocation for two rows of a token.
 
 @group(0) @binding(5) var<storage, read> partial: array<f32>;

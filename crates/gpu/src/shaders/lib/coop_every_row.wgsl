@@ -1,5 +1,5 @@
-// All rows of activations, and parts of the columns, for gemm_coop_few.wgsl. coop_routed_rows.wgsl has the same for the rows
-// that experts are sent.
+// All rows of activations, and parts of the columns, for gemm_coop_few.wgsl and gemm_coop_columns.wgsl.
+// coop_routed_rows.wgsl has the same for the rows that experts are sent.
 
 @group(0) @binding(5) var<storage, read_write> partial: array<f32>;
 

@@ -1,5 +1,5 @@
-// The rows of activations that experts are sent, for gemm_coop_few.wgsl, as group_routes.wgsl has ordered them. Needs
-// expert_matrix.wgsl.
+// The rows of activations that experts are sent, for gemm_coop_few.wgsl and gemm_coop_columns.wgsl, as
+// group_routes.wgsl has ordered them. Needs expert_matrix.wgsl.
 
 @group(0) @binding(5) var<storage, read> groups: array<u32>;
 
