@@ -1,11 +1,11 @@
 //! A server on loopback with the built-in model, and a client that hides nothing.
 #![allow(dead_code)]
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
-use std::sync::mpsc;
+use std::sync::{LazyLock, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -69,12 +69,23 @@ pub(crate) fn unloaded(
 }
 
 /// A folder with an adapter of the built-in model, which makes its answers other ones; each `salt` has its own.
+///
+/// Tests that ask for the same salt share the folder. It is written once, as another one may be reading it.
 pub(crate) fn adapter(salt: u32) -> PathBuf {
+    static WRITTEN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("adapter-{salt}"));
+    let mut written = WRITTEN.lock().unwrap();
+    if written.insert(salt) {
+        write_adapter(&folder, salt);
+    }
+    folder
+}
+
+fn write_adapter(folder: &Path, salt: u32) {
     const RANK: usize = 2;
     const WIDTH: usize = 256;
     const N_LAYERS: usize = 8;
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("adapter-{salt}"));
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir_all(folder).unwrap();
     let config = json!({
         "peft_type": "LORA", "r": RANK, "lora_alpha": 16, "target_modules": ["q_proj", "o_proj"],
     });
@@ -104,7 +115,6 @@ pub(crate) fn adapter(salt: u32) -> PathBuf {
     file.extend(header.as_bytes());
     file.extend(bytes);
     std::fs::write(folder.join("adapter_model.safetensors"), file).unwrap();
-    folder
 }
 
 /// Opens the adapter at a path.
