@@ -45,7 +45,7 @@ fn ternary(c: &mut Criterion) {
         })
         .collect();
     let matrix = TernaryMatrix::new(N, K, 0.5, &codes).expect("the shape is right");
-    for m in [1, 4, 16, 128] {
+    for m in [1, 2, 4, 8, 16, 128] {
         products(c, "ternary", Matrix::Ternary(matrix), codes.len(), m);
     }
 }
@@ -66,13 +66,13 @@ fn blocks(c: &mut Criterion) {
         }
         let matrix =
             BlockMatrix::new(dtype, N, K, Rounding::Blocks, &bytes).expect("the shape is right");
-        for m in [1, 4, 16, 128] {
+        for m in [1, 2, 4, 8, 16, 128] {
             products(c, dtype.name(), Matrix::Blocks(matrix), bytes.len(), m);
         }
         let best = Exec::new(1, Isa::detect());
         if let Some(interleaved) = InterleavedMatrix::new(&best, &matrix) {
             let name = format!("{dtype} interleaved");
-            for m in [1, 4, 16, 128] {
+            for m in [1, 2, 4, 8, 16, 128] {
                 products(c, &name, Matrix::Interleaved(&interleaved), bytes.len(), m);
             }
         }

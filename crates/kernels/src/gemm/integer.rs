@@ -197,6 +197,9 @@ mod tests {
                 (18, 8, 9),
                 (35, 9, 17),
                 (31, 17, 1),
+                (19, 6, 6),
+                (16, 4, 8),
+                (20, 2, 7),
             ] {
                 let w = Weights::encoded(dtype, n, n_blocks);
                 w.check(&floats(m * w.k, 5));

@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use sterna_format::DType;
 
-use super::activations::{QuantizedRow, QuantizedRows};
+use super::activations::{Order, QuantizedRow, QuantizedRows, Tiles};
 use super::panel::{self, Panel};
 use super::{BlockMatrix, Columns, ROWS, Rounding, Scratch, integer};
 use crate::Exec;
@@ -47,22 +47,38 @@ unsafe trait Span: Sized + Send + Sync + 'static {
     /// Writes the columns into a panel.
     fn unpack(&self, isa: Isa, panel: &mut Panel);
 
-    /// The kernel of the levels that [`x86::is_offered`] has.
+    /// The kernels of the levels that [`x86::is_offered`] has.
     #[cfg(target_arch = "x86_64")]
-    const KERNEL: Kernel<Self>;
+    const KERNELS: Kernels<Self>;
 }
 
-/// The products of sixteen rows, which have as many spans as the activations, with a row of activations.
+/// What multiplies sixteen rows, which have as many spans as the activations.
+struct Kernels<S> {
+    one: One<S>,
+    several: Several<S>,
+}
+
+/// The products with a row of activations.
 ///
 /// # Safety
 /// The machine has the instructions that the function was made for.
-type Kernel<S> = unsafe fn(tile: &[S], x: QuantizedRow<'_>) -> [f32; ROWS];
+type One<S> = unsafe fn(tile: &[S], x: QuantizedRow<'_>) -> [f32; ROWS];
 
-/// The kernel that is faster than those for stored rows, if there is one.
-fn kernel<S: Span>(isa: Isa) -> Option<Kernel<S>> {
+/// Rows of activations that are multiplied together, at most: as many as there are registers for.
+const GROUP_LEN: usize = 8;
+
+/// The products with `n` rows of activations in [`Order::Quads`], from `first` on, the first of a tile.
+///
+/// # Safety
+/// As [`One`].
+type Several<S> =
+    unsafe fn(tile: &[S], x: &Tiles, first: usize, n: usize, sums: &mut [[f32; ROWS]; GROUP_LEN]);
+
+/// The kernels that are faster than those for stored rows, if there are any.
+fn kernels<S: Span>(isa: Isa) -> Option<Kernels<S>> {
     #[cfg(target_arch = "x86_64")]
     if x86::is_offered(isa) {
-        return Some(S::KERNEL);
+        return Some(S::KERNELS);
     }
     let _ = isa;
     None
@@ -127,7 +143,7 @@ fn spans_mut<S: Span>(pages: &mut Pages) -> &mut [S] {
 impl InterleavedMatrix {
     /// Whether `exec` multiplies blocks of `dtype` in rows of `k` columns faster interleaved.
     pub fn is_faster(exec: &Exec, dtype: DType, k: usize) -> bool {
-        has_form(dtype, k) && with_span!(dtype, S => kernel::<S>(exec.isa).is_some(), _ => false)
+        has_form(dtype, k) && with_span!(dtype, S => kernels::<S>(exec.isa).is_some(), _ => false)
     }
 
     /// The same weights interleaved, on all threads; `None` where `exec` multiplies them faster as they are.
@@ -282,7 +298,9 @@ fn multiply_spans<S: Span>(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    if x.m() > 1 {
+    let kernels = kernels::<S>(isa);
+    // Those for many rows have panels, and so do levels without kernels for spans.
+    if x.m() > 1 && (kernels.is_none() || x.tiles().order() != Order::Quads) {
         let tile = |first: usize| {
             debug_assert!(first.is_multiple_of(ROWS));
             let spans = w.tile::<S>(first / ROWS);
@@ -292,21 +310,37 @@ fn multiply_spans<S: Span>(
         };
         return panel::multiply_groups(isa, (w.dtype, w.k), rows, x, out, tile);
     }
-    for t in 0..x.m() {
-        for tile in rows.start / ROWS..rows.end.div_ceil(ROWS) {
-            let first = tile * ROWS;
-            let sums = match kernel::<S>(isa) {
-                // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
-                Some(kernel) => unsafe { kernel(w.tile(tile), x.row(t)) },
-                None => std::array::from_fn(|r| match first + r {
-                    i if i < w.n => integer::reference::dot(isa, w.dtype, &w.row(i), x.row(t)),
-                    _ => 0.0,
-                }),
-            };
-            let wanted = rows.start.max(first)..rows.end.min(first + ROWS);
+    for tile in rows.start / ROWS..rows.end.div_ceil(ROWS) {
+        let first = tile * ROWS;
+        let wanted = rows.start.max(first)..rows.end.min(first + ROWS);
+        let write = |t: usize, sums: &[f32; ROWS]| {
             // SAFETY: no other task has these rows, so none writes these columns.
             let out = unsafe { out.row_mut(t, wanted.clone()) };
             out.copy_from_slice(&sums[wanted.start - first..wanted.end - first]);
+        };
+        let spans = w.tile::<S>(tile);
+        match &kernels {
+            None if x.m() == 0 => {}
+            None => write(
+                0,
+                &std::array::from_fn(|r| match first + r {
+                    i if i < w.n => integer::reference::dot(isa, w.dtype, &w.row(i), x.row(0)),
+                    _ => 0.0,
+                }),
+            ),
+            // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
+            Some(kernels) if x.m() == 1 => write(0, &unsafe { (kernels.one)(spans, x.row(0)) }),
+            Some(kernels) => {
+                let mut sums = [[0.0; ROWS]; GROUP_LEN];
+                for begin in (0..x.m()).step_by(GROUP_LEN) {
+                    let n = GROUP_LEN.min(x.m() - begin);
+                    // SAFETY: as above.
+                    unsafe { (kernels.several)(spans, x.tiles(), begin, n, &mut sums) };
+                    for (t, sums) in sums[..n].iter().enumerate() {
+                        write(begin + t, sums);
+                    }
+                }
+            }
         }
     }
 }

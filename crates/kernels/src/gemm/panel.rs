@@ -33,6 +33,9 @@ use std::ops::Range;
 
 use sterna_format::DType;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use lanes::Acts;
+
 use super::activations::{Order, QuantizedRows, Tiles};
 use super::ternary::TernaryMatrix;
 use super::{BlockMatrix, Columns};

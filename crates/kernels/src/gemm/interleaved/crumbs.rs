@@ -1,7 +1,7 @@
 //! Two-bit codes in blocks of 128.
 
 #[cfg(target_arch = "x86_64")]
-use super::{Kernel, x86};
+use super::{Kernels, x86};
 use super::{Panel, ROWS, SPAN, Span, across};
 use crate::isa::{Isa, multiversion};
 use crate::quant::f16_to_f32;
@@ -32,7 +32,10 @@ pub(super) struct Crumbs {
 unsafe impl Span for Crumbs {
     const STORED: usize = SPAN / BLOCK * BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
-    const KERNEL: Kernel<Crumbs> = x86::crumbs;
+    const KERNELS: Kernels<Crumbs> = Kernels {
+        one: x86::crumbs,
+        several: x86::several::<Crumbs>,
+    };
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);

@@ -1,7 +1,7 @@
 //! Q4_K: four-bit codes with six-bit scales and minimums.
 
 #[cfg(target_arch = "x86_64")]
-use super::{Kernel, x86};
+use super::{Kernels, x86};
 use super::{Panel, ROWS, SPAN, Span, across};
 use crate::isa::{Isa, multiversion};
 use crate::quant::f16_to_f32;
@@ -31,7 +31,10 @@ pub(super) struct Q4K {
 unsafe impl Span for Q4K {
     const STORED: usize = BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
-    const KERNEL: Kernel<Q4K> = x86::q4_k;
+    const KERNELS: Kernels<Q4K> = Kernels {
+        one: x86::q4_k,
+        several: x86::several::<Q4K>,
+    };
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);

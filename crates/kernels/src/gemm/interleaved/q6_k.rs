@@ -1,7 +1,7 @@
 //! Q6_K: six-bit codes with eight-bit scales.
 
 #[cfg(target_arch = "x86_64")]
-use super::{Kernel, x86};
+use super::{Kernels, x86};
 use super::{Panel, ROWS, SPAN, Span, across};
 use crate::isa::{Isa, multiversion};
 use crate::quant::f16_to_f32;
@@ -38,7 +38,10 @@ pub(super) struct Q6K {
 unsafe impl Span for Q6K {
     const STORED: usize = BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
-    const KERNEL: Kernel<Q6K> = x86::q6_k;
+    const KERNELS: Kernels<Q6K> = Kernels {
+        one: x86::one::<Q6K>,
+        several: x86::several::<Q6K>,
+    };
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);

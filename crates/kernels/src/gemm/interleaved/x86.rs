@@ -1,13 +1,14 @@
-//! A row of activations with sixteen rows of weights, with AVX-512.
+//! Sixteen rows of weights with one row of activations, and with several at once, with AVX-512.
 
 use std::arch::x86_64::*;
 
-use super::super::activations::SUM_LEN;
+use super::super::activations::{SUM_LEN, TILE, Tiles};
+use super::super::panel::Acts;
 use super::super::prefetch;
 use super::crumbs::{self, Crumbs};
 use super::q4_k::{self, Q4K};
-use super::q6_k::{self, Q6K};
-use super::{Panel, QuantizedRow, ROWS, SPAN};
+use super::q6_k::Q6K;
+use super::{GROUP_LEN, Panel, QuantizedRow, ROWS, SPAN};
 use crate::isa::{Isa, Level};
 
 /// Bytes from those that are multiplied to those that are prefetched.
@@ -45,7 +46,7 @@ fn lanes(sums: __m512) -> [f32; ROWS] {
     out
 }
 
-/// The kernel of [`Crumbs`].
+/// As [`one`], of [`Crumbs`]: sums of codes that are masked where they are, apart, take fewer instructions for one row.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn crumbs(tile: &[Crumbs], x: QuantizedRow<'_>) -> [f32; ROWS] {
     use crumbs::{BLOCK, GROUP, WORD};
@@ -87,7 +88,7 @@ pub(super) fn crumbs(tile: &[Crumbs], x: QuantizedRow<'_>) -> [f32; ROWS] {
     lanes(acc)
 }
 
-/// The kernel of [`Q4K`].
+/// As [`one`], of [`Q4K`]: as [`crumbs`].
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
     use q4_k::WORD;
@@ -222,54 +223,322 @@ fn offsets(mins: [__m512i; 2], sums: &[i16; SPAN / SUM_LEN]) -> __m512i {
     _mm512_add_epi32(dots(low), _mm512_slli_epi32::<7>(dots(high)))
 }
 
-/// The kernel of [`Q6K`].
+/// Spans that are multiplied with several rows of activations at once, which share the loads of weights.
+pub(super) trait Multiplied: Sized {
+    /// Adds the products with the columns of `x` to the sums of each of its rows.
+    ///
+    /// # Safety
+    /// Inlined into code compiled for the instructions of [`several`]; `x` has `T` rows.
+    unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]);
+}
+
+/// The activations that belong to the columns of a span.
+pub(super) trait Activations {
+    /// Those of row `t`, four in each lane: the `i`th four columns.
+    ///
+    /// # Safety
+    /// Inlined into code compiled for AVX-512; a span has these columns, and there is such a row.
+    unsafe fn quad(&self, i: usize, t: usize) -> __m512i;
+
+    /// Sums of two times 16 of them in each lane: the `i`th 32 columns.
+    ///
+    /// # Safety
+    /// As [`Activations::quad`].
+    unsafe fn pair(&self, i: usize, t: usize) -> __m512i;
+
+    /// Their step in each lane, the `i`th of this span.
+    ///
+    /// # Safety
+    /// As [`Activations::quad`]; a span has so many.
+    unsafe fn step(&self, i: usize, t: usize) -> __m512;
+}
+
+/// Of one row.
+struct OfRow {
+    q: *const i8,
+    sums: *const i16,
+    steps: *const f32,
+}
+
+impl Activations for OfRow {
+    #[inline(always)]
+    unsafe fn quad(&self, i: usize, _: usize) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_set1_epi32(self.q.add(4 * i).cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(&self, i: usize, _: usize) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_set1_epi32(self.sums.add(2 * i).cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn step(&self, i: usize, _: usize) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_set1_ps(*self.steps.add(i)) }
+    }
+}
+
+/// Of rows in tiles.
+struct OfTiles {
+    q: Acts,
+    /// `[tile][32 columns][row]`, and how many a tile has.
+    pairs: (*const [[i16; 2]; TILE], usize),
+    /// `[tile][scale][row]`, and how many a tile has.
+    steps: (*const [f32; TILE], usize),
+}
+
+impl Activations for OfTiles {
+    #[inline(always)]
+    unsafe fn quad(&self, i: usize, t: usize) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_set1_epi32(self.q.quad(i, t).read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(&self, i: usize, t: usize) -> __m512i {
+        let (pairs, per_tile) = self.pairs;
+        // SAFETY: as above.
+        unsafe {
+            let pairs = pairs.add(t / TILE * per_tile + i).cast::<[i16; 2]>();
+            _mm512_set1_epi32(pairs.add(t % TILE).cast::<i32>().read_unaligned())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn step(&self, i: usize, t: usize) -> __m512 {
+        let (steps, per_tile) = self.steps;
+        // SAFETY: as above.
+        unsafe {
+            let steps = steps.add(t / TILE * per_tile + i).cast::<f32>();
+            _mm512_set1_ps(*steps.add(t % TILE))
+        }
+    }
+}
+
+/// The products of sixteen rows with a row of activations.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q6_k(tile: &[Q6K], x: QuantizedRow<'_>) -> [f32; ROWS] {
-    use q6_k::SUB;
-    let (low, high) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
-    let of_spans = x.q.as_chunks::<SPAN>().0.iter().zip(x.scales);
-    let of_spans = of_spans.zip(x.sums.as_chunks::<{ SPAN / SUM_LEN }>().0);
-    assert!(of_spans.len() >= tile.len());
-    let mut acc = _mm512_setzero_ps();
-    for (span, ((q, step), sums)) in tile.iter().zip(of_spans) {
-        prefetch_after(span);
-        let mut products = _mm512_setzero_si512();
-        let lows = span.low.as_chunks::<2>().0.iter();
-        let subs = lows.zip(&span.high).zip(&span.scales);
-        let activations = q.as_chunks::<SUB>().0.iter().zip(sums);
-        for ((([first, second], upper), scales), (q, sum)) in subs.zip(activations) {
-            // SAFETY: words of sixteen rows fill a register, their scales a quarter, and sixteen activations are there.
-            unsafe {
+pub(super) fn one<S: Multiplied>(tile: &[S], x: QuantizedRow<'_>) -> [f32; ROWS] {
+    let n_steps = x.scales.len() * SPAN / x.q.len().max(1);
+    assert!(tile.len() * SPAN <= x.q.len());
+    // SAFETY: this function is compiled for the instructions, and the columns are there.
+    unsafe {
+        let mut acc = [_mm512_setzero_ps()];
+        for (s, span) in tile.iter().enumerate() {
+            prefetch_after(span);
+            let x = OfRow {
+                q: x.q.as_ptr().add(s * SPAN),
+                sums: x.sums.as_ptr().add(s * SPAN / SUM_LEN),
+                steps: x.scales.as_ptr().add(s * n_steps),
+            };
+            span.add(&x, &mut acc);
+        }
+        lanes(acc[0])
+    }
+}
+
+/// The products of sixteen rows with `n` rows of activations, the first of which is the first of a tile.
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn several<S: Multiplied>(
+    tile: &[S],
+    x: &Tiles,
+    first: usize,
+    n: usize,
+    sums: &mut [[f32; ROWS]; GROUP_LEN],
+) {
+    // Rows that fill a tile are there, and zeros.
+    assert!(first.is_multiple_of(TILE) && first + n <= x.m() && tile.len() * SPAN <= x.k());
+    // SAFETY: this function is compiled for the instructions, and rows and columns are there.
+    unsafe {
+        match n {
+            0..=2 => group::<S, 2>(tile, x, first / TILE, sums),
+            3..=4 => group::<S, 4>(tile, x, first / TILE, sums),
+            5..=6 => group::<S, 6>(tile, x, first / TILE, sums),
+            _ => group::<S, GROUP_LEN>(tile, x, first / TILE, sums),
+        }
+    }
+}
+
+/// # Safety
+/// As [`Multiplied::add`]; `x` has `T` rows from `first` on, and the columns.
+#[inline(always)]
+unsafe fn group<S: Multiplied, const T: usize>(
+    tile: &[S],
+    x: &Tiles,
+    first: usize,
+    sums: &mut [[f32; ROWS]; GROUP_LEN],
+) {
+    let n_steps = x.scales(first, 0).len() * SPAN / x.k().max(1);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = [_mm512_setzero_ps(); T];
+        for (s, span) in tile.iter().enumerate() {
+            if first == 0 {
+                prefetch_after(span);
+            }
+            let x = OfTiles {
+                q: Acts::new(x, first, s * SPAN),
+                pairs: (x.pairs(first, s * SPAN).as_ptr(), x.k() / (2 * SUM_LEN)),
+                steps: (
+                    x.scales(first, s * n_steps).as_ptr(),
+                    x.scales(first, 0).len(),
+                ),
+            };
+            span.add(&x, &mut acc);
+        }
+        for (sums, acc) in sums.iter_mut().zip(acc) {
+            *sums = lanes(acc);
+        }
+    }
+}
+
+impl Multiplied for Q4K {
+    #[inline(always)]
+    unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
+        use q4_k::WORD;
+        /// Columns that share an integer scale and minimum.
+        const SUB: usize = 32;
+        // SAFETY: the caller's promise; scales of sixteen rows fill half a register, words a whole one.
+        unsafe {
+            let four = _mm512_set1_epi8(0x0f);
+            let [scales, mins] = scales_and_minimums(self);
+            let (mut products, mut offsets) =
+                ([_mm512_setzero_si512(); T], [_mm512_setzero_si512(); T]);
+            for sub in 0..SPAN / SUB {
+                let mut dots = [_mm512_setzero_si512(); T];
+                for w in sub * SUB / WORD..(sub + 1) * SUB / WORD {
+                    let codes = _mm512_load_si512(self.codes[w].as_ptr().cast());
+                    let low = _mm512_and_si512(codes, four);
+                    let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), four);
+                    for (t, dots) in dots.iter_mut().enumerate() {
+                        *dots = _mm512_dpbusd_epi32(*dots, low, x.quad(2 * w, t));
+                    }
+                    for (t, dots) in dots.iter_mut().enumerate() {
+                        *dots = _mm512_dpbusd_epi32(*dots, high, x.quad(2 * w + 1, t));
+                    }
+                }
+                let scale = byte(scales[sub / 4], sub % 4);
+                let min = byte(mins[sub / 4], sub % 4);
+                let mins = _mm512_or_si512(min, _mm512_slli_epi32::<16>(min));
+                for t in 0..T {
+                    let scaled = _mm512_mullo_epi32(dots[t], scale);
+                    products[t] = _mm512_add_epi32(products[t], scaled);
+                    offsets[t] = _mm512_dpwssd_epi32(offsets[t], mins, x.pair(sub, t));
+                }
+            }
+            let float = |of: &[u16; ROWS]| _mm512_cvtph_ps(_mm256_load_si256(of.as_ptr().cast()));
+            let (d, dmin) = (float(&self.scales[0]), float(&self.scales[1]));
+            for (t, sum) in sums.iter_mut().enumerate() {
+                let step = x.step(0, t);
+                let products =
+                    _mm512_mul_ps(_mm512_cvtepi32_ps(products[t]), _mm512_mul_ps(d, step));
+                let offsets =
+                    _mm512_mul_ps(_mm512_cvtepi32_ps(offsets[t]), _mm512_mul_ps(dmin, step));
+                *sum = _mm512_add_ps(*sum, _mm512_sub_ps(products, offsets));
+            }
+        }
+    }
+}
+
+impl Multiplied for Q6K {
+    #[inline(always)]
+    unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
+        // SAFETY: the caller's promise; words of sixteen rows fill a register, their bytes a quarter.
+        unsafe {
+            let (low, high) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
+            let join = |lower, upper| {
+                let upper = _mm512_and_si512(upper, high);
+                _mm512_or_si512(_mm512_and_si512(lower, low), upper)
+            };
+            let (mut products, mut offsets) =
+                ([_mm512_setzero_si512(); T], [_mm512_setzero_si512(); T]);
+            let lows = self.low.as_chunks::<2>().0.iter();
+            let mut before = _mm512_setzero_si512();
+            for (sub, (([first, second], upper), scales)) in
+                lows.zip(&self.high).zip(&self.scales).enumerate()
+            {
                 let first = _mm512_loadu_si512(first.as_ptr().cast());
                 let second = _mm512_loadu_si512(second.as_ptr().cast());
                 let upper = _mm512_loadu_si512(upper.as_ptr().cast());
-                let join = |lower, upper| {
-                    let upper = _mm512_and_si512(upper, high);
-                    _mm512_or_si512(_mm512_and_si512(lower, low), upper)
-                };
-                let q = |s: usize| quad(q.as_ptr().add(4 * s));
-                // Codes are too large by 32: sums begin with what is too much.
-                let even = _mm512_set1_epi32(-32 * i32::from(*sum));
-                let odd = _mm512_setzero_si512();
-                let codes = join(first, _mm512_slli_epi16::<4>(upper));
-                let even = _mm512_dpbusd_epi32(even, codes, q(0));
-                let codes = join(_mm512_srli_epi16::<4>(first), _mm512_slli_epi16::<2>(upper));
-                let odd = _mm512_dpbusd_epi32(odd, codes, q(1));
-                let even = _mm512_dpbusd_epi32(even, join(second, upper), q(2));
-                let codes = join(
-                    _mm512_srli_epi16::<4>(second),
-                    _mm512_srli_epi16::<2>(upper),
-                );
-                let odd = _mm512_dpbusd_epi32(odd, codes, q(3));
+                let codes = [
+                    join(first, _mm512_slli_epi16::<4>(upper)),
+                    join(_mm512_srli_epi16::<4>(first), _mm512_slli_epi16::<2>(upper)),
+                    join(second, upper),
+                    join(
+                        _mm512_srli_epi16::<4>(second),
+                        _mm512_srli_epi16::<2>(upper),
+                    ),
+                ];
+                let mut dots = [_mm512_setzero_si512(); T];
+                for (i, codes) in codes.into_iter().enumerate() {
+                    for (t, dots) in dots.iter_mut().enumerate() {
+                        *dots = _mm512_dpbusd_epi32(*dots, codes, x.quad(4 * sub + i, t));
+                    }
+                }
                 let scales = _mm512_cvtepi8_epi32(_mm_loadu_si128(scales.as_ptr().cast()));
-                let sums = _mm512_mullo_epi32(_mm512_add_epi32(even, odd), scales);
-                products = _mm512_add_epi32(products, sums);
+                for t in 0..T {
+                    let scaled = _mm512_mullo_epi32(dots[t], scales);
+                    products[t] = _mm512_add_epi32(products[t], scaled);
+                }
+                // Codes are too large by 32, which is taken off for two scales at a time.
+                if sub % 2 == 0 {
+                    before = scales;
+                    continue;
+                }
+                let pairs =
+                    _mm512_mask_blend_epi16(0xaaaa_aaaa, before, _mm512_slli_epi32::<16>(scales));
+                for (t, offsets) in offsets.iter_mut().enumerate() {
+                    *offsets = _mm512_dpwssd_epi32(*offsets, pairs, x.pair(sub / 2, t));
+                }
+            }
+            let d = _mm512_cvtph_ps(_mm256_loadu_si256(self.d.as_ptr().cast()));
+            for (t, sum) in sums.iter_mut().enumerate() {
+                let product = _mm512_sub_epi32(products[t], _mm512_slli_epi32::<5>(offsets[t]));
+                let d = _mm512_mul_ps(d, x.step(0, t));
+                *sum = _mm512_add_ps(*sum, _mm512_mul_ps(_mm512_cvtepi32_ps(product), d));
             }
         }
-        // SAFETY: scales of sixteen rows fill half a register.
-        let d = unsafe { _mm512_cvtph_ps(_mm256_load_si256(span.d.as_ptr().cast())) };
-        let d = _mm512_mul_ps(d, _mm512_set1_ps(*step));
-        acc = _mm512_add_ps(acc, _mm512_mul_ps(_mm512_cvtepi32_ps(products), d));
     }
-    lanes(acc)
+}
+
+impl Multiplied for Crumbs {
+    #[inline(always)]
+    unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
+        use crumbs::{BLOCK, GROUP, WORD};
+        // SAFETY: the caller's promise; scales of sixteen rows fill half a register, words a whole one.
+        unsafe {
+            let two = _mm512_set1_epi8(3);
+            // Codes are too large by one.
+            let bias = _mm512_set1_epi16(-1);
+            for g in 0..SPAN / GROUP {
+                let mut dots = [_mm512_setzero_si512(); T];
+                for (t, dots) in dots.iter_mut().enumerate() {
+                    *dots = _mm512_dpwssd_epi32(*dots, bias, x.pair(g, t));
+                }
+                for w in g * GROUP / WORD..(g + 1) * GROUP / WORD {
+                    let codes = _mm512_load_si512(self.codes[w].as_ptr().cast());
+                    let codes = [
+                        codes,
+                        _mm512_srli_epi16::<2>(codes),
+                        _mm512_srli_epi16::<4>(codes),
+                        _mm512_srli_epi16::<6>(codes),
+                    ];
+                    for (i, codes) in codes.into_iter().enumerate() {
+                        let codes = _mm512_and_si512(codes, two);
+                        for (t, dots) in dots.iter_mut().enumerate() {
+                            *dots = _mm512_dpbusd_epi32(*dots, codes, x.quad(4 * w + i, t));
+                        }
+                    }
+                }
+                let scales = &self.scales[g * GROUP / BLOCK];
+                let d = _mm512_cvtph_ps(_mm256_load_si256(scales.as_ptr().cast()));
+                for (t, sum) in sums.iter_mut().enumerate() {
+                    let scale = _mm512_mul_ps(d, x.step(g, t));
+                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[t]), scale);
+                    *sum = _mm512_add_ps(*sum, product);
+                }
+            }
+        }
+    }
 }

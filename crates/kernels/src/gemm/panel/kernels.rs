@@ -232,7 +232,7 @@ impl Family for Ternary {
         columns: Range<usize>,
         out: *mut Array<i32>,
     ) {
-        let acts = acts(x, tile, &columns);
+        let acts = Acts::new(x, tile, columns.start);
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [S::zero(); T];
@@ -266,7 +266,7 @@ impl<const MAX: usize, const QUADS: usize, const BIAS: u32> Family for Super<MAX
         columns: Range<usize>,
         out: *mut Array<f32>,
     ) {
-        let acts = acts(x, tile, &columns);
+        let acts = Acts::new(x, tile, columns.start);
         // SAFETY: the caller's promise; a block of 256 is 64 times four columns.
         unsafe {
             let mut sums = [S::zero(); T];
@@ -356,7 +356,7 @@ impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {
         columns: Range<usize>,
         out: *mut Array<f32>,
     ) {
-        let acts = acts(x, tile, &columns);
+        let acts = Acts::new(x, tile, columns.start);
         let signed = MAX == 255 && S::SIGNED_BYTES;
         let bias = [[if signed { 0 } else { -BIAS }; 2]; ROWS];
         let n_groups = columns.len() / 32;
@@ -389,14 +389,5 @@ impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {
                 S::store_f(out.add(t), total);
             }
         }
-    }
-}
-
-/// The activations of `columns`, from a tile on.
-#[inline(always)]
-fn acts(x: &Tiles, tile: usize, columns: &Range<usize>) -> Acts {
-    Acts {
-        q: x.q(tile)[columns.start / 4..].as_ptr().cast(),
-        stride: x.k() * TILE,
     }
 }

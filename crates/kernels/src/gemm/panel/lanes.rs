@@ -1,22 +1,32 @@
 //! What a kernel requires of an instruction set.
 
 use super::{Lanes as Array, ROWS};
+use crate::gemm::activations::{TILE, Tiles};
 
 /// Where the activations of a tile begin: `[tile of four rows][columns / 4][row][4]`.
 #[derive(Clone, Copy)]
-pub(super) struct Acts {
+pub(in super::super) struct Acts {
     pub(super) q: *const i8,
     /// Bytes from four rows to the next four.
     pub(super) stride: usize,
 }
 
 impl Acts {
+    /// Those from column `start` on, a multiple of four, of the rows from those of a tile on. Panics if they aren't there.
+    #[inline(always)]
+    pub(in super::super) fn new(x: &Tiles, tile: usize, start: usize) -> Acts {
+        Acts {
+            q: x.q(tile)[start / 4..].as_ptr().cast(),
+            stride: x.k() * TILE,
+        }
+    }
+
     /// Four activations of row `t`, those of the `quad`th four columns.
     ///
     /// # Safety
     /// They are there.
     #[inline(always)]
-    pub(super) unsafe fn quad(self, quad: usize, t: usize) -> *const i32 {
+    pub(in super::super) unsafe fn quad(self, quad: usize, t: usize) -> *const i32 {
         // SAFETY: the caller's promise.
         unsafe {
             self.q
