@@ -231,6 +231,23 @@ pub(super) unsafe fn direct<
     }
 }
 
+/// Bytes from those that are multiplied to those that are prefetched.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const AHEAD: usize = 32 << 10;
+
+/// Prefetches `n` bytes behind `at`. Rows that are multiplied together are shared out evenly over their groups: they, and
+/// what follows, are one piece.
+#[inline(always)]
+fn prefetch_behind(at: *const u8, n: usize) {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    {
+        use crate::gemm::prefetch::{Level, lines};
+        lines(Level::Second, at.wrapping_add(AHEAD), n);
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = (at, n);
+}
+
 /// # Safety
 /// The machine has the instructions.
 #[inline(always)]
@@ -259,6 +276,10 @@ unsafe fn direct_rows<
     unsafe {
         let mut acc = [[[G::zero(); P]; T]; R];
         for i in 0..n {
+            prefetch_behind(
+                w.as_ptr().wrapping_add(i * R * group_bytes),
+                R * group_bytes,
+            );
             for r in 0..R {
                 let w = E::load::<G, P>(w.as_ptr().add(r * row_bytes + i * group_bytes));
                 for t in 0..T {
