@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use sterna::Result;
 use sterna::receipt::Receipt;
+use sterna::scheduler::SchedulerOptions;
 
 use crate::api::Keys;
 use crate::engine::{CacheFolder, EngineOptions};
@@ -74,8 +75,8 @@ impl Default for Settings {
                 queue: QUEUE,
                 cache_bytes: CACHE_BYTES,
                 host_bytes: 0,
-                chunk: 64,
-                chunk_beside: 32,
+                chunk: SchedulerOptions::default().chunk,
+                chunk_beside: SchedulerOptions::default().chunk_beside,
                 models_bytes: None,
                 models_idle: None,
             },

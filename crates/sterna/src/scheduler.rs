@@ -20,12 +20,18 @@ const MAX_LOSSES: usize = 3;
 /// Steps after which a prompt comes before shorter ones.
 const PATIENCE: u64 = 8;
 
+/// Tokens of prompts, for each prompt that waits, in a step that gives other answers a token. Time to the first token and
+/// time between tokens are taken from each other: with a fixed number the one grows with the requests, and the other
+/// doesn't.
+const BESIDE_EACH: usize = 4;
+
 /// How a [`Scheduler`] fills its steps.
 #[derive(Debug, Clone, Copy)]
 pub struct SchedulerOptions {
     /// Maximum tokens of one prompt per step.
     pub chunk: usize,
-    /// Maximum tokens of prompts, of all together, in a step that gives other answers a token: they wait for it.
+    /// Maximum tokens of prompts, of all together, in a step that gives other answers a token, which wait for it. Where
+    /// many prompts wait it is more, but no more than [`SchedulerOptions::chunk`].
     pub chunk_beside: usize,
     /// Maximum tokens per step, of all sequences.
     pub max_rows: usize,
@@ -42,7 +48,7 @@ impl Default for SchedulerOptions {
     fn default() -> SchedulerOptions {
         SchedulerOptions {
             chunk: 64,
-            chunk_beside: 32,
+            chunk_beside: 16,
             max_rows: 512,
             draw_on_device: false,
             clock: default_clock(),
@@ -58,6 +64,12 @@ impl SchedulerOptions {
             chunk_beside: 512,
             ..SchedulerOptions::default()
         }
+    }
+
+    /// Maximum tokens of prompts in a step that gives other answers a token, when `n_prompts` wait.
+    fn beside(&self, n_prompts: usize) -> usize {
+        let wanted = n_prompts.saturating_mul(BESIDE_EACH).min(self.chunk);
+        wanted.max(self.chunk_beside).max(1)
     }
 }
 
@@ -328,17 +340,20 @@ impl<B: Backend> Scheduler<B> {
         order.sort_by_key(|&slot| slots[slot].rank(*n_steps));
         let mut parts: Vec<Part> = Vec::with_capacity(order.len());
         let mut room = options.max_rows.max(1);
-        let mut model = None;
+        let model = |slot: &Slot<B>| Arc::as_ptr(slot.sequence.session().model());
+        let first = order.first().map(|&first| model(&slots[first]));
+        order.retain(|&slot| Some(model(&slots[slot])) == first);
+        let n_prompts = order.iter().filter(|&&slot| slots[slot].is_prompt());
+        let beside = options.beside(n_prompts.count());
         for index in order {
-            let slot = &mut slots[index];
-            let own = Arc::as_ptr(slot.sequence.session().model());
-            if room == 0 || *model.get_or_insert(own) != own {
-                continue;
+            if room == 0 {
+                break;
             }
+            let slot = &mut slots[index];
             let (is_prompt, is_again) = (slot.is_prompt(), slot.is_again());
             // The first of the prompts, behind answers.
             if is_prompt && parts.last().is_some_and(|part| !part.is_prompt) {
-                room = room.min(options.chunk_beside.max(1));
+                room = room.min(beside);
             }
             let max_ids = if is_prompt || is_again {
                 room.min(options.chunk.max(1))

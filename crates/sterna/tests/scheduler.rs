@@ -501,11 +501,11 @@ fn id_index(ids: &[SequenceId], id: SequenceId) -> usize {
 }
 
 /// Prompts of some lengths, beside an answer that is being decoded: after how many steps each has its first token. With
-/// `crowd`, there is always another short prompt.
+/// `crowd`, there is always another prompt of eight tokens.
 fn first_tokens(lengths: &[usize], crowd: bool) -> Vec<usize> {
     let model = Files::stories().load(cpu());
     let options = SchedulerOptions {
-        chunk: 8,
+        chunk: 16,
         chunk_beside: 4,
         ..SchedulerOptions::default()
     };
@@ -528,7 +528,7 @@ fn first_tokens(lengths: &[usize], crowd: bool) -> Vec<usize> {
     let mut first = vec![0; ids.len()];
     for n in 1..200 {
         if crowd {
-            start(&mut scheduler, 4, 1);
+            start(&mut scheduler, 8, 1);
         }
         let stepped = scheduler.step().unwrap();
         let speaks = |id: SequenceId| stepped.iter().any(|(of, _)| *of == id);
@@ -547,10 +547,15 @@ fn first_tokens(lengths: &[usize], crowd: bool) -> Vec<usize> {
 
 #[test]
 fn answers_wait_for_few_tokens_of_prompts_and_short_prompts_come_first() {
-    // Four tokens of prompts in each step, and eight where nothing is decoded.
-    assert_eq!(first_tokens(&[40, 8, 20], false), [17, 2, 7]);
+    // Four tokens for each prompt that waits: twelve in the first step, eight in two, then four.
+    assert_eq!(first_tokens(&[40, 8, 20], false), [13, 1, 3]);
+    // No more than a chunk: sixteen in three steps, and then as above.
+    assert_eq!(
+        first_tokens(&[16, 15, 15, 15, 10, 9, 8], false),
+        [9, 3, 4, 6, 2, 2, 1]
+    );
     // The long one isn't passed over for ever: a step in nine is its own, until it is as short as the others.
-    assert!(first_tokens(&[12], true)[0] <= 27);
+    assert!(first_tokens(&[24], true)[0] <= 27);
 }
 
 #[test]

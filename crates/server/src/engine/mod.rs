@@ -52,9 +52,9 @@ pub struct EngineOptions {
     /// Bytes of sequences in memory of the host that engines have no room for; where engines compute on the CPU, their
     /// own memory is that, and nothing is gained.
     pub host_bytes: u64,
-    /// Tokens of prompts in a step.
+    /// [`SchedulerOptions::chunk`](sterna::scheduler::SchedulerOptions::chunk).
     pub chunk: usize,
-    /// Tokens of prompts in a step that running answers share.
+    /// [`SchedulerOptions::chunk_beside`](sterna::scheduler::SchedulerOptions::chunk_beside).
     pub chunk_beside: usize,
     /// Bytes of all models on an engine: to load one, others are unloaded. `None` for as many as there are.
     pub models_bytes: Option<u64>,
