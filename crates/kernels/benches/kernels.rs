@@ -55,7 +55,9 @@ fn blocks(c: &mut Criterion) {
         DType::F16,
         DType::Q8_0,
         DType::Q6_K,
+        DType::Q5_K,
         DType::Q4_K,
+        DType::Q4_0,
         DType::PQ2_0,
     ] {
         let row_bytes = K / dtype.block_len() * dtype.block_bytes();

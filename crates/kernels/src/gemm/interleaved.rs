@@ -1,13 +1,17 @@
 //! Blocks of sixteen rows side by side, as kernels with one row in each lane read them.
 //!
 //! Kernels for blocks as they are stored have to bring the sums of several rows together, and the codes of each into the
-//! order of activations: for Q4_K and PQ2_0 that takes more instructions than the products. Their matrices are therefore
+//! order of activations: for Q4_K and PQ2_0 that takes more instructions than the products. Such matrices are therefore
 //! rewritten when they are loaded, where the instruction set has a kernel for it: in as many bytes, but read in order,
 //! and without a step across lanes. The results are those of [`integer`](super::integer), bit for bit.
 
 mod crumbs;
+mod nibbles;
+mod q4_0;
 mod q4_k;
+mod q5_k;
 mod q6_k;
+mod q8_0;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -24,8 +28,11 @@ use crate::isa::Isa;
 use crate::memory::Pages;
 use crate::pool::SharedSlice;
 use crumbs::Crumbs;
+use q4_0::Q4_0;
 use q4_k::Q4K;
+use q5_k::Q5K;
 use q6_k::Q6K;
+use q8_0::Q8_0;
 
 /// Columns of a [`Span`].
 const SPAN: usize = 256;
@@ -102,8 +109,20 @@ macro_rules! with_span {
                 type $S = Crumbs;
                 $then
             }
+            DType::Q4_0 => {
+                type $S = Q4_0;
+                $then
+            }
+            DType::Q8_0 => {
+                type $S = Q8_0;
+                $then
+            }
             DType::Q4_K => {
                 type $S = Q4K;
+                $then
+            }
+            DType::Q5_K => {
+                type $S = Q5K;
                 $then
             }
             DType::Q6_K => {
@@ -351,11 +370,20 @@ mod tests {
     use super::*;
     use crate::test_data::{Random, exec_matrix, floats};
 
+    const TYPES: [DType; 6] = [
+        DType::PQ2_0,
+        DType::Q4_0,
+        DType::Q8_0,
+        DType::Q4_K,
+        DType::Q5_K,
+        DType::Q6_K,
+    ];
+
     #[test]
     fn rows_come_back_as_they_were() {
         let mut random = Random::new(5);
         let shapes = [(16, 256), (1, 512), (37, 768), (0, 256), (3, 0)];
-        let types = [DType::PQ2_0, DType::Q4_K, DType::Q6_K];
+        let types = TYPES;
         for (dtype, (n, k)) in types
             .into_iter()
             .flat_map(|t| shapes.map(|shape| (t, shape)))
@@ -381,7 +409,7 @@ mod tests {
     fn other_matrices_are_left() {
         let exec = Exec::new(1, Isa::detect());
         for (dtype, k, rounding) in [
-            (DType::Q8_0, 256, Rounding::Blocks),
+            (DType::Q5_0, 256, Rounding::Blocks),
             (DType::PQ2_0, 384, Rounding::Blocks),
             (DType::PQ2_0, 256, Rounding::None),
         ] {
@@ -395,7 +423,7 @@ mod tests {
     fn any_rows_are_those_of_the_whole_product() {
         let mut random = Random::new(7);
         let (n, k) = (37, 512);
-        for dtype in [DType::PQ2_0, DType::Q4_K, DType::Q6_K] {
+        for dtype in TYPES {
             let len = n * k / dtype.block_len() * dtype.block_bytes();
             let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
             let w = BlockMatrix::new(dtype, n, k, Rounding::Blocks, &bytes).unwrap();

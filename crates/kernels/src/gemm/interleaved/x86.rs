@@ -6,8 +6,12 @@ use super::super::activations::{SUM_LEN, TILE, Tiles};
 use super::super::panel::Acts;
 use super::super::prefetch;
 use super::crumbs::{self, Crumbs};
-use super::q4_k::{self, Q4K};
+use super::nibbles::{Header, WORD};
+use super::q4_0::Q4_0;
+use super::q4_k::Q4K;
+use super::q5_k::Q5K;
 use super::q6_k::Q6K;
+use super::q8_0::Q8_0;
 use super::{GROUP_LEN, Panel, QuantizedRow, ROWS, SPAN};
 use crate::isa::{Isa, Level};
 
@@ -58,8 +62,8 @@ pub(super) fn crumbs(tile: &[Crumbs], x: QuantizedRow<'_>) -> [f32; ROWS] {
     let mut acc = _mm512_setzero_ps();
     for (span, ((q, steps), sums)) in tile.iter().zip(of_spans) {
         prefetch_after(span);
-        let halves = sums.as_chunks::<2>().0.iter();
-        for (g, (step, [one, other])) in steps.iter().zip(halves).enumerate() {
+        let pairs = sums.as_chunks::<2>().0.iter();
+        for (g, (step, [one, other])) in steps.iter().zip(pairs).enumerate() {
             // Codes are too large by one: sums begin with what is too much.
             let mut even = _mm512_set1_epi32(-(i32::from(*one) + i32::from(*other)));
             let mut odd = _mm512_setzero_si512();
@@ -78,10 +82,8 @@ pub(super) fn crumbs(tile: &[Crumbs], x: QuantizedRow<'_>) -> [f32; ROWS] {
                 }
             }
             let products = _mm512_add_epi32(even, _mm512_srai_epi32::<2>(odd));
-            // SAFETY: scales of sixteen rows fill half a register.
-            let scales =
-                unsafe { _mm256_load_si256(span.scales[g * GROUP / BLOCK].as_ptr().cast()) };
-            let scale = _mm512_mul_ps(_mm512_cvtph_ps(scales), _mm512_set1_ps(*step));
+            let scales = halves(&span.scales[g * GROUP / BLOCK]);
+            let scale = _mm512_mul_ps(scales, _mm512_set1_ps(*step));
             acc = _mm512_add_ps(acc, _mm512_mul_ps(_mm512_cvtepi32_ps(products), scale));
         }
     }
@@ -91,7 +93,6 @@ pub(super) fn crumbs(tile: &[Crumbs], x: QuantizedRow<'_>) -> [f32; ROWS] {
 /// As [`one`], of [`Q4K`]: as [`crumbs`].
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
-    use q4_k::WORD;
     /// Columns that share an integer scale and minimum.
     const SUB: usize = 32;
     let (low, high) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0xf0u8 as i8));
@@ -101,7 +102,7 @@ pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
     let mut acc = _mm512_setzero_ps();
     for (span, ((q, step), sums)) in tile.iter().zip(of_spans) {
         prefetch_after(span);
-        let [scales, mins] = scales_and_minimums(span);
+        let [scales, mins] = scales_and_minimums(&span.header.packed);
         let mut products = _mm512_setzero_si512();
         for sub in 0..SPAN / SUB {
             let (mut even, mut odd) = (_mm512_setzero_si512(), _mm512_setzero_si512());
@@ -122,11 +123,10 @@ pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
             products = _mm512_add_epi32(products, _mm512_mullo_epi32(sums, scale));
         }
         let offsets = offsets(mins, sums);
-        // SAFETY: scales of sixteen rows fill half a register.
-        let [d, dmin] = span
-            .scales
-            .each_ref()
-            .map(|scales| unsafe { _mm512_cvtph_ps(_mm256_load_si256(scales.as_ptr().cast())) });
+        let [d, dmin] = [
+            halves(&span.header.scales[0]),
+            halves(&span.header.scales[1]),
+        ];
         let step = _mm512_set1_ps(*step);
         let products = _mm512_mul_ps(_mm512_cvtepi32_ps(products), _mm512_mul_ps(d, step));
         let offsets = _mm512_mul_ps(_mm512_cvtepi32_ps(offsets), _mm512_mul_ps(dmin, step));
@@ -138,16 +138,8 @@ pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
 /// The scales, and the minimums, of the first 128 columns and of the others: four in each lane.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn scales_and_minimums(span: &Q4K) -> [[__m512i; 2]; 2] {
-    let [a, b, c] = &span.packed;
-    // SAFETY: sixteen rows fill a register.
-    let [a, b, c] = unsafe {
-        [
-            _mm512_load_si512(a.as_ptr().cast()),
-            _mm512_load_si512(b.as_ptr().cast()),
-            _mm512_load_si512(c.as_ptr().cast()),
-        ]
-    };
+fn scales_and_minimums([a, b, c]: &[[u32; ROWS]; 3]) -> [[__m512i; 2]; 2] {
+    let (a, b, c) = (words(a), words(b), words(c));
     let (four, six, upper) = (
         _mm512_set1_epi8(0x0f),
         _mm512_set1_epi8(0x3f),
@@ -175,7 +167,7 @@ fn byte(lanes: __m512i, i: usize) -> __m512i {
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn unpack_q4_k(span: &Q4K, panel: &mut Panel) {
     let four = _mm512_set1_epi8(0x0f);
-    let [scales, mins] = scales_and_minimums(span);
+    let [scales, mins] = scales_and_minimums(&span.header.packed);
     // SAFETY: what is read and written has sixteen lanes, and a panel is aligned to them.
     unsafe {
         for (word, quads) in span.codes.iter().zip(panel.codes.as_chunks_mut::<2>().0) {
@@ -194,10 +186,9 @@ pub(super) fn unpack_q4_k(span: &Q4K, panel: &mut Panel) {
             let pair = _mm512_or_si512(min, _mm512_slli_epi32::<16>(min));
             _mm512_store_si512(offsets.as_mut_ptr().cast(), pair);
         }
-        let [d, dmin] = &span.scales;
-        let float = |of: &[u16; ROWS]| _mm512_cvtph_ps(_mm256_load_si256(of.as_ptr().cast()));
-        _mm512_store_ps(panel.d[0].as_mut_ptr(), float(d));
-        _mm512_store_ps(panel.dmin.as_mut_ptr(), float(dmin));
+        let [d, dmin] = &span.header.scales;
+        _mm512_store_ps(panel.d[0].as_mut_ptr(), halves(d));
+        _mm512_store_ps(panel.dmin.as_mut_ptr(), halves(dmin));
     }
 }
 
@@ -393,50 +384,163 @@ unsafe fn group<S: Multiplied, const T: usize>(
     }
 }
 
+/// [`Multiplied::add`] of blocks whose every 32 codes, which `codes` gives as eight times four columns, have an integer
+/// scale and a minimum.
+///
+/// # Safety
+/// As [`Multiplied::add`].
+#[inline(always)]
+unsafe fn add_with_minimums<X: Activations, const T: usize>(
+    header: &Header,
+    codes: impl Fn(usize) -> [__m512i; 8],
+    x: &X,
+    sums: &mut [__m512; T],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [scales, mins] = scales_and_minimums(&header.packed);
+        let (mut products, mut offsets) =
+            ([_mm512_setzero_si512(); T], [_mm512_setzero_si512(); T]);
+        for sub in 0..SPAN / 32 {
+            let mut dots = [_mm512_setzero_si512(); T];
+            add_dots(&mut dots, &codes(sub), 8 * sub, x);
+            let scale = byte(scales[sub / 4], sub % 4);
+            let min = byte(mins[sub / 4], sub % 4);
+            let mins = _mm512_or_si512(min, _mm512_slli_epi32::<16>(min));
+            for t in 0..T {
+                let scaled = _mm512_mullo_epi32(dots[t], scale);
+                products[t] = _mm512_add_epi32(products[t], scaled);
+                offsets[t] = _mm512_dpwssd_epi32(offsets[t], mins, x.pair(sub, t));
+            }
+        }
+        let (d, dmin) = (halves(&header.scales[0]), halves(&header.scales[1]));
+        for (t, sum) in sums.iter_mut().enumerate() {
+            let step = x.step(0, t);
+            let products = _mm512_mul_ps(_mm512_cvtepi32_ps(products[t]), _mm512_mul_ps(d, step));
+            let offsets = _mm512_mul_ps(_mm512_cvtepi32_ps(offsets[t]), _mm512_mul_ps(dmin, step));
+            *sum = _mm512_add_ps(*sum, _mm512_sub_ps(products, offsets));
+        }
+    }
+}
+
+/// [`Multiplied::add`] of groups of 32 codes, which `codes` gives as eight times four columns, too large by `bias`, with the
+/// scales `scale`.
+///
+/// # Safety
+/// As [`Multiplied::add`].
+#[inline(always)]
+unsafe fn add_biased<'a, X: Activations, const T: usize>(
+    bias: i16,
+    scale: impl Fn(usize) -> &'a [u16; ROWS],
+    codes: impl Fn(usize) -> [__m512i; 8],
+    x: &X,
+    sums: &mut [__m512; T],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bias = _mm512_set1_epi16(-bias);
+        for g in 0..SPAN / 32 {
+            let mut dots = [_mm512_setzero_si512(); T];
+            for (t, dots) in dots.iter_mut().enumerate() {
+                *dots = _mm512_dpwssd_epi32(*dots, bias, x.pair(g, t));
+            }
+            add_dots(&mut dots, &codes(g), 8 * g, x);
+            let d = halves(scale(g));
+            for (t, sum) in sums.iter_mut().enumerate() {
+                let scale = _mm512_mul_ps(d, x.step(g, t));
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[t]), scale);
+                *sum = _mm512_add_ps(*sum, product);
+            }
+        }
+    }
+}
+
+/// Adds the products of some times four columns, the first of which are the `first`th of the span.
+///
+/// # Safety
+/// As [`Multiplied::add`].
+#[inline(always)]
+unsafe fn add_dots<X: Activations, const T: usize>(
+    dots: &mut [__m512i; T],
+    codes: &[__m512i],
+    first: usize,
+    x: &X,
+) {
+    for (i, codes) in codes.iter().enumerate() {
+        for (t, dots) in dots.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *dots = unsafe { _mm512_dpbusd_epi32(*dots, *codes, x.quad(first + i, t)) };
+        }
+    }
+}
+
+/// A word of each row.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words(of: &[u32; ROWS]) -> __m512i {
+    // SAFETY: sixteen of them fill a register.
+    unsafe { _mm512_loadu_si512(of.as_ptr().cast()) }
+}
+
+/// An f16 of each row.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn halves(of: &[u16; ROWS]) -> __m512 {
+    // SAFETY: sixteen of them fill half a register.
+    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(of.as_ptr().cast())) }
+}
+
+/// Codes of 32 columns, of which words have eight columns each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn nibbles(from: &[[u32; ROWS]; 4]) -> [__m512i; 8] {
+    let four = _mm512_set1_epi8(0x0f);
+    let mut codes = [_mm512_setzero_si512(); 8];
+    for (pair, from) in codes.as_chunks_mut::<2>().0.iter_mut().zip(from) {
+        let both = words(from);
+        *pair = [
+            _mm512_and_si512(both, four),
+            _mm512_and_si512(_mm512_srli_epi16::<4>(both), four),
+        ];
+    }
+    codes
+}
+
 impl Multiplied for Q4K {
     #[inline(always)]
     unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
-        use q4_k::WORD;
-        /// Columns that share an integer scale and minimum.
-        const SUB: usize = 32;
-        // SAFETY: the caller's promise; scales of sixteen rows fill half a register, words a whole one.
+        let subs = self.codes.as_chunks().0;
+        // SAFETY: the caller's promise.
         unsafe {
-            let four = _mm512_set1_epi8(0x0f);
-            let [scales, mins] = scales_and_minimums(self);
-            let (mut products, mut offsets) =
-                ([_mm512_setzero_si512(); T], [_mm512_setzero_si512(); T]);
-            for sub in 0..SPAN / SUB {
-                let mut dots = [_mm512_setzero_si512(); T];
-                for w in sub * SUB / WORD..(sub + 1) * SUB / WORD {
-                    let codes = _mm512_load_si512(self.codes[w].as_ptr().cast());
-                    let low = _mm512_and_si512(codes, four);
-                    let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), four);
-                    for (t, dots) in dots.iter_mut().enumerate() {
-                        *dots = _mm512_dpbusd_epi32(*dots, low, x.quad(2 * w, t));
-                    }
-                    for (t, dots) in dots.iter_mut().enumerate() {
-                        *dots = _mm512_dpbusd_epi32(*dots, high, x.quad(2 * w + 1, t));
-                    }
-                }
-                let scale = byte(scales[sub / 4], sub % 4);
-                let min = byte(mins[sub / 4], sub % 4);
-                let mins = _mm512_or_si512(min, _mm512_slli_epi32::<16>(min));
-                for t in 0..T {
-                    let scaled = _mm512_mullo_epi32(dots[t], scale);
-                    products[t] = _mm512_add_epi32(products[t], scaled);
-                    offsets[t] = _mm512_dpwssd_epi32(offsets[t], mins, x.pair(sub, t));
-                }
-            }
-            let float = |of: &[u16; ROWS]| _mm512_cvtph_ps(_mm256_load_si256(of.as_ptr().cast()));
-            let (d, dmin) = (float(&self.scales[0]), float(&self.scales[1]));
-            for (t, sum) in sums.iter_mut().enumerate() {
-                let step = x.step(0, t);
-                let products =
-                    _mm512_mul_ps(_mm512_cvtepi32_ps(products[t]), _mm512_mul_ps(d, step));
-                let offsets =
-                    _mm512_mul_ps(_mm512_cvtepi32_ps(offsets[t]), _mm512_mul_ps(dmin, step));
-                *sum = _mm512_add_ps(*sum, _mm512_sub_ps(products, offsets));
-            }
+            let codes = |sub: usize| nibbles(&subs[sub]);
+            add_with_minimums(&self.header, codes, x, sums);
+        }
+    }
+}
+
+impl Multiplied for Q5K {
+    #[inline(always)]
+    unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
+        let subs = self.codes.as_chunks().0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = |sub: usize| {
+                let (fifth, upper) = (_mm512_set1_epi8(0x10), words(&self.high[sub]));
+                let [a, b, c, d, e, f, g, h] = nibbles(&subs[sub]);
+                // Bit `i` of a byte belongs to the `i`th four columns.
+                let join = |low, shifted| _mm512_or_si512(low, _mm512_and_si512(shifted, fifth));
+                [
+                    join(a, _mm512_slli_epi16::<4>(upper)),
+                    join(b, _mm512_slli_epi16::<3>(upper)),
+                    join(c, _mm512_slli_epi16::<2>(upper)),
+                    join(d, _mm512_slli_epi16::<1>(upper)),
+                    join(e, upper),
+                    join(f, _mm512_srli_epi16::<1>(upper)),
+                    join(g, _mm512_srli_epi16::<2>(upper)),
+                    join(h, _mm512_srli_epi16::<3>(upper)),
+                ]
+            };
+            add_with_minimums(&self.header, codes, x, sums);
         }
     }
 }
@@ -458,9 +562,7 @@ impl Multiplied for Q6K {
             for (sub, (([first, second], upper), scales)) in
                 lows.zip(&self.high).zip(&self.scales).enumerate()
             {
-                let first = _mm512_loadu_si512(first.as_ptr().cast());
-                let second = _mm512_loadu_si512(second.as_ptr().cast());
-                let upper = _mm512_loadu_si512(upper.as_ptr().cast());
+                let (first, second, upper) = (words(first), words(second), words(upper));
                 let codes = [
                     join(first, _mm512_slli_epi16::<4>(upper)),
                     join(_mm512_srli_epi16::<4>(first), _mm512_slli_epi16::<2>(upper)),
@@ -471,11 +573,7 @@ impl Multiplied for Q6K {
                     ),
                 ];
                 let mut dots = [_mm512_setzero_si512(); T];
-                for (i, codes) in codes.into_iter().enumerate() {
-                    for (t, dots) in dots.iter_mut().enumerate() {
-                        *dots = _mm512_dpbusd_epi32(*dots, codes, x.quad(4 * sub + i, t));
-                    }
-                }
+                add_dots(&mut dots, &codes, 4 * sub, x);
                 let scales = _mm512_cvtepi8_epi32(_mm_loadu_si128(scales.as_ptr().cast()));
                 for t in 0..T {
                     let scaled = _mm512_mullo_epi32(dots[t], scales);
@@ -492,7 +590,7 @@ impl Multiplied for Q6K {
                     *offsets = _mm512_dpwssd_epi32(*offsets, pairs, x.pair(sub / 2, t));
                 }
             }
-            let d = _mm512_cvtph_ps(_mm256_loadu_si256(self.d.as_ptr().cast()));
+            let d = halves(&self.d);
             for (t, sum) in sums.iter_mut().enumerate() {
                 let product = _mm512_sub_epi32(products[t], _mm512_slli_epi32::<5>(offsets[t]));
                 let d = _mm512_mul_ps(d, x.step(0, t));
@@ -505,40 +603,54 @@ impl Multiplied for Q6K {
 impl Multiplied for Crumbs {
     #[inline(always)]
     unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
-        use crumbs::{BLOCK, GROUP, WORD};
-        // SAFETY: the caller's promise; scales of sixteen rows fill half a register, words a whole one.
+        use crumbs::{BLOCK, GROUP};
+        let groups = self.codes.as_chunks::<2>().0;
+        // SAFETY: the caller's promise.
         unsafe {
-            let two = _mm512_set1_epi8(3);
-            // Codes are too large by one.
-            let bias = _mm512_set1_epi16(-1);
-            for g in 0..SPAN / GROUP {
-                let mut dots = [_mm512_setzero_si512(); T];
-                for (t, dots) in dots.iter_mut().enumerate() {
-                    *dots = _mm512_dpwssd_epi32(*dots, bias, x.pair(g, t));
-                }
-                for w in g * GROUP / WORD..(g + 1) * GROUP / WORD {
-                    let codes = _mm512_load_si512(self.codes[w].as_ptr().cast());
-                    let codes = [
-                        codes,
-                        _mm512_srli_epi16::<2>(codes),
-                        _mm512_srli_epi16::<4>(codes),
-                        _mm512_srli_epi16::<6>(codes),
+            let codes = |g: usize| {
+                let two = _mm512_set1_epi8(3);
+                let mut codes = [_mm512_setzero_si512(); 8];
+                for (quads, from) in codes.as_chunks_mut::<4>().0.iter_mut().zip(&groups[g]) {
+                    let all = words(from);
+                    *quads = [
+                        _mm512_and_si512(all, two),
+                        _mm512_and_si512(_mm512_srli_epi16::<2>(all), two),
+                        _mm512_and_si512(_mm512_srli_epi16::<4>(all), two),
+                        _mm512_and_si512(_mm512_srli_epi16::<6>(all), two),
                     ];
-                    for (i, codes) in codes.into_iter().enumerate() {
-                        let codes = _mm512_and_si512(codes, two);
-                        for (t, dots) in dots.iter_mut().enumerate() {
-                            *dots = _mm512_dpbusd_epi32(*dots, codes, x.quad(4 * w + i, t));
-                        }
-                    }
                 }
-                let scales = &self.scales[g * GROUP / BLOCK];
-                let d = _mm512_cvtph_ps(_mm256_load_si256(scales.as_ptr().cast()));
-                for (t, sum) in sums.iter_mut().enumerate() {
-                    let scale = _mm512_mul_ps(d, x.step(g, t));
-                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[t]), scale);
-                    *sum = _mm512_add_ps(*sum, product);
+                codes
+            };
+            add_biased(1, |g| &self.scales[g * GROUP / BLOCK], codes, x, sums);
+        }
+    }
+}
+
+impl Multiplied for Q4_0 {
+    #[inline(always)]
+    unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
+        let groups = self.codes.as_chunks().0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            add_biased(8, |g| &self.scales[g], |g| nibbles(&groups[g]), x, sums);
+        }
+    }
+}
+
+impl Multiplied for Q8_0 {
+    #[inline(always)]
+    unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
+        let groups = self.codes.as_chunks::<8>().0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = |g: usize| {
+                let mut codes = [_mm512_setzero_si512(); 8];
+                for (code, from) in codes.iter_mut().zip(&groups[g]) {
+                    *code = words(from);
                 }
-            }
+                codes
+            };
+            add_biased(128, |g| &self.scales[g], codes, x, sums);
         }
     }
 }
