@@ -88,8 +88,7 @@ pub(super) fn multiply(
         _ => None,
     };
     WORKSPACE.with_borrow_mut(|workspace| match stored {
-        // Decoding to panels pays when a weight is used more often than this.
-        Some(stored) if x.m() <= 2 * kernel.direct_tokens => {
+        Some(stored) if x.m() <= kernel.most_direct => {
             multiply_stored(kernel, stored, w, rows, x, out, workspace);
         }
         _ => multiply_panels(isa, kernel, stored, w, rows, x, out, workspace),

@@ -9,6 +9,7 @@ kernel! {
     Avx2, 2,
     tile: [1, 2, 3],
     direct: [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1],
+    most_direct: 12,
 }
 
 struct Avx2;

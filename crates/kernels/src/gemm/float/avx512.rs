@@ -10,6 +10,7 @@ kernel! {
     Avx512, 1,
     tile: [1, 2, 3, 4, 5, 6],
     direct: [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4],
+    most_direct: usize::MAX,
 }
 
 struct Avx512;

@@ -383,6 +383,8 @@ pub(super) struct Kernel {
     pub(super) tokens: usize,
     /// The maximum activation rows of [`Kernel::direct`]; the minimum is one.
     pub(super) direct_tokens: usize,
+    /// More activation rows than this are multiplied faster with weights that are decoded into panels first.
+    pub(super) most_direct: usize,
     /// [`direct`].
     pub(super) direct: Direct,
     /// [`unpack`].
@@ -404,13 +406,14 @@ pub(super) type Direct =
 /// Compiles the loops for registers and the instructions they need, as `KERNEL`.
 ///
 /// The activation rows of a tile are followed by the pairs of activation rows and weight rows that a direct
-/// product takes at a time.
+/// product takes at a time, and by the most activation rows for which direct products are the faster ones.
 macro_rules! kernel {
     (
         $(#[$features:meta])*
         $registers:ty, $parts:literal,
         tile: [$($tile_tokens:literal),*],
         direct: [$($tokens:literal => $rows:literal),*],
+        most_direct: $most_direct:expr,
     ) => {
         use $crate::gemm::float::lanes;
 
@@ -424,6 +427,7 @@ macro_rules! kernel {
                 let tokens = [$($tokens),*];
                 tokens[tokens.len() - 1]
             },
+            most_direct: $most_direct,
             direct,
             unpack,
             tile,

@@ -10,6 +10,7 @@ kernel! {
     Neon, 4,
     tile: [1, 2, 3, 4],
     direct: [1 => 4, 2 => 2, 3 => 1, 4 => 1],
+    most_direct: 8,
 }
 
 struct Neon;

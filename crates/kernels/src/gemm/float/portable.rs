@@ -9,6 +9,7 @@ kernel! {
     Plain, 1,
     tile: [1, 2],
     direct: [1 => 2, 2 => 2],
+    most_direct: 4,
 }
 
 /// Arrays, which the compiler maps to the available registers.

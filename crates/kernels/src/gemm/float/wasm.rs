@@ -14,6 +14,7 @@ pub(super) mod simd128 {
         super::Simd128, 4,
         tile: [1, 2],
         direct: [1 => 2, 2 => 1],
+        most_direct: 4,
     }
 }
 
@@ -26,6 +27,7 @@ pub(super) mod relaxed {
         super::Relaxed, 4,
         tile: [1, 2],
         direct: [1 => 2, 2 => 1],
+        most_direct: 4,
     }
 }
 
