@@ -193,18 +193,10 @@ pub(super) fn unpack<P: Packed>(block: &[u8; BLOCK_BYTES]) -> [[u8; BLOCK_BYTES]
     groups
 }
 
-/// Activation rows that are multiplied directly with the packed weights, at most.
+/// Activation rows that are multiplied directly with the packed weights: below that, unpacking them into
+/// panels costs more than it saves. (From the cache, panels are faster with seven and eight rows, too; from memory they
+/// aren't.)
 const SMALL_BATCH: usize = 8;
-
-/// The same of `isa`: up to that, unpacking weights into panels costs more than it saves.
-fn small_batch(isa: Isa) -> usize {
-    match isa.level() {
-        // Seven rows are computed as eight.
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Amx => 6,
-        _ => SMALL_BATCH,
-    }
-}
 
 /// Maximum rows of weights and of activations that a kernel takes at a time.
 pub(super) const TILE: usize = 4;
@@ -220,7 +212,7 @@ pub(super) fn multiply(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    if x.m() > small_batch(isa) {
+    if x.m() > SMALL_BATCH {
         return panel::multiply_ternary(isa, w, rows, x, out);
     }
     if x.m() == 0 {
