@@ -23,11 +23,18 @@ pub(super) fn is_offered(isa: Isa) -> bool {
     matches!(isa.level(), Level::Avx512 | Level::Amx)
 }
 
-/// Prefetches a span behind `span`.
+/// Parts of a span, with each of which as much is prefetched: prefetches of a whole span in one go hold up the loads that
+/// follow them.
+const PARTS: usize = 8;
+
+/// Prefetches part `part` of what is [`AHEAD`] of `span`.
 #[inline(always)]
-fn prefetch_after<S>(span: &S) {
-    let ahead = std::ptr::from_ref(span).cast::<u8>().wrapping_add(AHEAD);
-    prefetch::lines(prefetch::Level::Second, ahead, size_of::<S>());
+fn prefetch_part<S>(span: &S, part: usize) {
+    let len = size_of::<S>() / PARTS;
+    let ahead = std::ptr::from_ref(span)
+        .cast::<u8>()
+        .wrapping_add(AHEAD + part * len);
+    prefetch::lines(prefetch::Level::Second, ahead, len);
 }
 
 /// Four activations in each lane.
@@ -61,9 +68,9 @@ pub(super) fn crumbs(tile: &[Crumbs], x: QuantizedRow<'_>) -> [f32; ROWS] {
     assert!(of_spans.len() >= tile.len());
     let mut acc = _mm512_setzero_ps();
     for (span, ((q, steps), sums)) in tile.iter().zip(of_spans) {
-        prefetch_after(span);
         let pairs = sums.as_chunks::<2>().0.iter();
         for (g, (step, [one, other])) in steps.iter().zip(pairs).enumerate() {
+            prefetch_part(span, g);
             // Codes are too large by one: sums begin with what is too much.
             let mut even = _mm512_set1_epi32(-(i32::from(*one) + i32::from(*other)));
             let mut odd = _mm512_setzero_si512();
@@ -101,10 +108,10 @@ pub(super) fn q4_k(tile: &[Q4K], x: QuantizedRow<'_>) -> [f32; ROWS] {
     assert!(of_spans.len() >= tile.len());
     let mut acc = _mm512_setzero_ps();
     for (span, ((q, step), sums)) in tile.iter().zip(of_spans) {
-        prefetch_after(span);
         let [scales, mins] = scales_and_minimums(&span.header.packed);
         let mut products = _mm512_setzero_si512();
         for sub in 0..SPAN / SUB {
+            prefetch_part(span, sub);
             let (mut even, mut odd) = (_mm512_setzero_si512(), _mm512_setzero_si512());
             for w in sub * SUB / WORD..(sub + 1) * SUB / WORD {
                 let q = &q[w * WORD..][..WORD];
@@ -237,6 +244,9 @@ pub(super) trait Activations {
     /// As [`Activations::quad`].
     unsafe fn pair(&self, i: usize, t: usize) -> __m512i;
 
+    /// Whether weights are to be prefetched with them: the others find them in a cache.
+    fn are_first(&self) -> bool;
+
     /// Their step in each lane, the `i`th of this span.
     ///
     /// # Safety
@@ -252,6 +262,11 @@ struct OfRow {
 }
 
 impl Activations for OfRow {
+    #[inline(always)]
+    fn are_first(&self) -> bool {
+        true
+    }
+
     #[inline(always)]
     unsafe fn quad(&self, i: usize, _: usize) -> __m512i {
         // SAFETY: the caller's promise.
@@ -273,6 +288,7 @@ impl Activations for OfRow {
 
 /// Of rows in tiles.
 struct OfTiles {
+    are_first: bool,
     q: Acts,
     /// `[tile][32 columns][row]`, and how many a tile has.
     pairs: (*const [[i16; 2]; TILE], usize),
@@ -281,6 +297,11 @@ struct OfTiles {
 }
 
 impl Activations for OfTiles {
+    #[inline(always)]
+    fn are_first(&self) -> bool {
+        self.are_first
+    }
+
     #[inline(always)]
     unsafe fn quad(&self, i: usize, t: usize) -> __m512i {
         // SAFETY: the caller's promise.
@@ -317,7 +338,6 @@ pub(super) fn one<S: Multiplied>(tile: &[S], x: QuantizedRow<'_>) -> [f32; ROWS]
     unsafe {
         let mut acc = [_mm512_setzero_ps()];
         for (s, span) in tile.iter().enumerate() {
-            prefetch_after(span);
             let x = OfRow {
                 q: x.q.as_ptr().add(s * SPAN),
                 sums: x.sums.as_ptr().add(s * SPAN / SUM_LEN),
@@ -365,10 +385,8 @@ unsafe fn group<S: Multiplied, const T: usize>(
     unsafe {
         let mut acc = [_mm512_setzero_ps(); T];
         for (s, span) in tile.iter().enumerate() {
-            if first == 0 {
-                prefetch_after(span);
-            }
             let x = OfTiles {
+                are_first: first == 0,
                 q: Acts::new(x, first, s * SPAN),
                 pairs: (x.pairs(first, s * SPAN).as_ptr(), x.k() / (2 * SUM_LEN)),
                 steps: (
@@ -390,7 +408,8 @@ unsafe fn group<S: Multiplied, const T: usize>(
 /// # Safety
 /// As [`Multiplied::add`].
 #[inline(always)]
-unsafe fn add_with_minimums<X: Activations, const T: usize>(
+unsafe fn add_with_minimums<S, X: Activations, const T: usize>(
+    span: &S,
     header: &Header,
     codes: impl Fn(usize) -> [__m512i; 8],
     x: &X,
@@ -402,6 +421,9 @@ unsafe fn add_with_minimums<X: Activations, const T: usize>(
         let (mut products, mut offsets) =
             ([_mm512_setzero_si512(); T], [_mm512_setzero_si512(); T]);
         for sub in 0..SPAN / 32 {
+            if x.are_first() {
+                prefetch_part(span, sub);
+            }
             let mut dots = [_mm512_setzero_si512(); T];
             add_dots(&mut dots, &codes(sub), 8 * sub, x);
             let scale = byte(scales[sub / 4], sub % 4);
@@ -429,7 +451,8 @@ unsafe fn add_with_minimums<X: Activations, const T: usize>(
 /// # Safety
 /// As [`Multiplied::add`].
 #[inline(always)]
-unsafe fn add_biased<'a, X: Activations, const T: usize>(
+unsafe fn add_biased<'a, S, X: Activations, const T: usize>(
+    span: &S,
     bias: i16,
     scale: impl Fn(usize) -> &'a [u16; ROWS],
     codes: impl Fn(usize) -> [__m512i; 8],
@@ -440,6 +463,9 @@ unsafe fn add_biased<'a, X: Activations, const T: usize>(
     unsafe {
         let bias = _mm512_set1_epi16(-bias);
         for g in 0..SPAN / 32 {
+            if x.are_first() {
+                prefetch_part(span, g);
+            }
             let mut dots = [_mm512_setzero_si512(); T];
             for (t, dots) in dots.iter_mut().enumerate() {
                 *dots = _mm512_dpwssd_epi32(*dots, bias, x.pair(g, t));
@@ -513,7 +539,7 @@ impl Multiplied for Q4K {
         // SAFETY: the caller's promise.
         unsafe {
             let codes = |sub: usize| nibbles(&subs[sub]);
-            add_with_minimums(&self.header, codes, x, sums);
+            add_with_minimums(self, &self.header, codes, x, sums);
         }
     }
 }
@@ -540,7 +566,7 @@ impl Multiplied for Q5K {
                     join(h, _mm512_srli_epi16::<3>(upper)),
                 ]
             };
-            add_with_minimums(&self.header, codes, x, sums);
+            add_with_minimums(self, &self.header, codes, x, sums);
         }
     }
 }
@@ -562,6 +588,9 @@ impl Multiplied for Q6K {
             for (sub, (([first, second], upper), scales)) in
                 lows.zip(&self.high).zip(&self.scales).enumerate()
             {
+                if sub % 2 == 0 && x.are_first() {
+                    prefetch_part(self, sub / 2);
+                }
                 let (first, second, upper) = (words(first), words(second), words(upper));
                 let codes = [
                     join(first, _mm512_slli_epi16::<4>(upper)),
@@ -621,7 +650,7 @@ impl Multiplied for Crumbs {
                 }
                 codes
             };
-            add_biased(1, |g| &self.scales[g * GROUP / BLOCK], codes, x, sums);
+            add_biased(self, 1, |g| &self.scales[g * GROUP / BLOCK], codes, x, sums);
         }
     }
 }
@@ -632,7 +661,14 @@ impl Multiplied for Q4_0 {
         let groups = self.codes.as_chunks().0;
         // SAFETY: the caller's promise.
         unsafe {
-            add_biased(8, |g| &self.scales[g], |g| nibbles(&groups[g]), x, sums);
+            add_biased(
+                self,
+                8,
+                |g| &self.scales[g],
+                |g| nibbles(&groups[g]),
+                x,
+                sums,
+            );
         }
     }
 }
@@ -650,7 +686,7 @@ impl Multiplied for Q8_0 {
                 }
                 codes
             };
-            add_biased(128, |g| &self.scales[g], codes, x, sums);
+            add_biased(self, 128, |g| &self.scales[g], codes, x, sums);
         }
     }
 }
