@@ -129,16 +129,24 @@ impl Tiles {
         unsafe { std::slice::from_raw_parts(columns.as_ptr().cast(), columns.len()) }
     }
 
-    /// Sums of two times 16 columns from column `start` on, a multiple of 32. Panics if there is no
-    /// such tile or column.
+    /// Sums of two times 16 columns from column `start` on, a multiple of 32, followed by those of later tiles, of
+    /// [`Tiles::k`] columns each. Panics if there is no such tile or column.
     pub(super) fn pairs(&self, tile: usize, start: usize) -> &[[[i16; 2]; TILE]] {
-        let tile = &self.pairs[tile * self.stride / 32..][..self.stride / 32];
-        &tile[start / 32..]
+        assert!(start <= self.stride);
+        &self.pairs[tile * self.stride / 32..][start / 32..]
     }
 
-    /// The scales of each row of a tile from the `i`th on. Panics if there is no such tile or scale.
+    /// The scales of each row of a tile from the `i`th on, followed by those of later tiles, of [`Tiles::n_scales`] each.
+    /// Panics if there is no such tile or scale.
     pub(super) fn scales(&self, tile: usize, i: usize) -> &[[f32; TILE]] {
-        &self.scales[tile * self.n_scales..][..self.n_scales][i..]
+        assert!(i <= self.n_scales);
+        &self.scales[tile * self.n_scales..][i..]
+    }
+
+    /// Scales of a row.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn n_scales(&self) -> usize {
+        self.n_scales
     }
 }
 

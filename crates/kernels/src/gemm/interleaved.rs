@@ -383,8 +383,7 @@ mod tests {
     fn rows_come_back_as_they_were() {
         let mut random = Random::new(5);
         let shapes = [(16, 256), (1, 512), (37, 768), (0, 256), (3, 0)];
-        let types = TYPES;
-        for (dtype, (n, k)) in types
+        for (dtype, (n, k)) in TYPES
             .into_iter()
             .flat_map(|t| shapes.map(|shape| (t, shape)))
         {

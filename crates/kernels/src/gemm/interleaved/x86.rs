@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::activations::{SUM_LEN, TILE, Tiles};
+use super::super::activations::{Order, SUM_LEN, TILE, Tiles};
 use super::super::panel::Acts;
 use super::super::prefetch;
 use super::crumbs::{self, Crumbs};
@@ -223,6 +223,9 @@ fn offsets(mins: [__m512i; 2], sums: &[i16; SPAN / SUM_LEN]) -> __m512i {
 
 /// Spans that are multiplied with several rows of activations at once, which share the loads of weights.
 pub(super) trait Multiplied: Sized {
+    /// Steps of the activations that belong to a span.
+    const STEPS: usize;
+
     /// Adds the products with the columns of `x` to the sums of each of its rows.
     ///
     /// # Safety
@@ -270,7 +273,7 @@ impl Activations for OfRow {
     #[inline(always)]
     unsafe fn quad(&self, i: usize, _: usize) -> __m512i {
         // SAFETY: the caller's promise.
-        unsafe { _mm512_set1_epi32(self.q.add(4 * i).cast::<i32>().read_unaligned()) }
+        unsafe { quad(self.q.add(4 * i)) }
     }
 
     #[inline(always)]
@@ -332,8 +335,9 @@ impl Activations for OfTiles {
 /// The products of sixteen rows with a row of activations.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn one<S: Multiplied>(tile: &[S], x: QuantizedRow<'_>) -> [f32; ROWS] {
-    let n_steps = x.scales.len() * SPAN / x.q.len().max(1);
-    assert!(tile.len() * SPAN <= x.q.len());
+    let n = tile.len();
+    assert!(x.q.len() >= n * SPAN && x.sums.len() >= n * SPAN / SUM_LEN);
+    assert!(x.scales.len() >= n * S::STEPS);
     // SAFETY: this function is compiled for the instructions, and the columns are there.
     unsafe {
         let mut acc = [_mm512_setzero_ps()];
@@ -341,7 +345,7 @@ pub(super) fn one<S: Multiplied>(tile: &[S], x: QuantizedRow<'_>) -> [f32; ROWS]
             let x = OfRow {
                 q: x.q.as_ptr().add(s * SPAN),
                 sums: x.sums.as_ptr().add(s * SPAN / SUM_LEN),
-                steps: x.scales.as_ptr().add(s * n_steps),
+                steps: x.scales.as_ptr().add(s * S::STEPS),
             };
             span.add(&x, &mut acc);
         }
@@ -359,7 +363,9 @@ pub(super) fn several<S: Multiplied>(
     sums: &mut [[f32; ROWS]; GROUP_LEN],
 ) {
     // Rows that fill a tile are there, and zeros.
-    assert!(first.is_multiple_of(TILE) && first + n <= x.m() && tile.len() * SPAN <= x.k());
+    assert!(first.is_multiple_of(TILE) && n <= GROUP_LEN && first + n <= x.m());
+    assert!(x.order() == Order::Quads && tile.len() * SPAN <= x.k());
+    assert!(tile.len() * S::STEPS <= x.n_scales());
     // SAFETY: this function is compiled for the instructions, and rows and columns are there.
     unsafe {
         match n {
@@ -380,7 +386,6 @@ unsafe fn group<S: Multiplied, const T: usize>(
     first: usize,
     sums: &mut [[f32; ROWS]; GROUP_LEN],
 ) {
-    let n_steps = x.scales(first, 0).len() * SPAN / x.k().max(1);
     // SAFETY: the caller's promise.
     unsafe {
         let mut acc = [_mm512_setzero_ps(); T];
@@ -389,10 +394,7 @@ unsafe fn group<S: Multiplied, const T: usize>(
                 are_first: first == 0,
                 q: Acts::new(x, first, s * SPAN),
                 pairs: (x.pairs(first, s * SPAN).as_ptr(), x.k() / (2 * SUM_LEN)),
-                steps: (
-                    x.scales(first, s * n_steps).as_ptr(),
-                    x.scales(first, 0).len(),
-                ),
+                steps: (x.scales(first, s * S::STEPS).as_ptr(), x.n_scales()),
             };
             span.add(&x, &mut acc);
         }
@@ -533,6 +535,8 @@ fn nibbles(from: &[[u32; ROWS]; 4]) -> [__m512i; 8] {
 }
 
 impl Multiplied for Q4K {
+    const STEPS: usize = 1;
+
     #[inline(always)]
     unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
         let subs = self.codes.as_chunks().0;
@@ -545,6 +549,8 @@ impl Multiplied for Q4K {
 }
 
 impl Multiplied for Q5K {
+    const STEPS: usize = 1;
+
     #[inline(always)]
     unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
         let subs = self.codes.as_chunks().0;
@@ -572,6 +578,8 @@ impl Multiplied for Q5K {
 }
 
 impl Multiplied for Q6K {
+    const STEPS: usize = 1;
+
     #[inline(always)]
     unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
         // SAFETY: the caller's promise; words of sixteen rows fill a register, their bytes a quarter.
@@ -630,6 +638,8 @@ impl Multiplied for Q6K {
 }
 
 impl Multiplied for Crumbs {
+    const STEPS: usize = SPAN / 32;
+
     #[inline(always)]
     unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
         use crumbs::{BLOCK, GROUP};
@@ -656,6 +666,8 @@ impl Multiplied for Crumbs {
 }
 
 impl Multiplied for Q4_0 {
+    const STEPS: usize = SPAN / 32;
+
     #[inline(always)]
     unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
         let groups = self.codes.as_chunks().0;
@@ -674,6 +686,8 @@ impl Multiplied for Q4_0 {
 }
 
 impl Multiplied for Q8_0 {
+    const STEPS: usize = SPAN / 32;
+
     #[inline(always)]
     unsafe fn add<X: Activations, const T: usize>(&self, x: &X, sums: &mut [__m512; T]) {
         let groups = self.codes.as_chunks::<8>().0;

@@ -12,7 +12,8 @@ pub(in super::super) struct Acts {
 }
 
 impl Acts {
-    /// Those from column `start` on, a multiple of four, of the rows from those of a tile on. Panics if they aren't there.
+    /// Those from column `start` on, a multiple of four, of the rows from those of a tile on. Panics if none begins
+    /// there.
     #[inline(always)]
     pub(in super::super) fn new(x: &Tiles, tile: usize, start: usize) -> Acts {
         Acts {
