@@ -5,7 +5,8 @@
 //! those which can't, agree. All other products are rounded before they are added.
 //!
 //! Every sum is taken in the order of [`crate::dot`], in sixteen partial sums. With few activation
-//! rows they run over the stored weights; with more, or other types, over panels of decoded weights:
+//! rows (with AVX-512 any number) they run over the stored weights; with more, or other types, over panels of decoded
+//! weights:
 //!
 //! - [`ROWS`] rows of weights times a few activation rows are a tile, whose sums stay in registers
 //!   over [`DEPTH`] groups of columns; until the next groups they rest in memory.
@@ -112,7 +113,7 @@ fn kernel(isa: Isa) -> &'static Kernel {
     }
 }
 
-/// With few activation rows, straight from the stored weights.
+/// Straight from the stored weights.
 fn multiply_stored(
     kernel: &Kernel,
     stored: Stored,

@@ -193,7 +193,7 @@ pub(super) fn unpack<P: Packed>(block: &[u8; BLOCK_BYTES]) -> [[u8; BLOCK_BYTES]
     groups
 }
 
-/// Activation rows that are multiplied directly with the packed weights: below that, unpacking them into
+/// Activation rows that are multiplied directly with the packed weights: up to that, unpacking them into
 /// panels costs more than it saves. (From the cache, panels are faster with seven and eight rows, too; from memory they
 /// aren't.)
 const SMALL_BATCH: usize = 8;

@@ -1,6 +1,6 @@
 //! One row of activations with rows of blocks, straight from the stored bytes, on x86-64.
 //!
-//! Everything is in registers of 256 bits, and the levels differ in [`Products`] only. Two-bit codes in blocks of 128
+//! Everything is in registers of 256 bits, and the levels differ in [`Products`] only. Many types
 //! take more instructions a byte than memory leaves time for: where there is AVX-512 they are
 //! [`interleaved`](super::super::interleaved).
 
