@@ -97,7 +97,16 @@ pub struct Scheduler<B: Backend> {
     options: SchedulerOptions,
     next_id: u64,
     n_steps: u64,
+    /// The models of the last steps, and the last step of each.
+    turns: Vec<(ModelId, u64)>,
 }
+
+/// Where a model is in memory. Of one that is gone, another may get the same: it then waits for a turn as if it had had
+/// one.
+type ModelId = usize;
+
+/// Steps after which it doesn't matter which models had them.
+const REMEMBERED: u64 = 1000;
 
 struct Slot<B: Backend> {
     id: SequenceId,
@@ -141,10 +150,12 @@ impl<B: Backend> Scheduler<B> {
             options,
             next_id: 0,
             n_steps: 0,
+            turns: Vec::new(),
         }
     }
 
-    /// Adds `sequence`. Only sequences of the same model share steps; those of different models take turns.
+    /// Adds `sequence`. Only sequences of the same model share steps; models take turns, whether they have prompts or
+    /// answers.
     pub fn add(&mut self, sequence: Sequence<B>) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
@@ -332,17 +343,24 @@ impl<B: Backend> Scheduler<B> {
             slots,
             options,
             n_steps,
+            turns,
             ..
         } = self;
         let mut order: Vec<usize> = (0..slots.len())
             .filter(|&slot| slots[slot].is_running())
             .collect();
         order.sort_by_key(|&slot| slots[slot].rank(*n_steps));
+        // Those of other models wait for this step, too.
+        let has_answers = order.iter().any(|&slot| !slots[slot].is_prompt());
         let mut parts: Vec<Part> = Vec::with_capacity(order.len());
         let mut room = options.max_rows.max(1);
-        let model = |slot: &Slot<B>| Arc::as_ptr(slot.sequence.session().model());
-        let first = order.first().map(|&first| model(&slots[first]));
-        order.retain(|&slot| Some(model(&slots[slot])) == first);
+        // The model that waited longest for a turn; of those that never had one, that of what comes first.
+        let last_turn = |model| turns.iter().find(|turn| turn.0 == model).map(|turn| turn.1);
+        let models = order.iter().map(|&slot| slots[slot].model());
+        let Some(model) = models.min_by_key(|&model| last_turn(model)) else {
+            return Vec::new();
+        };
+        order.retain(|&slot| slots[slot].model() == model);
         let n_prompts = order.iter().filter(|&&slot| slots[slot].is_prompt());
         let beside = options.beside(n_prompts.count());
         for index in order {
@@ -351,8 +369,8 @@ impl<B: Backend> Scheduler<B> {
             }
             let slot = &mut slots[index];
             let (is_prompt, is_again) = (slot.is_prompt(), slot.is_again());
-            // The first of the prompts, behind answers.
-            if is_prompt && parts.last().is_some_and(|part| !part.is_prompt) {
+            // Prompts come behind answers.
+            if is_prompt && has_answers {
                 room = room.min(beside);
             }
             let max_ids = if is_prompt || is_again {
@@ -421,6 +439,12 @@ impl<B: Backend> Scheduler<B> {
         begun: Option<Duration>,
     ) -> Vec<(SequenceId, Event)> {
         self.n_steps += 1;
+        if let Some(part) = parts.first() {
+            let (model, now) = (self.slots[part.slot].model(), self.n_steps);
+            self.turns
+                .retain(|&(other, last)| other != model && now - last < REMEMBERED);
+            self.turns.push((model, now));
+        }
         let mut events = Vec::new();
         for (part, given) in parts.iter().zip(given) {
             let slot = &mut self.slots[part.slot];
@@ -512,6 +536,10 @@ impl<B: Backend> Slot<B> {
     /// Whether there is something to compute.
     fn is_running(&self) -> bool {
         self.generator.as_ref().is_some_and(|g| !g.is_over())
+    }
+
+    fn model(&self) -> ModelId {
+        Arc::as_ptr(self.sequence.session().model()).addr()
     }
 
     /// What comes first in a step, after `n_steps`, has less: an answer that is being decoded, the longer it waited; a

@@ -587,6 +587,43 @@ fn sequences_of_two_models_take_turns() {
     }
 }
 
+/// One model has an answer that goes on and on, the other a prompt: that waits for no more than a step in two.
+#[test]
+fn a_prompt_does_not_wait_for_the_answers_of_another_model() {
+    let files = Files::stories();
+    let models = [files.load(cpu()), files.load(cpu())];
+    let options = SchedulerOptions {
+        chunk: 8,
+        ..SchedulerOptions::default()
+    };
+    let mut scheduler = Scheduler::new(options);
+    let start = |scheduler: &mut Scheduler<Cpu>, model: usize, n: usize, max_tokens| {
+        let sampler = Sampler::new(SamplerConfig::default(), 512).unwrap();
+        let request = Request {
+            max_tokens,
+            ..Request::new((0..n).map(|i| 3 + i as u32 * 37 % 380).collect(), sampler)
+        };
+        let id = scheduler.add(Sequence::new(session(&models[model], 200)));
+        scheduler.start(id, request).unwrap();
+        id
+    };
+    let endless = start(&mut scheduler, 0, 1, 150);
+    for _ in 0..3 {
+        scheduler.step().unwrap();
+    }
+    let prompt = start(&mut scheduler, 1, 20, 1);
+    let mut speakers = Vec::new();
+    while !speakers.contains(&prompt) {
+        assert!(speakers.len() < 10, "{speakers:?}");
+        speakers.extend(scheduler.step().unwrap().iter().map(|(id, _)| *id));
+        // Others of that model, which have just come, don't take its turns.
+        start(&mut scheduler, 1, 30, 1);
+    }
+    // Three steps for the prompt, the first at once, and one between each two.
+    let n_between = speakers.iter().filter(|id| **id == endless).count();
+    assert_eq!(n_between, 2, "{speakers:?}");
+}
+
 /// What of a prompt is reused goes back to a checkpoint; the answers are those of fresh sequences, and what is
 /// said to be reused is.
 #[test]
