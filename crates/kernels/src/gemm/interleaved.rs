@@ -27,6 +27,7 @@ use crate::Exec;
 use crate::isa::Isa;
 use crate::memory::Pages;
 use crate::pool::SharedSlice;
+use crate::quant::f16_to_f32;
 use crumbs::Crumbs;
 use q4_0::Q4_0;
 use q4_k::Q4K;
@@ -98,6 +99,14 @@ fn across<const N: usize>(rows: &[[u32; N]; ROWS], words: &mut [[u32; ROWS]; N])
         for (word, row) in word.iter_mut().zip(rows) {
             *word = row[w];
         }
+    }
+}
+
+/// The f16 of each row, as f32.
+#[inline(always)]
+fn widen(halves: &[u16; ROWS], floats: &mut [f32; ROWS]) {
+    for (float, half) in floats.iter_mut().zip(halves) {
+        *float = f16_to_f32(*half);
     }
 }
 

@@ -2,9 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across};
+use super::{Panel, ROWS, SPAN, Span, across, widen};
 use crate::isa::{Isa, multiversion};
-use crate::quant::f16_to_f32;
 
 /// Columns that share a scale of weights, and of activations.
 pub(super) const BLOCK: usize = 128;
@@ -103,9 +102,7 @@ multiversion! {
             }
         }
         for (g, d) in panel.d.iter_mut().enumerate() {
-            for (d, scale) in d.iter_mut().zip(&span.scales[g * GROUP / BLOCK]) {
-                *d = f16_to_f32(*scale);
-            }
+            widen(&span.scales[g * GROUP / BLOCK], d);
         }
     }
 }

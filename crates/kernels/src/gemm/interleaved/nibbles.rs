@@ -1,7 +1,6 @@
 //! Codes of four bits, and the header of blocks that have scales and minimums of their own: what types share.
 
-use super::{Panel, ROWS};
-use crate::quant::f16_to_f32;
+use super::{Panel, ROWS, SPAN, widen};
 
 /// Columns whose codes are together in a row: four bytes. Column `8w + j` is in the low bits of byte `j` of word `w`, column
 /// `8w + 4 + j` in its high bits.
@@ -32,6 +31,30 @@ pub(super) fn stored((low, high): (u32, u32)) -> [u8; 8] {
     stored[..4].copy_from_slice(&(low & LOW | (high & LOW) << 4).to_le_bytes());
     stored[4..].copy_from_slice(&(low >> 4 & LOW | high & !LOW).to_le_bytes());
     stored
+}
+
+/// The words of a row's codes, as Q4_K and Q5_K store them: each 32 bytes have the first 32 of 64 columns in their low bits
+/// and the others in the high ones.
+#[inline(always)]
+pub(super) fn read_row(stored: &[u8], to: &mut [u32; SPAN / WORD]) {
+    let groups = to.as_chunks_mut::<8>().0.iter_mut();
+    for (group, stored) in groups.zip(stored.as_chunks::<32>().0) {
+        let (low, high) = group.split_at_mut(4);
+        let pairs = low.iter_mut().zip(high);
+        for ((low, high), stored) in pairs.zip(stored.as_chunks().0) {
+            (*low, *high) = words(*stored);
+        }
+    }
+}
+
+/// Writes the codes of row `r` as [`read_row`] reads them.
+pub(super) fn write_row(codes: &[[u32; ROWS]; SPAN / WORD], r: usize, stored: &mut [u8]) {
+    let groups = codes.as_chunks::<8>().0.iter();
+    for (group, to) in groups.zip(stored.as_chunks_mut::<32>().0) {
+        for (i, to) in to.as_chunks_mut().0.iter_mut().enumerate() {
+            *to = self::stored((group[i][r], group[4 + i][r]));
+        }
+    }
 }
 
 /// Writes the codes of words into a panel, from its first on.
@@ -108,11 +131,7 @@ impl Header {
                 *to = [min, min];
             }
         }
-        for (d, scale) in panel.d[0].iter_mut().zip(&self.scales[0]) {
-            *d = f16_to_f32(*scale);
-        }
-        for (dmin, scale) in panel.dmin.iter_mut().zip(&self.scales[1]) {
-            *dmin = f16_to_f32(*scale);
-        }
+        widen(&self.scales[0], &mut panel.d[0]);
+        widen(&self.scales[1], &mut panel.dmin);
     }
 }

@@ -3,9 +3,8 @@
 use super::nibbles::{self, WORD};
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across};
+use super::{Panel, ROWS, SPAN, Span, across, widen};
 use crate::isa::{Isa, multiversion};
-use crate::quant::f16_to_f32;
 
 /// Columns of a block.
 const BLOCK: usize = 32;
@@ -77,9 +76,7 @@ multiversion! {
     fn unpack(span: &Q4_0, panel: &mut Panel) {
         nibbles::unpack(&span.codes, panel);
         for (d, scales) in panel.d.iter_mut().zip(&span.scales) {
-            for (d, scale) in d.iter_mut().zip(scales) {
-                *d = f16_to_f32(*scale);
-            }
+            widen(scales, d);
         }
     }
 }

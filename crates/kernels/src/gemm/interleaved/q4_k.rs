@@ -35,7 +35,7 @@ unsafe impl Span for Q4K {
     fn write_row(&self, r: usize, stored: &mut [u8]) {
         let (header, codes) = stored.split_at_mut(HEADER_BYTES);
         self.header.write_row(r, header);
-        write_codes(&self.codes, r, codes);
+        nibbles::write_row(&self.codes, r, codes);
     }
 
     fn unpack(&self, isa: Isa, panel: &mut Panel) {
@@ -48,36 +48,13 @@ unsafe impl Span for Q4K {
     }
 }
 
-/// The words of a row's stored codes.
-#[inline(always)]
-pub(super) fn read_codes(stored: &[u8], words: &mut [u32; SPAN / WORD]) {
-    let groups = words.as_chunks_mut::<8>().0.iter_mut();
-    for (group, stored) in groups.zip(stored.as_chunks::<32>().0) {
-        let (low, high) = group.split_at_mut(4);
-        let pairs = low.iter_mut().zip(high);
-        for ((low, high), stored) in pairs.zip(stored.as_chunks().0) {
-            (*low, *high) = nibbles::words(*stored);
-        }
-    }
-}
-
-/// Writes the codes of row `r` as they are stored.
-pub(super) fn write_codes(codes: &[[u32; ROWS]; SPAN / WORD], r: usize, stored: &mut [u8]) {
-    let groups = codes.as_chunks::<8>().0.iter();
-    for (group, to) in groups.zip(stored.as_chunks_mut::<32>().0) {
-        for (i, to) in to.as_chunks_mut().0.iter_mut().enumerate() {
-            *to = nibbles::stored((group[i][r], group[4 + i][r]));
-        }
-    }
-}
-
 multiversion! {
     fn interleave(rows: &[&[u8]; ROWS], span: &mut Q4K) {
         let mut words = [[0; SPAN / WORD]; ROWS];
         for (r, (stored, words)) in rows.iter().zip(&mut words).enumerate() {
             let (header, codes) = stored.split_at(HEADER_BYTES);
             span.header.set_row(r, header);
-            read_codes(codes, words);
+            nibbles::read_row(codes, words);
         }
         across(&words, &mut span.codes);
     }

@@ -1,7 +1,6 @@
 //! Q5_K: Q4_K with a fifth bit for each code.
 
 use super::nibbles::{self, HEADER_BYTES, Header, WORD};
-use super::q4_k::{read_codes, write_codes};
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
 use super::{Panel, ROWS, SPAN, Span, across};
@@ -50,7 +49,7 @@ unsafe impl Span for Q5K {
             let joined = bits.enumerate().fold(0, |all, (s, bits)| all | bits << s);
             *to = joined.to_le_bytes();
         }
-        write_codes(&self.codes, r, codes);
+        nibbles::write_row(&self.codes, r, codes);
     }
 
     fn unpack(&self, isa: Isa, panel: &mut Panel) {
@@ -74,7 +73,7 @@ multiversion! {
                     *word |= (u32::from_le_bytes(*stored) >> s & FIRST) << i;
                 }
             }
-            read_codes(codes, &mut words[r]);
+            nibbles::read_row(codes, &mut words[r]);
         }
         across(&highs, &mut span.high);
         across(&words, &mut span.codes);

@@ -2,9 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across};
+use super::{Panel, ROWS, SPAN, Span, across, widen};
 use crate::isa::{Isa, multiversion};
-use crate::quant::f16_to_f32;
 
 /// Columns that share an integer scale.
 pub(super) const SUB: usize = 16;
@@ -149,9 +148,7 @@ multiversion! {
                 *to = [i16::from(*first), i16::from(*second)];
             }
         }
-        for (to, d) in panel.d[0].iter_mut().zip(&span.d) {
-            *to = f16_to_f32(*d);
-        }
+        widen(&span.d, &mut panel.d[0]);
         panel.dmin.fill(0.0);
     }
 }

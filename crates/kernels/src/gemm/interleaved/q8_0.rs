@@ -2,9 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across};
+use super::{Panel, ROWS, SPAN, Span, across, widen};
 use crate::isa::{Isa, multiversion};
-use crate::quant::f16_to_f32;
 
 /// Columns of a block.
 const BLOCK: usize = 32;
@@ -82,9 +81,7 @@ multiversion! {
             }
         }
         for (d, scales) in panel.d.iter_mut().zip(&span.scales) {
-            for (d, scale) in d.iter_mut().zip(scales) {
-                *d = f16_to_f32(*scale);
-            }
+            widen(scales, d);
         }
     }
 }
