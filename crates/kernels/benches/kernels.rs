@@ -45,9 +45,7 @@ fn ternary(c: &mut Criterion) {
         })
         .collect();
     let matrix = TernaryMatrix::new(N, K, 0.5, &codes).expect("the shape is right");
-    for m in [1, 2, 4, 8, 16, 128] {
-        products(c, "ternary", Matrix::Ternary(matrix), codes.len(), m);
-    }
+    both_forms(c, "ternary", Matrix::Ternary(matrix), codes.len());
 }
 
 fn blocks(c: &mut Criterion) {
@@ -68,15 +66,21 @@ fn blocks(c: &mut Criterion) {
         }
         let matrix =
             BlockMatrix::new(dtype, N, K, Rounding::Blocks, &bytes).expect("the shape is right");
-        for m in [1, 2, 4, 8, 16, 128] {
-            products(c, dtype.name(), Matrix::Blocks(matrix), bytes.len(), m);
-        }
-        let best = Exec::new(1, Isa::detect());
-        if let Some(interleaved) = InterleavedMatrix::new(&best, &matrix) {
-            let name = format!("{dtype} interleaved");
-            for m in [1, 2, 4, 8, 16, 128] {
-                products(c, &name, Matrix::Interleaved(&interleaved), bytes.len(), m);
-            }
+        both_forms(c, dtype.name(), Matrix::Blocks(matrix), bytes.len());
+    }
+}
+
+/// Products with a matrix of `n_bytes` bytes, as it is and interleaved.
+fn both_forms(c: &mut Criterion, name: &str, matrix: Matrix<'_>, n_bytes: usize) {
+    const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 128];
+    for m in ROWS {
+        products(c, name, matrix, n_bytes, m);
+    }
+    let best = Exec::new(1, Isa::detect());
+    if let Some(interleaved) = InterleavedMatrix::new(&best, &matrix) {
+        let name = format!("{name} interleaved");
+        for m in ROWS {
+            products(c, &name, Matrix::Interleaved(&interleaved), n_bytes, m);
         }
     }
 }

@@ -318,9 +318,14 @@ impl Backend for Cpu {
             rotation,
             activations: self.activations,
         };
-        if let Matrix::Blocks(blocks) = linear.matrix()?
-            && self.rewrites(blocks.dtype(), k)
-            && let Some(interleaved) = InterleavedMatrix::new(&self.exec, &blocks)
+        let matrix = linear.matrix()?;
+        let dtype = match &matrix {
+            Matrix::Blocks(blocks) => blocks.dtype(),
+            Matrix::Interleaved(interleaved) => interleaved.dtype(),
+            Matrix::Ternary(_) => DType::I2_S,
+        };
+        if self.rewrites(dtype, k)
+            && let Some(interleaved) = InterleavedMatrix::new(&self.exec, &matrix)
         {
             linear.weights = CpuWeights::Interleaved(Arc::new(interleaved));
         }
@@ -355,12 +360,12 @@ impl Backend for Cpu {
         let stored;
         let blocks = match linear.matrix()? {
             Matrix::Blocks(blocks) => blocks,
-            Matrix::Interleaved(matrix) => {
+            Matrix::Interleaved(matrix) if matrix.dtype() != DType::I2_S => {
                 stored = matrix.stored(&self.exec);
                 let dtype = matrix.dtype();
                 BlockMatrix::new(dtype, matrix.n(), matrix.k(), Rounding::Blocks, &stored)?
             }
-            Matrix::Ternary(_) => {
+            Matrix::Interleaved(_) | Matrix::Ternary(_) => {
                 return Err(BackendError::Weights(QuantError::Unsupported {
                     op: "screen",
                     dtype: DType::TQ2_0,

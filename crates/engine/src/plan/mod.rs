@@ -496,7 +496,7 @@ impl ModelPlan {
     }
 
     /// Bytes of weights that are in another form once they are loaded, so that those of the files needn't stay in
-    /// memory. `rewrites` says which blocks, in rows of how many columns, a backend rewrites.
+    /// memory. `rewrites` says which blocks, in rows of how many columns, or packed trits (I2_S) a backend rewrites.
     pub fn rewritten_bytes(&self, rewrites: impl Fn(DType, usize) -> bool) -> u64 {
         let is_rewritten = |spec: &&Spec| match &spec.recipe {
             Recipe::Linear(recipe) => match recipe.stored {
@@ -505,7 +505,7 @@ impl ModelPlan {
                     multiplied != dtype || rewrites(multiplied, recipe.k)
                 }
                 // Packed trits already.
-                Stored::I2s(_) => false,
+                Stored::I2s(_) => rewrites(DType::I2_S, recipe.k),
                 _ => recipe.becomes_packed_trits(),
             },
             Recipe::Vector(_) | Recipe::HostVector(_) => true,

@@ -275,14 +275,13 @@ impl QuantizedRows {
 
     /// Row `t`. Panics if there is none.
     pub(super) fn row(&self, t: usize) -> QuantizedRow<'_> {
-        fn part<T>(all: &[T], m: usize, t: usize) -> &[T] {
-            let len = all.len() / m;
-            &all[t * len..][..len]
-        }
+        let Tiles {
+            stride, n_scales, ..
+        } = self.tiles;
         QuantizedRow {
-            q: part(&self.q, self.m, t),
-            scales: part(&self.scales, self.m, t),
-            sums: part(&self.sums, self.m, t),
+            q: &self.q[t * stride..][..stride],
+            scales: &self.scales[t * n_scales..][..n_scales],
+            sums: &self.sums[t * (stride / SUM_LEN)..][..stride / SUM_LEN],
             sum: self.row_sums[t],
         }
     }

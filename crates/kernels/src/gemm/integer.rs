@@ -169,7 +169,8 @@ mod tests {
         fn check(&self, x: &[f32]) {
             let expected = self.expected(x);
             for exec in exec_matrix() {
-                let interleaved = InterleavedMatrix::on_any_level(&exec, &self.matrix());
+                let interleaved =
+                    InterleavedMatrix::on_any_level(&exec, &Matrix::Blocks(self.matrix()));
                 let forms = interleaved.iter().map(Matrix::Interleaved);
                 for form in forms.chain([Matrix::Blocks(self.matrix())]) {
                     let got = self.multiply_as(form, &exec, x);

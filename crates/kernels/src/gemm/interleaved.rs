@@ -1,9 +1,10 @@
-//! Blocks of sixteen rows side by side, as kernels with one row in each lane read them.
+//! Sixteen rows side by side, as kernels with one row in each lane read them.
 //!
-//! Kernels for blocks as they are stored have to bring the sums of several rows together, and the codes of each into the
+//! Kernels for rows as they are stored have to bring the sums of several rows together, and the codes of blocks into the
 //! order of activations: for Q4_K and PQ2_0 that takes more instructions than the products. Such matrices are therefore
 //! rewritten when they are loaded, where the instruction set has a kernel for it: in as many bytes, but read in order,
-//! and without a step across lanes. The results are those of [`integer`](super::integer), bit for bit.
+//! and without a step across lanes. The results are those of [`integer`](super::integer) and
+//! [`ternary`](super::ternary), bit for bit.
 
 mod crumbs;
 mod nibbles;
@@ -12,6 +13,9 @@ mod q4_k;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+mod trits;
+#[cfg(target_arch = "x86_64")]
+mod trits_x86;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -20,9 +24,10 @@ use std::ops::Range;
 
 use sterna_format::DType;
 
-use super::activations::{Order, QuantizedRow, QuantizedRows, Tiles};
+use super::activations::{Order, QuantizedRow, QuantizedRows, Scaling, Tiles};
 use super::panel::{self, Panel};
-use super::{BlockMatrix, Columns, ROWS, Rounding, Scratch, integer};
+use super::ternary::TernaryMatrix;
+use super::{BlockMatrix, Columns, Matrix, ROWS, Rounding, Scratch, integer};
 use crate::Exec;
 use crate::isa::Isa;
 use crate::memory::Pages;
@@ -39,10 +44,7 @@ use q8_0::Q8_0;
 const SPAN: usize = 256;
 
 /// Some columns of sixteen rows.
-///
-/// # Safety
-/// Any bytes are one, and any of its bytes may be read.
-unsafe trait Span: Sized + Send + Sync + 'static {
+trait Span: Plain {
     /// Bytes in which these columns of a row are stored.
     const STORED: usize;
 
@@ -79,8 +81,7 @@ const GROUP_LEN: usize = 8;
 ///
 /// # Safety
 /// As [`One`].
-type Several<S> =
-    unsafe fn(tile: &[S], x: &Tiles, first: usize, n: usize, sums: &mut [[f32; ROWS]; GROUP_LEN]);
+type Several<S> = unsafe fn(tile: &[S], x: &Tiles, first: usize, n: usize, sums: &mut Sums<f32>);
 
 /// The kernels that are faster than those for stored rows, if there are any.
 fn kernels<S: Span>(isa: Isa) -> Option<Kernels<S>> {
@@ -143,56 +144,91 @@ macro_rules! with_span {
     };
 }
 
-/// A matrix `[n, k]` of blocks of integers, multiplied like a [`BlockMatrix`] of them.
+/// A matrix `[n, k]` of blocks of integers or of trits with one scale, multiplied like a [`BlockMatrix`] or a
+/// [`TernaryMatrix`] of them.
 pub struct InterleavedMatrix {
+    /// I2_S for trits.
     dtype: DType,
+    /// Of trits; blocks have theirs.
+    scale: f32,
     n: usize,
     k: usize,
-    /// [`Span`]s of the type, `[n / 16][k / 256]`; what is stored for rows past the last is zeros.
+    /// [`Span`]s of the type, `[n / 16][k / 256]`, or [`trits::Block`]s, `[n / 16][k / 128]`; what is stored for rows past
+    /// the last is zeros.
     pages: Pages,
 }
 
-/// Memory as spans.
-fn spans<S: Span>(pages: &Pages) -> &[S] {
-    // SAFETY: any bytes are spans.
-    let (before, spans, _) = unsafe { pages.align_to() };
+/// Something for any bytes of which any may be read.
+///
+/// # Safety
+/// That is so.
+unsafe trait Plain: Sized + Send + Sync + 'static {}
+
+/// Memory as spans or blocks of trits.
+fn plain<T: Plain>(pages: &Pages) -> &[T] {
+    // SAFETY: any bytes are such.
+    let (before, all, _) = unsafe { pages.align_to() };
     debug_assert!(before.is_empty());
-    spans
+    all
 }
 
-/// As [`spans`].
-fn spans_mut<S: Span>(pages: &mut Pages) -> &mut [S] {
-    // SAFETY: any bytes are spans, and the other way round.
-    let (before, spans, _) = unsafe { pages.align_to_mut() };
+/// As [`plain`].
+fn plain_mut<T: Plain>(pages: &mut Pages) -> &mut [T] {
+    // SAFETY: any bytes are such, and the other way round.
+    let (before, all, _) = unsafe { pages.align_to_mut() };
     debug_assert!(before.is_empty());
-    spans
+    all
 }
 
 impl InterleavedMatrix {
-    /// Whether `exec` multiplies blocks of `dtype` in rows of `k` columns faster interleaved.
+    /// Whether `exec` multiplies blocks of `dtype` in rows of `k` columns, or trits with one scale if that is I2_S, faster
+    /// interleaved.
     pub fn is_faster(exec: &Exec, dtype: DType, k: usize) -> bool {
+        if dtype == DType::I2_S {
+            return trits::kernels(exec.isa).is_some();
+        }
         has_form(dtype, k) && with_span!(dtype, S => kernels::<S>(exec.isa).is_some(), _ => false)
     }
 
     /// The same weights interleaved, on all threads; `None` where `exec` multiplies them faster as they are.
-    pub fn new(exec: &Exec, w: &BlockMatrix<'_>) -> Option<InterleavedMatrix> {
-        if !InterleavedMatrix::is_faster(exec, w.dtype(), w.k()) {
+    pub fn new(exec: &Exec, w: &Matrix<'_>) -> Option<InterleavedMatrix> {
+        let dtype = match w {
+            Matrix::Blocks(w) => w.dtype(),
+            Matrix::Ternary(_) => DType::I2_S,
+            Matrix::Interleaved(_) => return None,
+        };
+        if !InterleavedMatrix::is_faster(exec, dtype, w.k()) {
             return None;
         }
         InterleavedMatrix::on_any_level(exec, w)
     }
 
     /// The same, whether or not it is faster; `None` if there is no such form.
-    pub(super) fn on_any_level(exec: &Exec, w: &BlockMatrix<'_>) -> Option<InterleavedMatrix> {
-        let (dtype, n, k) = (w.dtype(), w.n(), w.k());
-        if !has_form(dtype, k) || w.rounding() != Rounding::Blocks {
-            return None;
-        }
-        let pages = with_span!(dtype, S => interleaved::<S>(exec, w), _ => return None);
-        Some(InterleavedMatrix { dtype, n, k, pages })
+    pub(super) fn on_any_level(exec: &Exec, w: &Matrix<'_>) -> Option<InterleavedMatrix> {
+        let (dtype, scale, pages) = match w {
+            Matrix::Blocks(w) => {
+                let dtype = w.dtype();
+                if !has_form(dtype, w.k()) || w.rounding() != Rounding::Blocks {
+                    return None;
+                }
+                let pages = with_span!(dtype, S => interleaved::<S>(exec, w), _ => return None);
+                (dtype, 1.0, pages)
+            }
+            Matrix::Ternary(w) => (DType::I2_S, w.scale(), trits::interleaved(exec, w)),
+            Matrix::Interleaved(_) => return None,
+        };
+        let (n, k) = (w.n(), w.k());
+        Some(InterleavedMatrix {
+            dtype,
+            scale,
+            n,
+            k,
+            pages,
+        })
     }
 
-    /// Its rows as they were stored: what [`BlockMatrix`] takes with [`Rounding::Blocks`].
+    /// Its rows as they were stored: what [`BlockMatrix`] takes with [`Rounding::Blocks`], or what [`TernaryMatrix::new`]
+    /// does.
     pub fn stored(&self, exec: &Exec) -> Vec<u8> {
         let len = self.row_bytes();
         let mut bytes = vec![0; self.n * len];
@@ -217,7 +253,7 @@ impl InterleavedMatrix {
         self.k
     }
 
-    /// The type that its weights had.
+    /// The type that its weights had, I2_S if they are trits with one scale.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -227,19 +263,34 @@ impl InterleavedMatrix {
     }
 
     pub(super) fn row_bytes(&self) -> usize {
-        self.k / self.dtype.block_len() * self.dtype.block_bytes()
+        self.k.div_ceil(self.dtype.block_len()) * self.dtype.block_bytes()
+    }
+
+    /// How activations are quantized for it.
+    pub(super) fn scaling(&self) -> Scaling {
+        match self.dtype {
+            DType::I2_S => Scaling::Row,
+            dtype => integer::scaling(dtype).expect("types that are interleaved have one"),
+        }
     }
 
     /// Decodes row `i` into `out`, `[k]`. Panics if there is no such row.
     pub(super) fn decode(&self, isa: Isa, i: usize, out: &mut [f32]) {
         let row = self.row(i);
-        BlockMatrix::new(self.dtype, 1, self.k, Rounding::Blocks, &row)
-            .expect("it was made of such rows")
-            .decode(isa, 0, out);
+        let what = "it was made of such rows";
+        if self.dtype == DType::I2_S {
+            let row = TernaryMatrix::new(1, self.k, self.scale, &row).expect(what);
+            return row.decode(0, out);
+        }
+        let row = BlockMatrix::new(self.dtype, 1, self.k, Rounding::Blocks, &row).expect(what);
+        row.decode(isa, 0, out);
     }
 
     /// Writes row `i` as it was stored.
     fn write_row(&self, i: usize, row: &mut [u8]) {
+        if self.dtype == DType::I2_S {
+            return trits::write_row(self.blocks(i / ROWS), i % ROWS, row);
+        }
         with_span!(self.dtype, S => {
             let spans = self.tile::<S>(i / ROWS).iter();
             for (span, stored) in spans.zip(row.chunks_exact_mut(S::STORED)) {
@@ -259,7 +310,13 @@ impl InterleavedMatrix {
     /// The spans of sixteen rows.
     fn tile<S: Span>(&self, tile: usize) -> &[S] {
         let per_tile = self.k / SPAN;
-        &spans(&self.pages)[tile * per_tile..][..per_tile]
+        &plain(&self.pages)[tile * per_tile..][..per_tile]
+    }
+
+    /// Sixteen rows of trits.
+    fn blocks(&self, tile: usize) -> &[trits::Block] {
+        let per_tile = self.k.div_ceil(trits::BLOCK);
+        &plain(&self.pages)[tile * per_tile..][..per_tile]
     }
 }
 
@@ -277,7 +334,7 @@ fn interleaved<S: Span>(exec: &Exec, w: &BlockMatrix<'_>) -> Pages {
     let (n, per_tile) = (w.n(), w.k() / SPAN);
     let n_tiles = n.div_ceil(ROWS);
     let mut pages = Pages::zeroed(n_tiles * per_tile * size_of::<S>());
-    let spans = SharedSlice::new(spans_mut::<S>(&mut pages));
+    let spans = SharedSlice::new(plain_mut::<S>(&mut pages));
     let zeros = vec![0; S::STORED];
     exec.pool.for_ranges(n_tiles, 1, |tiles| {
         // SAFETY: ranges of tiles don't overlap.
@@ -306,7 +363,7 @@ impl fmt::Debug for InterleavedMatrix {
     }
 }
 
-/// As [`super::integer::multiply`], of the activations in `scratch`.
+/// As [`super::integer::multiply`] or [`super::ternary::multiply`], of the activations in `scratch`.
 pub(super) fn multiply(
     isa: Isa,
     w: &InterleavedMatrix,
@@ -314,8 +371,10 @@ pub(super) fn multiply(
     scratch: &Scratch,
     out: &Columns<'_>,
 ) {
-    let scaling = integer::scaling(w.dtype).expect("types that are interleaved have one");
-    let x = scratch.quantized(scaling);
+    let x = scratch.quantized(w.scaling());
+    if w.dtype == DType::I2_S {
+        return trits::multiply(isa, w, rows, x, out);
+    }
     with_span!(w.dtype, S => multiply_spans::<S>(isa, w, rows, x, out), _ => unreachable!("{}", w.dtype));
 }
 
@@ -338,36 +397,51 @@ fn multiply_spans<S: Span>(
         };
         return panel::multiply_groups(isa, (w.dtype, w.k), rows, x, out, tile);
     }
+    let add = |tile: usize, tokens: Range<usize>, sums: &mut Sums<f32>| {
+        let spans = w.tile::<S>(tile);
+        match &kernels {
+            None => {
+                sums[0] = std::array::from_fn(|r| match tile * ROWS + r {
+                    i if i < w.n => integer::reference::dot(isa, w.dtype, &w.row(i), x.row(0)),
+                    _ => 0.0,
+                });
+            }
+            // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
+            Some(kernels) if x.m() == 1 => sums[0] = unsafe { (kernels.one)(spans, x.row(0)) },
+            // SAFETY: as above.
+            Some(kernels) => unsafe {
+                (kernels.several)(spans, x.tiles(), tokens.start, tokens.len(), sums);
+            },
+        }
+    };
+    multiply_tiles(rows, x.m(), out, add, |_, sums, out| {
+        out.copy_from_slice(sums)
+    });
+}
+
+/// The sums of sixteen rows of weights with each of some rows of activations.
+type Sums<T> = [[T; ROWS]; GROUP_LEN];
+
+/// Multiplies the rows `rows` of a matrix with `m` rows of activations: `add` writes the sums of a tile of sixteen rows with
+/// some rows of activations, and `finish` makes results of those with one row of activations.
+fn multiply_tiles<T: Copy + Default>(
+    rows: Range<usize>,
+    m: usize,
+    out: &Columns<'_>,
+    add: impl Fn(usize, Range<usize>, &mut Sums<T>),
+    finish: impl Fn(usize, &[T], &mut [f32]),
+) {
+    let mut sums = [[T::default(); ROWS]; GROUP_LEN];
     for tile in rows.start / ROWS..rows.end.div_ceil(ROWS) {
         let first = tile * ROWS;
         let wanted = rows.start.max(first)..rows.end.min(first + ROWS);
-        let write = |t: usize, sums: &[f32; ROWS]| {
-            // SAFETY: no other task has these rows, so none writes these columns.
-            let out = unsafe { out.row_mut(t, wanted.clone()) };
-            out.copy_from_slice(&sums[wanted.start - first..wanted.end - first]);
-        };
-        let spans = w.tile::<S>(tile);
-        match &kernels {
-            None if x.m() == 0 => {}
-            None => write(
-                0,
-                &std::array::from_fn(|r| match first + r {
-                    i if i < w.n => integer::reference::dot(isa, w.dtype, &w.row(i), x.row(0)),
-                    _ => 0.0,
-                }),
-            ),
-            // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
-            Some(kernels) if x.m() == 1 => write(0, &unsafe { (kernels.one)(spans, x.row(0)) }),
-            Some(kernels) => {
-                let mut sums = [[0.0; ROWS]; GROUP_LEN];
-                for begin in (0..x.m()).step_by(GROUP_LEN) {
-                    let n = GROUP_LEN.min(x.m() - begin);
-                    // SAFETY: as above.
-                    unsafe { (kernels.several)(spans, x.tiles(), begin, n, &mut sums) };
-                    for (t, sums) in sums[..n].iter().enumerate() {
-                        write(begin + t, sums);
-                    }
-                }
+        for begin in (0..m).step_by(GROUP_LEN) {
+            let tokens = begin..m.min(begin + GROUP_LEN);
+            add(tile, tokens.clone(), &mut sums);
+            for (t, sums) in tokens.zip(&sums) {
+                // SAFETY: no other task has these rows, so none writes these columns.
+                let out = unsafe { out.row_mut(t, wanted.clone()) };
+                finish(t, &sums[wanted.start - first..wanted.end - first], out);
             }
         }
     }
@@ -375,7 +449,7 @@ fn multiply_spans<S: Span>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Matrix, linear};
+    use super::super::linear;
     use super::*;
     use crate::test_data::{Random, exec_matrix, floats};
 
@@ -400,7 +474,8 @@ mod tests {
             let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
             let w = BlockMatrix::new(dtype, n, k, Rounding::Blocks, &bytes).unwrap();
             for exec in exec_matrix() {
-                let interleaved = InterleavedMatrix::on_any_level(&exec, &w).unwrap();
+                let matrix = Matrix::Blocks(w);
+                let interleaved = InterleavedMatrix::on_any_level(&exec, &matrix).unwrap();
                 assert_eq!(interleaved.stored(&exec), bytes, "{dtype} [{n}, {k}]");
                 for i in 0..n {
                     let (mut expected, mut got) = (vec![0.0; k], vec![0.0; k]);
@@ -408,6 +483,26 @@ mod tests {
                     interleaved.decode(exec.isa, i, &mut got);
                     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                     assert_eq!(bits(&got), bits(&expected));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn long_rows_of_trits_have_exact_sums() {
+        // Longer than what is summed before codes' places are taken out of sums, with a block left over.
+        let (n, k) = (5, (1 << 18) + 3 * trits::BLOCK);
+        let codes = vec![0b1010_1010; n * k / 4];
+        let w = Matrix::Ternary(TernaryMatrix::new(n, k, 0.5, &codes).unwrap());
+        for exec in exec_matrix() {
+            let w = InterleavedMatrix::on_any_level(&exec, &w).unwrap();
+            for m in [1, 2, 3, 5, 7, 8, 9] {
+                for sign in [1.0, -1.0] {
+                    let mut out = vec![f32::NAN; m * n];
+                    let outputs = &mut [(Matrix::Interleaved(&w), &mut out[..])];
+                    let x = vec![sign * 127.0; m * k];
+                    linear(&exec, &x, k, &mut Scratch::default(), outputs).unwrap();
+                    assert_eq!(out, vec![sign * (127 * k) as f32 * 0.5; m * n], "{exec:?}");
                 }
             }
         }
@@ -423,7 +518,7 @@ mod tests {
         ] {
             let bytes = vec![0; 16 * k / dtype.block_len() * dtype.block_bytes()];
             let w = BlockMatrix::new(dtype, 16, k, rounding, &bytes).unwrap();
-            assert!(InterleavedMatrix::on_any_level(&exec, &w).is_none());
+            assert!(InterleavedMatrix::on_any_level(&exec, &Matrix::Blocks(w)).is_none());
         }
     }
 
@@ -431,10 +526,15 @@ mod tests {
     fn any_rows_are_those_of_the_whole_product() {
         let mut random = Random::new(7);
         let (n, k) = (37, 512);
-        for dtype in TYPES {
+        for dtype in TYPES.into_iter().chain([DType::I2_S]) {
             let len = n * k / dtype.block_len() * dtype.block_bytes();
             let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
-            let w = BlockMatrix::new(dtype, n, k, Rounding::Blocks, &bytes).unwrap();
+            let w = match dtype {
+                DType::I2_S => Matrix::Ternary(TernaryMatrix::new(n, k, 0.5, &bytes).unwrap()),
+                _ => {
+                    Matrix::Blocks(BlockMatrix::new(dtype, n, k, Rounding::Blocks, &bytes).unwrap())
+                }
+            };
             let exec = Exec::new(1, Isa::detect());
             let w = InterleavedMatrix::on_any_level(&exec, &w).unwrap();
             let (x, mut whole) = (floats(k, 3), vec![f32::NAN; n]);

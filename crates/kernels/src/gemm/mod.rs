@@ -4,7 +4,7 @@
 //!
 //! | weights | activations | sums |
 //! |---|---|---|
-//! | ternary | int8, one scale per row | exact integers over the row (`ternary`) |
+//! | ternary | int8, one scale per row | exact integers over the row (`ternary`, `interleaved`) |
 //! | blocks of integers | int8, one scale per block | exact integers within a block, then floats block by block (`integer`, `interleaved`) |
 //! | F16 and BF16 | f32, rounded so that products are exact | floats in one fixed order (`float`) |
 //! | F32, other types, and all with [`Rounding::None`] | f32 | floats in one fixed order (`float`) |
@@ -59,7 +59,7 @@ use float::rounding::{FloatRows, Precision};
 pub enum Matrix<'a> {
     /// Rows of blocks or floats.
     Blocks(BlockMatrix<'a>),
-    /// Blocks of several rows side by side.
+    /// Several rows side by side.
     Interleaved(&'a InterleavedMatrix),
     /// Trits with one scale.
     Ternary(TernaryMatrix<'a>),
@@ -121,7 +121,7 @@ impl Matrix<'_> {
         };
         match self {
             Matrix::Ternary(_) => Form::Int8(Scaling::Row),
-            Matrix::Interleaved(w) => of_blocks(w.dtype(), Rounding::Blocks),
+            Matrix::Interleaved(w) => Form::Int8(w.scaling()),
             Matrix::Blocks(w) => of_blocks(w.dtype(), w.rounding()),
         }
     }

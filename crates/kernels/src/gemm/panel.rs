@@ -43,6 +43,7 @@ use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 use crate::quant::integers::SUPER_LEN;
+use crate::quant::ternary;
 
 /// Rows of weights in a panel.
 pub(super) const ROWS: usize = super::ROWS;
@@ -70,7 +71,7 @@ pub(super) struct Panel {
 }
 
 impl Panel {
-    const EMPTY: Panel = Panel {
+    pub(super) const EMPTY: Panel = Panel {
         codes: [[[0; 4]; ROWS]; COLUMNS / 4],
         scales: [[0; ROWS]; 16],
         offsets: [[[0; 2]; ROWS]; 8],
@@ -139,10 +140,32 @@ pub(super) fn multiply_ternary(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    let kernel = kernels::ternary(isa, x.tiles().order());
     let unpack = unpack::ternary(isa, w.packing());
     let k = w.padded_k();
     let bytes = |columns: &Range<usize>| w.packing().bytes(columns);
+    let tile = |first: usize| {
+        let codes = panel_rows(first, &rows, |i| w.row(i));
+        move |columns: Range<usize>, panel: &mut Panel| {
+            prefetch(&codes, bytes(&(columns.end..k.min(columns.end + COLUMNS))));
+            // SAFETY: it was picked by `isa`, which this machine has been seen to offer.
+            unsafe { unpack(&codes, columns, panel) };
+        }
+    };
+    multiply_trits(isa, (w.scale(), k), rows.clone(), x, out, tile);
+}
+
+/// The products of the rows `rows` of a matrix of `k` columns of trits with a `scale` with every activation row. `unpack` is
+/// called as that of [`multiply_groups`], with ranges of up to [`COLUMNS`] columns, whole blocks of trits.
+pub(super) fn multiply_trits<U: FnMut(Range<usize>, &mut Panel)>(
+    isa: Isa,
+    (scale, k): (f32, usize),
+    rows: Range<usize>,
+    x: &QuantizedRows,
+    out: &Columns<'_>,
+    unpack: impl Fn(usize) -> U,
+) {
+    let kernel = kernels::ternary(isa, x.tiles().order());
+    let k = k.next_multiple_of(ternary::BLOCK);
     // SAFETY: it was picked by `isa`, which this machine has been seen to offer.
     unsafe { (kernel.begin)() };
     SCRATCH.with_borrow_mut(|scratch| {
@@ -155,21 +178,18 @@ pub(super) fn multiply_ternary(
             integers.resize(columns.len().div_ceil(ROWS) * x.tiles().m(), [0; ROWS]);
             let firsts = columns.clone().step_by(ROWS);
             for (first, sums) in firsts.zip(integers.chunks_exact_mut(x.tiles().m())) {
-                let codes = panel_rows(first, &rows, |i| w.row(i));
+                let mut unpack = unpack(first);
                 for start in (0..k).step_by(COLUMNS) {
                     let columns = start..k.min(start + COLUMNS);
-                    prefetch(&codes, bytes(&(columns.end..k.min(columns.end + COLUMNS))));
-                    // SAFETY: both were picked by `isa`, which this machine has been seen to offer;
+                    unpack(columns.clone(), panel);
+                    // SAFETY: it was picked by `isa`, which this machine has been seen to offer;
                     // rows and activations are padded alike.
-                    unsafe {
-                        unpack(&codes, columns.clone(), panel);
-                        (kernel.add)(panel, x.tiles(), columns, sums);
-                    }
+                    unsafe { (kernel.add)(panel, x.tiles(), columns, sums) };
                 }
             }
             for t in 0..x.m() {
                 let act = x.row(t);
-                let scale = w.scale() / act.scales[0];
+                let scale = scale / act.scales[0];
                 // SAFETY: no other task has these rows, so none writes these columns.
                 let out = unsafe { out.row_mut(t, columns.clone()) };
                 let sums = integers.iter().skip(t).step_by(x.tiles().m());

@@ -146,6 +146,22 @@ impl<'a> TernaryMatrix<'a> {
         self.packing
     }
 
+    /// Block `b` of row `i` as [`crate::quant::ternary`] has it. Panics if there is none.
+    pub(super) fn block(&self, i: usize, b: usize) -> [u8; BLOCK_BYTES] {
+        fn block<P: Packed>(row: &[u8], b: usize) -> [u8; BLOCK_BYTES] {
+            let block = row[P::offset(b)..].first_chunk();
+            *block.expect("rows have whole blocks")
+        }
+        match self.packing {
+            TernaryPacking::I2s => block::<I2s>(self.row(i), b),
+            TernaryPacking::Tq20 => block::<Tq20>(self.row(i), b).map(|codes| {
+                // The four codes of a byte, the other way round.
+                let halves = codes.rotate_left(4);
+                (halves & 0x33) << 2 | halves >> 2 & 0x33
+            }),
+        }
+    }
+
     pub(super) fn scale(&self) -> f32 {
         self.scale
     }
@@ -218,10 +234,6 @@ pub(super) fn multiply(
     if x.m() == 0 {
         return;
     }
-    #[cfg(target_arch = "x86_64")]
-    if let Some(gemv) = gemv(isa, w.packing).filter(|_| x.m() == 1) {
-        return multiply_one(gemv, w, rows, x, out);
-    }
     let dots = kernel(isa, w.packing);
     let k = w.padded_k();
     let acts: [_; SMALL_BATCH] = std::array::from_fn(|t| x.row(t.min(x.m() - 1)));
@@ -244,51 +256,6 @@ pub(super) fn multiply(
                 }
             }
         }
-    }
-}
-
-/// As [`multiply`], of one row of activations, by a kernel for any number of rows of weights.
-#[cfg(target_arch = "x86_64")]
-fn multiply_one(
-    gemv: Gemv,
-    w: &TernaryMatrix<'_>,
-    rows: Range<usize>,
-    x: &QuantizedRows,
-    out: &Columns<'_>,
-) {
-    let act = x.row(0);
-    let scale = w.scale / act.scales[0];
-    let len = w.row_bytes();
-    // SAFETY: no other task has these rows, so none writes these columns.
-    let out = unsafe { out.row_mut(0, rows.clone()) };
-    const AT_ONCE: usize = 64;
-    let mut sums = [0; AT_ONCE];
-    for (first, out) in rows.step_by(AT_ONCE).zip(out.chunks_mut(AT_ONCE)) {
-        let sums = &mut sums[..out.len()];
-        let bytes = &w.codes[first * len..][..out.len() * len];
-        // SAFETY: it was picked by an `Isa`, which this machine has been seen to offer.
-        unsafe { gemv(bytes, len, &act.q[..w.padded_k()], sums) };
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = (*sum - act.sum) as f32 * scale;
-        }
-    }
-}
-
-/// `sums[i] = Σ_j code[i, j] · q[j]` for whole rows of `row_bytes`, with codes from 0 to 2.
-///
-/// # Safety
-/// The machine has the instruction set that [`gemv`] was asked for.
-#[cfg(target_arch = "x86_64")]
-type Gemv = unsafe fn(rows: &[u8], row_bytes: usize, q: &[i8], sums: &mut [i32]);
-
-/// The kernel for one row of activations, of levels that have one.
-#[cfg(target_arch = "x86_64")]
-fn gemv(isa: Isa, packing: TernaryPacking) -> Option<Gemv> {
-    use super::ternary_x86::gemv_avx512;
-    match (isa.level(), packing) {
-        (Level::Avx512 | Level::Amx, TernaryPacking::I2s) => Some(gemv_avx512::<I2s>),
-        (Level::Avx512 | Level::Amx, TernaryPacking::Tq20) => Some(gemv_avx512::<Tq20>),
-        _ => None,
     }
 }
 
@@ -349,8 +316,9 @@ fn dots_scalar<P: Packed>(rows: &[&[u8]; TILE], q: &[&[i8]], sums: &mut [[i32; T
 #[cfg(test)]
 mod tests {
     use super::super::activations::Scaling;
-    use super::super::{Matrix, Scratch, linear};
+    use super::super::{InterleavedMatrix, Matrix, Scratch, linear};
     use super::*;
+    use crate::Exec;
     use crate::test_data::{Random, exec_matrix, floats};
 
     /// Packed rows of random trits, and the trits.
@@ -397,24 +365,24 @@ mod tests {
             let (codes, trits) = random_codes(packing, n, k);
             let w = TernaryMatrix::packed(packing, n, k, 0.37, &codes).unwrap();
             let x = floats(m * k, 5);
+            let mut rows = QuantizedRows::default();
+            let one = Exec::new(1, Isa::SCALAR);
+            rows.quantize(&one, Scaling::Row, &x, k).unwrap();
+            let want = |t: usize, i: usize| {
+                let products = trits[i * k..][..k].iter().zip(rows.row(t).q);
+                let sum: i32 = products.map(|(trit, q)| trit * i32::from(*q)).sum();
+                (sum as f32 * (0.37 / rows.row(t).scales[0])).to_bits()
+            };
+            let want: Vec<u32> = (0..m * n).map(|at| want(at / n, at % n)).collect();
             for exec in exec_matrix() {
-                let mut rows = QuantizedRows::default();
-                rows.quantize(&exec, Scaling::Row, &x, k).unwrap();
-                let mut out = vec![f32::NAN; m * n];
-                let outputs = &mut [(Matrix::Ternary(w), &mut out[..])];
-                linear(&exec, &x, k, &mut Scratch::default(), outputs).unwrap();
-                for t in 0..m {
-                    for i in 0..n {
-                        let sum: i32 = (0..k)
-                            .map(|j| trits[i * k + j] * i32::from(rows.row(t).q[j]))
-                            .sum();
-                        let want = sum as f32 * (0.37 / rows.row(t).scales[0]);
-                        assert_eq!(
-                            out[t * n + i].to_bits(),
-                            want.to_bits(),
-                            "{exec:?} {packing:?} {n}x{k} {t} {i}"
-                        );
-                    }
+                let stored = Matrix::Ternary(w);
+                let interleaved = InterleavedMatrix::on_any_level(&exec, &stored).unwrap();
+                for form in [stored, Matrix::Interleaved(&interleaved)] {
+                    let mut out = vec![f32::NAN; m * n];
+                    let outputs = &mut [(form, &mut out[..])];
+                    linear(&exec, &x, k, &mut Scratch::default(), outputs).unwrap();
+                    let got: Vec<u32> = out.iter().map(|out| out.to_bits()).collect();
+                    assert_eq!(got, want, "{exec:?} {packing:?} {form:?} {n}x{k}");
                 }
             }
         }
@@ -440,42 +408,22 @@ mod tests {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
-    #[test]
-    fn long_rows_and_large_sums_of_one_row_of_activations() {
-        // The second is longer than what is summed before codes' places are taken out of sums, with a block left over.
-        for n_blocks in [66, (1 << 14) + 3] {
-            for packing in [TernaryPacking::I2s, TernaryPacking::Tq20] {
-                let k: usize = match packing {
-                    TernaryPacking::I2s => n_blocks * BLOCK,
-                    TernaryPacking::Tq20 => (n_blocks * BLOCK).next_multiple_of(PAIR),
-                };
-                let len = packing.row_bytes(k);
-                let codes = vec![0b1010_1010; 5 * len];
-                for (value, q) in [(-128i8, -128i32), (127, 127)] {
-                    for isa in Isa::available() {
-                        let Some(gemv) = gemv(isa, packing) else {
-                            continue;
-                        };
-                        let mut sums = [7; 5];
-                        // SAFETY: this machine has `isa`.
-                        unsafe { gemv(&codes, len, &vec![value; k], &mut sums) };
-                        assert_eq!(sums, [2 * q * k as i32; 5], "{isa}");
-                    }
-                }
-            }
-        }
-    }
-
     #[test]
     fn rows_are_decoded() {
         for (packing, k) in [(TernaryPacking::I2s, 200), (TernaryPacking::Tq20, 512)] {
             let (codes, trits) = random_codes(packing, 3, k);
             let w = TernaryMatrix::packed(packing, 3, k, 0.5, &codes).unwrap();
-            let mut row = vec![f32::NAN; k];
-            w.decode(2, &mut row);
-            let want: Vec<f32> = trits[2 * k..].iter().map(|&t| t as f32 * 0.5).collect();
-            assert_eq!(row, want);
+            let exec = Exec::new(1, Isa::detect());
+            let interleaved = InterleavedMatrix::on_any_level(&exec, &Matrix::Ternary(w)).unwrap();
+            for form in [Matrix::Ternary(w), Matrix::Interleaved(&interleaved)] {
+                let mut row = vec![f32::NAN; k];
+                form.decode_row(&exec, 2, &mut row);
+                let want: Vec<f32> = trits[2 * k..].iter().map(|&t| t as f32 * 0.5).collect();
+                assert_eq!(row, want);
+            }
+            if packing == TernaryPacking::I2s {
+                assert_eq!(interleaved.stored(&exec), codes);
+            }
         }
     }
 

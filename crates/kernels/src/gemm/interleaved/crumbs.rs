@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across, widen};
+use super::{Panel, Plain, ROWS, SPAN, Span, across, widen};
 use crate::isa::{Isa, multiversion};
 
 /// Columns that share a scale of weights, and of activations.
@@ -28,7 +28,9 @@ pub(super) struct Crumbs {
 }
 
 // SAFETY: integers without room between them.
-unsafe impl Span for Crumbs {
+unsafe impl Plain for Crumbs {}
+
+impl Span for Crumbs {
     const STORED: usize = SPAN / BLOCK * BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
     const KERNELS: Kernels<Crumbs> = Kernels {

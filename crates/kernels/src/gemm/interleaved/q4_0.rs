@@ -3,7 +3,7 @@
 use super::nibbles::{self, WORD};
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across, widen};
+use super::{Panel, Plain, ROWS, SPAN, Span, across, widen};
 use crate::isa::{Isa, multiversion};
 
 /// Columns of a block.
@@ -24,7 +24,9 @@ pub(super) struct Q4_0 {
 }
 
 // SAFETY: integers without room between them.
-unsafe impl Span for Q4_0 {
+unsafe impl Plain for Q4_0 {}
+
+impl Span for Q4_0 {
     const STORED: usize = SPAN / BLOCK * BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
     const KERNELS: Kernels<Q4_0> = Kernels {

@@ -3,7 +3,7 @@
 use super::nibbles::{self, HEADER_BYTES, Header, WORD};
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across};
+use super::{Panel, Plain, ROWS, SPAN, Span, across};
 use crate::isa::{Isa, multiversion};
 
 /// Bytes of a block as it is stored: a header, then `codes: [u8; 128]`, of which each 32 have the first 32 of 64 columns in
@@ -20,7 +20,9 @@ pub(super) struct Q4K {
 }
 
 // SAFETY: integers without room between them.
-unsafe impl Span for Q4K {
+unsafe impl Plain for Q4K {}
+
+impl Span for Q4K {
     const STORED: usize = BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
     const KERNELS: Kernels<Q4K> = Kernels {

@@ -3,7 +3,7 @@
 use super::nibbles::{self, HEADER_BYTES, Header, WORD};
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across};
+use super::{Panel, Plain, ROWS, SPAN, Span, across};
 use crate::isa::{Isa, multiversion};
 
 /// Columns whose fifth bits are together in a row: four bytes.
@@ -28,7 +28,9 @@ pub(super) struct Q5K {
 }
 
 // SAFETY: integers without room between them.
-unsafe impl Span for Q5K {
+unsafe impl Plain for Q5K {}
+
+impl Span for Q5K {
     const STORED: usize = BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
     const KERNELS: Kernels<Q5K> = Kernels {

@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across, widen};
+use super::{Panel, Plain, ROWS, SPAN, Span, across, widen};
 use crate::isa::{Isa, multiversion};
 
 /// Columns that share an integer scale.
@@ -34,7 +34,9 @@ pub(super) struct Q6K {
 }
 
 // SAFETY: integers without room between them.
-unsafe impl Span for Q6K {
+unsafe impl Plain for Q6K {}
+
+impl Span for Q6K {
     const STORED: usize = BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
     const KERNELS: Kernels<Q6K> = Kernels {

@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::{Kernels, x86};
-use super::{Panel, ROWS, SPAN, Span, across, widen};
+use super::{Panel, Plain, ROWS, SPAN, Span, across, widen};
 use crate::isa::{Isa, multiversion};
 
 /// Columns of a block.
@@ -28,7 +28,9 @@ pub(super) struct Q8_0 {
 }
 
 // SAFETY: integers without room between them.
-unsafe impl Span for Q8_0 {
+unsafe impl Plain for Q8_0 {}
+
+impl Span for Q8_0 {
     const STORED: usize = SPAN / BLOCK * BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
     const KERNELS: Kernels<Q8_0> = Kernels {

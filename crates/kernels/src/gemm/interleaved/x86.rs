@@ -12,7 +12,7 @@ use super::q4_k::Q4K;
 use super::q5_k::Q5K;
 use super::q6_k::Q6K;
 use super::q8_0::Q8_0;
-use super::{GROUP_LEN, Panel, QuantizedRow, ROWS, SPAN};
+use super::{GROUP_LEN, Panel, QuantizedRow, ROWS, SPAN, Sums};
 use crate::isa::{Isa, Level};
 
 /// Bytes from those that are multiplied to those that are prefetched.
@@ -29,7 +29,7 @@ const PARTS: usize = 8;
 
 /// Prefetches part `part` of what is [`AHEAD`] of `span`.
 #[inline(always)]
-fn prefetch_part<S>(span: &S, part: usize) {
+pub(super) fn prefetch_part<S>(span: &S, part: usize) {
     let len = size_of::<S>() / PARTS;
     let ahead = std::ptr::from_ref(span)
         .cast::<u8>()
@@ -42,7 +42,7 @@ fn prefetch_part<S>(span: &S, part: usize) {
 /// # Safety
 /// Inlined into code compiled for AVX-512; they are there.
 #[inline(always)]
-unsafe fn quad(q: *const i8) -> __m512i {
+pub(super) unsafe fn quad(q: *const i8) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
 }
@@ -360,7 +360,7 @@ pub(super) fn several<S: Multiplied>(
     x: &Tiles,
     first: usize,
     n: usize,
-    sums: &mut [[f32; ROWS]; GROUP_LEN],
+    sums: &mut Sums<f32>,
 ) {
     // Rows that fill a tile are there, and zeros.
     assert!(first.is_multiple_of(TILE) && n <= GROUP_LEN && first + n <= x.m());
@@ -384,7 +384,7 @@ unsafe fn group<S: Multiplied, const T: usize>(
     tile: &[S],
     x: &Tiles,
     first: usize,
-    sums: &mut [[f32; ROWS]; GROUP_LEN],
+    sums: &mut Sums<f32>,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
