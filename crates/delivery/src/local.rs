@@ -245,6 +245,24 @@ impl LocalFile {
         self.bytes.slice(..n)
     }
 
+    /// A copy of `len` bytes from `offset` on in memory of this process, in huge pages where the system has them.
+    ///
+    /// Errors: [`LocalFileError::OutOfBounds`]; [`LocalFileError::Read`] if there is no memory.
+    pub fn copy(&self, offset: u64, len: u64) -> Result<Bytes, LocalFileError> {
+        let from = self.slice(offset, len)?;
+        let copied = mmap::filled(from.len(), |to| {
+            in_parallel(to, |part, at| {
+                part.copy_from_slice(&from[at..at + part.len()]);
+                Ok(())
+            })
+        });
+        copied.map_err(|source| LocalFileError::Read {
+            path: self.path.clone(),
+            len,
+            source,
+        })
+    }
+
     /// `len` bytes from `offset` on; fails if the file ends before.
     pub fn slice(&self, offset: u64, len: u64) -> Result<Bytes, LocalFileError> {
         let file_len = self.len();
@@ -269,13 +287,22 @@ const MAX_READERS: usize = 4;
 
 /// Fills `bytes` with the beginning of `file`, in parallel.
 fn fill(file: &File, bytes: &mut [u8]) -> io::Result<()> {
+    in_parallel(bytes, |part, at| {
+        positioned::read_exact_at(file, part, at as u64)
+    })
+}
+
+/// Has threads fill parts of `bytes`, each told where it begins.
+fn in_parallel(
+    bytes: &mut [u8],
+    fill: impl Fn(&mut [u8], usize) -> io::Result<()> + Sync,
+) -> io::Result<()> {
+    let fill = &fill;
     let n = thread::available_parallelism().map_or(1, |n| n.get().min(MAX_READERS));
     let share = (bytes.len() / n + 1).next_multiple_of(mmap::HUGE_PAGE);
     thread::scope(|scope| {
         let readers: Vec<_> = (bytes.chunks_mut(share).enumerate())
-            .map(|(i, part)| {
-                scope.spawn(move || positioned::read_exact_at(file, part, i as u64 * share as u64))
-            })
+            .map(|(i, part)| scope.spawn(move || fill(part, i * share)))
             .collect();
         readers
             .into_iter()
@@ -362,6 +389,20 @@ mod tests {
         assert_eq!(read.prefix(1).as_ptr().align_offset(mmap::HUGE_PAGE), 0);
         let (_dir, path) = file_with(b"");
         assert!(LocalFile::open(path).unwrap().read().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_copy_has_the_bytes_of_the_slice() {
+        let bytes: Vec<u8> = (0..5_000_000u32).map(|i| (i % 251) as u8).collect();
+        let (_dir, path) = file_with(&bytes);
+        let file = LocalFile::open(&path).unwrap();
+        for (offset, len) in [(0, 5_000_000), (7, 4_500_001), (5_000_000, 0), (12, 1)] {
+            let copy = file.copy(offset, len).unwrap();
+            assert_eq!(copy, file.slice(offset, len).unwrap());
+            assert_eq!(file.mapped_range(&copy), None);
+        }
+        let error = file.copy(1, 5_000_000).unwrap_err();
+        assert!(matches!(error, LocalFileError::OutOfBounds { .. }));
     }
 
     #[test]

@@ -498,24 +498,20 @@ impl ModelPlan {
     /// Bytes of weights that are in another form once they are loaded, so that those of the files needn't stay in
     /// memory. `rewrites` says which blocks, in rows of how many columns, or packed trits (I2_S) a backend rewrites.
     pub fn rewritten_bytes(&self, rewrites: impl Fn(DType, usize) -> bool) -> u64 {
-        let is_rewritten = |spec: &&Spec| match &spec.recipe {
-            Recipe::Linear(recipe) => match recipe.stored {
-                Stored::Blocks(dtype) => {
-                    let multiplied = multiplied_as(dtype);
-                    multiplied != dtype || rewrites(multiplied, recipe.k)
-                }
-                // Packed trits already.
-                Stored::I2s(_) => rewrites(DType::I2_S, recipe.k),
-                _ => recipe.becomes_packed_trits(),
-            },
-            Recipe::Vector(_) | Recipe::HostVector(_) => true,
-        };
-        let parts = self
-            .specs
-            .iter()
-            .filter(is_rewritten)
-            .flat_map(|spec| &spec.parts);
+        let specs = self.specs.iter();
+        let rewritten = specs.filter(|spec| is_rewritten(spec, &rewrites));
+        let parts = rewritten.flat_map(|spec| &spec.parts);
         parts.map(|part| part.len).sum()
+    }
+
+    /// What isn't among [`rewritten_bytes`](Self::rewritten_bytes): weights that stay in the bytes that they are given in.
+    pub fn given(
+        &self,
+        rewrites: impl Fn(DType, usize) -> bool,
+    ) -> impl Iterator<Item = &TensorRequest> {
+        let specs = self.specs.iter();
+        let given = specs.filter(move |spec| !is_rewritten(spec, &rewrites));
+        given.flat_map(|spec| &spec.parts)
     }
 
     /// Multiply-accumulates with weights for a prompt of `n_tokens`, and the head after its last token.
@@ -572,6 +568,22 @@ impl LinearRecipe {
             Stored::BitLinear(dtype) => is_float(dtype) || dtype == DType::TQ1_0,
             Stored::Masters(_) | Stored::I2s(_) | Stored::Packed => true,
         }
+    }
+}
+
+/// Whether a weight is in another form once it is loaded; `rewrites` as for [`ModelPlan::rewritten_bytes`].
+fn is_rewritten(spec: &Spec, rewrites: impl Fn(DType, usize) -> bool) -> bool {
+    match &spec.recipe {
+        Recipe::Linear(recipe) => match recipe.stored {
+            Stored::Blocks(dtype) => {
+                let multiplied = multiplied_as(dtype);
+                multiplied != dtype || rewrites(multiplied, recipe.k)
+            }
+            // Packed trits already.
+            Stored::I2s(_) => rewrites(DType::I2_S, recipe.k),
+            _ => recipe.becomes_packed_trits(),
+        },
+        Recipe::Vector(_) | Recipe::HostVector(_) => true,
     }
 }
 

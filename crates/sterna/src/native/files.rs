@@ -182,10 +182,12 @@ impl SourceFile {
         Ok(Bytes::copy_from_slice(&self.bytes()?))
     }
 
-    /// Takes its pages out of memory, if it is mapped; they are read again when they are used.
-    pub(super) fn release(&self) {
+    /// Takes the pages of `len` bytes from `offset` on out of memory, if it is mapped; they are read again when they are
+    /// used.
+    pub(super) fn release(&self, offset: u64, len: u64) {
         if let Some(file) = self.mapped() {
-            file.release(0..usize::MAX);
+            let end = offset.saturating_add(len);
+            file.release(offset as usize..end.min(file.len()) as usize);
         }
     }
 
@@ -194,6 +196,15 @@ impl SourceFile {
         match &self.content {
             Content::Local(file) => Some(file),
             Content::Memory(_) | Content::Arriving { .. } => None,
+        }
+    }
+
+    /// As [`slice`](Self::slice), copied out of a mapped file.
+    pub(super) fn copy(&self, offset: u64, len: u64) -> Result<Bytes> {
+        match &self.content {
+            Content::Local(file) => Ok(file.copy(offset, len)?),
+            Content::Arriving { open, .. } => Ok(open()?.copy(offset, len)?),
+            Content::Memory(_) => self.slice(offset, len),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Models whose files are on this machine.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::thread;
@@ -40,12 +40,15 @@ pub struct LocalModel {
 pub enum Weights {
     /// In the mapped files.
     Mapped,
-    /// Read into memory of this process, in huge pages where the system has them; files most of whose weights are rewritten
-    /// when they are loaded are mapped until then.
+    /// Read into memory of this process, in huge pages where the system has them; files with weights that are rewritten
+    /// when they are loaded are mapped until then, and only what is used as it is given is read.
     Read,
     /// Read if they are no more bytes than this, else mapped.
     ReadUpTo(u64),
 }
+
+/// Weights of fewer bytes than this stay in a mapped file: each that is read begins a huge page.
+const MIN_COPIED: u64 = 16 << 20;
 
 /// How to load a model from files of this machine.
 pub struct LoadFrom<'a> {
@@ -156,18 +159,27 @@ impl LocalModel {
         backend: B,
         options: &LoadFrom<'_>,
     ) -> Result<Loaded<B>> {
-        let all_bytes = || self.sources.iter().map(SourceFile::len).sum::<u64>();
-        let rewritten = plan.rewritten_bytes(|dtype, k| backend.rewrites(dtype, k));
-        let is_rewritten = options.experts.is_none() && rewritten > all_bytes() / 2;
-        let kept = match options.weights {
-            _ if options.experts.is_some() => Kept::Released,
-            Weights::Mapped => Kept::Mapped,
-            // Read, they would be in memory twice.
-            Weights::Read | Weights::ReadUpTo(_) if is_rewritten => Kept::Mapped,
-            Weights::Read => Kept::Read,
-            Weights::ReadUpTo(n_bytes) if all_bytes() <= n_bytes => Kept::Read,
-            Weights::ReadUpTo(_) => Kept::Mapped,
+        let all_bytes: u64 = self.sources.iter().map(SourceFile::len).sum();
+        let rewrites = |dtype, k| backend.rewrites(dtype, k);
+        let rewritten = plan.rewritten_bytes(rewrites);
+        // Files that are read are in memory as a whole.
+        let is_rewritten = options.experts.is_none() && rewritten > all_bytes / 8;
+        let is_read = match options.weights {
+            Weights::Mapped => false,
+            Weights::Read => true,
+            Weights::ReadUpTo(n_bytes) => all_bytes <= n_bytes,
         };
+        let kept = match is_read {
+            _ if options.experts.is_some() => Kept::Released,
+            true if !is_rewritten => Kept::Read,
+            _ => Kept::Mapped,
+        };
+        // What is used as it is given is read from mapped files, too, if it is large.
+        let copied: HashSet<(usize, u64)> = plan
+            .given(rewrites)
+            .filter(|part| is_read && is_rewritten && part.len >= MIN_COPIED)
+            .map(|part| (part.file, part.offset))
+            .collect();
         let experts = options.experts.map(|bound| {
             let files = self.sources.iter().filter_map(SourceFile::mapped);
             Arc::new(MappedExperts::new(files.cloned().collect(), bound))
@@ -191,14 +203,23 @@ impl LocalModel {
                 };
                 let index = self.model.files().iter().position(|file| file.name == name);
                 let index = index.with_context(|| format!("{name}: no file of the model"))?;
-                let bytes = shards.get(index)?;
-                machine.give_bytes(bytes.slice(range.start, range.end - range.start)?)?;
+                let (file, len) = (shards.get(index)?, range.end - range.start);
+                machine.give_bytes(match copied.contains(&(index, range.start)) {
+                    true => file.copy(range.start, len)?,
+                    false => file.slice(range.start, len)?,
+                })?;
+                if is_rewritten {
+                    // It isn't needed any more; what is used in place is read again.
+                    self.sources[index].release(range.start, len);
+                }
             }
             let warnings = shards.finish()?;
             self.settle()?;
             let mut loaded = machine.finish()?;
             if is_rewritten {
-                self.sources.iter().for_each(SourceFile::release);
+                self.sources
+                    .iter()
+                    .for_each(|file| file.release(0, file.len()));
             }
             loaded.warnings.extend(warnings);
             loaded.warnings.extend(self.files.warnings());

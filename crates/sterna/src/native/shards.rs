@@ -135,7 +135,7 @@ fn verified_file(
     if kept != Kept::Read {
         let verified = expected.verify(&file.bytes()?)?;
         if kept == Kept::Released {
-            file.release();
+            file.release(0, file.len());
         }
         return Ok((file.clone(), verified));
     }
