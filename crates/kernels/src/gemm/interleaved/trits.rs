@@ -172,8 +172,19 @@ fn reference(tile: &[Block], q: &[i8]) -> [i32; ROWS] {
     sums
 }
 
+/// Writes the codes of blocks into a panel.
+fn unpack(isa: Isa, blocks: &[Block], panel: &mut Panel) {
+    #[cfg(target_arch = "x86_64")]
+    if super::x86::is_offered(isa) {
+        // SAFETY: the level has the instructions.
+        return unsafe { trits_x86::unpack(blocks, panel) };
+    }
+    unpack_portable(isa, blocks, panel);
+}
+
 multiversion! {
-    fn unpack(blocks: &[Block], panel: &mut Panel) {
+    /// The reference.
+    fn unpack_portable(blocks: &[Block], panel: &mut Panel) {
         for (block, quads) in blocks.iter().zip(panel.codes.as_chunks_mut::<{ BLOCK / 4 }>().0) {
             for (g, quads) in quads.as_chunks_mut::<WORDS>().0.iter_mut().enumerate() {
                 for (quad, word) in quads.iter_mut().zip(&block.words) {

@@ -6,7 +6,7 @@ use super::super::activations::{Order, TILE, Tiles};
 use super::super::panel::Acts;
 use super::trits::{BLOCK, Block, QUARTER, WORDS};
 use super::x86::{prefetch_part, quad};
-use super::{GROUP_LEN, ROWS, Sums};
+use super::{GROUP_LEN, Panel, ROWS, Sums};
 
 /// Blocks whose products are summed before codes' places are taken out of the sums: in a lane each adds at most
 /// 8 · 4 · 192 · 128 (codes are 3 at most, at the highest bits).
@@ -116,6 +116,32 @@ unsafe fn group<const T: usize, const TURNS: usize>(
         }
         for (sums, total) in sums.iter_mut().zip(totals) {
             *sums = lanes(total);
+        }
+    }
+}
+
+/// Writes the codes of blocks into a panel.
+#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn unpack(blocks: &[Block], panel: &mut Panel) {
+    let mask = _mm512_set1_epi8(3);
+    for (block, quads) in blocks
+        .iter()
+        .zip(panel.codes.as_chunks_mut::<{ BLOCK / 4 }>().0)
+    {
+        for (i, word) in block.words.iter().enumerate() {
+            prefetch_part(block, i);
+            // SAFETY: sixteen words fill a register, and so do four codes of sixteen rows.
+            unsafe {
+                let codes = _mm512_load_si512(word.as_ptr().cast());
+                let mut store = |g: usize, codes| {
+                    let codes = _mm512_and_si512(codes, mask);
+                    _mm512_storeu_si512(quads[WORDS * g + i].as_mut_ptr().cast(), codes);
+                };
+                store(0, _mm512_srli_epi16::<6>(codes));
+                store(1, _mm512_srli_epi16::<4>(codes));
+                store(2, _mm512_srli_epi16::<2>(codes));
+                store(3, codes);
+            }
         }
     }
 }
