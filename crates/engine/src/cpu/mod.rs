@@ -184,6 +184,12 @@ impl Cpu {
         then(&products);
         Ok(())
     }
+
+    /// Whether weights may be kept in another form than they are given in.
+    fn may_rewrite(&self) -> bool {
+        // Experts of which not all are to be in memory stay in their files.
+        self.activations == Activations::Int8 && self.expert_memory.get().is_none()
+    }
 }
 
 /// A weight matrix in memory, usually a piece of a mapped file.
@@ -298,10 +304,7 @@ impl Backend for Cpu {
     }
 
     fn rewrites(&self, dtype: DType, k: usize) -> bool {
-        // Experts of which not all are to be in memory stay in their files.
-        self.activations == Activations::Int8
-            && self.expert_memory.get().is_none()
-            && InterleavedMatrix::is_faster(&self.exec, dtype, k)
+        self.may_rewrite() && InterleavedMatrix::is_faster(&self.exec, dtype, k)
     }
 
     fn load_linear(&self, source: LinearSource) -> Result<CpuLinear, BackendError> {
@@ -318,14 +321,8 @@ impl Backend for Cpu {
             rotation,
             activations: self.activations,
         };
-        let matrix = linear.matrix()?;
-        let dtype = match &matrix {
-            Matrix::Blocks(blocks) => blocks.dtype(),
-            Matrix::Interleaved(interleaved) => interleaved.dtype(),
-            Matrix::Ternary(_) => DType::I2_S,
-        };
-        if self.rewrites(dtype, k)
-            && let Some(interleaved) = InterleavedMatrix::new(&self.exec, &matrix)
+        if self.may_rewrite()
+            && let Some(interleaved) = InterleavedMatrix::new(&self.exec, &linear.matrix()?)
         {
             linear.weights = CpuWeights::Interleaved(Arc::new(interleaved));
         }
