@@ -6,14 +6,26 @@ const MAX_CHECKPOINTS: usize = 16;
 const MAX_BYTES: usize = 256 << 20;
 /// What is always kept: the pin and the latest.
 const MIN_CHECKPOINTS: usize = 2;
+/// Of positions that were passed token by token, how many of the latest stay.
+const MAX_PASSING: usize = 2;
+/// Of those before, one stays in so many positions.
+const INTERVAL: usize = 16;
 
 /// Positions, and what a backend remembers there. There is none at the beginning, where all states are zeros.
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoints<S> {
-    /// Ascending.
-    all: Vec<(usize, S)>,
+    /// By ascending position.
+    all: Vec<Checkpoint<S>>,
     /// The position that has to stay a checkpoint.
     pinned: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Checkpoint<S> {
+    position: usize,
+    states: S,
+    /// Whether it goes once enough of these follow.
+    is_passing: bool,
 }
 
 impl<S> Default for Checkpoints<S> {
@@ -29,11 +41,47 @@ impl<S> Checkpoints<S> {
     /// Adds one at `position`, which is after all others, and returns those that are one too many with it. Each has
     /// `bytes`.
     pub(crate) fn push(&mut self, position: usize, states: S, bytes: usize) -> Vec<S> {
-        self.all.push((position, states));
+        self.add(position, states, false);
+        self.remove_too_many(bytes)
+    }
+
+    /// As [`Checkpoints::push`], of a position that one token led to: nearly all of these go again soon, as what many
+    /// states take of memory and time is more than what they save.
+    pub(crate) fn push_passing(&mut self, position: usize, states: S, bytes: usize) -> Vec<S> {
+        self.add(position, states, true);
+        let mut passed = self.remove_passed();
+        passed.extend(self.remove_too_many(bytes));
+        passed
+    }
+
+    fn add(&mut self, position: usize, states: S, is_passing: bool) {
+        self.all.push(Checkpoint {
+            position,
+            states,
+            is_passing,
+        });
+    }
+
+    /// Removes the first of those that are passing, or lets it stay, if there are too many.
+    fn remove_passed(&mut self) -> Vec<S> {
+        let passing = self.all.iter().filter(|one| one.is_passing).count();
+        let first = self.all.iter().position(|one| one.is_passing);
+        let Some(first) = first.filter(|_| passing > MAX_PASSING) else {
+            return Vec::new();
+        };
+        let position = self.all[first].position;
+        if position - self.before(first) >= INTERVAL || self.is_pinned(position) {
+            self.all[first].is_passing = false;
+            return Vec::new();
+        }
+        vec![self.all.remove(first).states]
+    }
+
+    fn remove_too_many(&mut self, bytes: usize) -> Vec<S> {
         let mut removed = Vec::new();
         while self.is_too_much(bytes) {
             let least = self.least_useful();
-            removed.push(self.all.remove(least).1);
+            removed.push(self.all.remove(least).states);
         }
         removed
     }
@@ -48,27 +96,28 @@ impl<S> Checkpoints<S> {
         position == self.pinned
     }
 
-    /// Forgets those after the first `len` positions, and returns where the last one is.
-    pub(crate) fn truncate(&mut self, len: usize) -> usize {
-        self.all.retain(|(at, _)| *at <= len);
+    /// Removes those after the first `len` positions, and returns them.
+    pub(crate) fn truncate(&mut self, len: usize) -> Vec<S> {
+        let kept = self.all.partition_point(|one| one.position <= len);
+        let removed = self.all.drain(kept..).map(|one| one.states).collect();
         self.pinned = self.pinned.min(self.end());
-        self.end()
+        removed
     }
 
     /// What the last one remembers.
     pub(crate) fn last(&self) -> Option<&S> {
-        self.all.last().map(|(_, states)| states)
+        self.all.last().map(|one| &one.states)
     }
 
     /// The position of the last one; zero if there is none.
     pub(crate) fn end(&self) -> usize {
-        self.all.last().map_or(0, |(at, _)| *at)
+        self.all.last().map_or(0, |one| one.position)
     }
 
     /// All positions.
     #[cfg(test)]
     pub(crate) fn positions(&self) -> Vec<usize> {
-        self.all.iter().map(|(at, _)| *at).collect()
+        self.all.iter().map(|one| one.position).collect()
     }
 
     fn is_too_much(&self, bytes: usize) -> bool {
@@ -81,13 +130,17 @@ impl<S> Checkpoints<S> {
     fn least_useful(&self) -> usize {
         let end = self.end();
         let gap = |i: &usize| {
-            let before = i.checked_sub(1).map_or(0, |i| self.all[i].0);
-            let gap = self.all[i + 1].0 - before;
-            gap as f64 / (end - self.all[*i].0) as f64
+            let gap = self.all[i + 1].position - self.before(*i);
+            gap as f64 / (end - self.all[*i].position) as f64
         };
         let inner = 0..self.all.len() - 1;
-        let inner = inner.filter(|&i| !self.is_pinned(self.all[i].0));
+        let inner = inner.filter(|&i| !self.is_pinned(self.all[i].position));
         inner.min_by(|a, b| gap(a).total_cmp(&gap(b))).unwrap_or(0)
+    }
+
+    /// The position before that of the checkpoint `i`.
+    fn before(&self, i: usize) -> usize {
+        i.checked_sub(1).map_or(0, |i| self.all[i].position)
     }
 }
 
@@ -109,10 +162,13 @@ mod tests {
         assert!(at.ends_with(&[5099, 5100]), "{at:?}");
         // Whatever has to go, no more than about as much again is computed twice.
         for len in [5098, 5050, 4800, 4000, 2500, 200] {
-            let kept = checkpoints.clone().truncate(len);
+            let mut shorter = checkpoints.clone();
+            shorter.truncate(len);
+            let kept = shorter.end();
             assert!(5100 - kept <= 2 * (5100 - len) + 2, "{len}: {kept}");
         }
-        assert_eq!(checkpoints.truncate(100), 100);
+        checkpoints.truncate(100);
+        assert_eq!(checkpoints.end(), 100);
     }
 
     #[test]
@@ -123,5 +179,24 @@ mod tests {
         }
         assert_eq!(checkpoints.positions(), [4, 5]);
         assert_eq!((checkpoints.end(), checkpoints.last()), (5, Some(&5)));
+    }
+
+    #[test]
+    fn of_those_that_tokens_pass_the_latest_stay_and_one_in_an_interval() {
+        let mut checkpoints = Checkpoints::default();
+        checkpoints.push(100, 100, 1);
+        for at in 101..=150 {
+            let gone = checkpoints.push_passing(at, at, 1);
+            assert!(gone.iter().all(|gone| (101..at - 1).contains(gone)));
+            assert!(gone.len() <= 1);
+        }
+        assert_eq!(checkpoints.positions(), [100, 116, 132, 148, 149, 150]);
+        // A pin stays.
+        checkpoints.pin(150);
+        for at in 151..160 {
+            checkpoints.push_passing(at, at, 1);
+        }
+        assert_eq!(checkpoints.positions(), [100, 116, 132, 148, 150, 158, 159]);
+        assert_eq!(checkpoints.truncate(149), [150, 158, 159]);
     }
 }

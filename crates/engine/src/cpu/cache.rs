@@ -144,7 +144,7 @@ impl KvCache for CpuCache {
 
     fn advance(&mut self, n: usize) {
         if let Some(states) = &mut self.states {
-            states.advance(self.len + n);
+            states.advance(n, self.len + n);
         }
         self.len += n;
     }
@@ -166,7 +166,7 @@ impl KvCache for CpuCache {
     }
 
     fn fork(&self, len: usize) -> CpuCache {
-        let mut states = self.states.clone();
+        let mut states = self.states.as_ref().map(States::fork);
         let len = len.min(self.len);
         let len = states.as_mut().map_or(len, |states| states.truncate(len));
         // A layer whose attention is computed elsewhere has none.

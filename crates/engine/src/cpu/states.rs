@@ -8,7 +8,7 @@ use crate::checkpoints::Checkpoints;
 type Snapshot = Vec<Arc<Vec<f32>>>;
 
 /// The states of a sequence.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct States {
     n_layers: usize,
     /// The last is the end of the sequence.
@@ -59,16 +59,33 @@ impl States {
         Some(&states[layer][..]).filter(|state| !state.is_empty())
     }
 
-    /// Makes the states that were computed those at position `len`.
-    pub(super) fn advance(&mut self, len: usize) {
+    /// Makes the states that were computed for `n` tokens those at position `len`.
+    pub(super) fn advance(&mut self, n: usize, len: usize) {
         let states = self.next.iter_mut();
         let states: Snapshot = states
             .map(|state| Arc::new(state.take().unwrap_or_default()))
             .collect();
         let bytes = states.iter().map(|state| size_of_val(&state[..])).sum();
-        for unused in self.checkpoints.push(len, states, bytes) {
+        let unused = match n {
+            1 => self.checkpoints.push_passing(len, states, bytes),
+            _ => self.checkpoints.push(len, states, bytes),
+        };
+        self.reuse(unused);
+    }
+
+    /// Keeps the memory of one of the positions that aren't remembered any more for the next.
+    fn reuse(&mut self, unused: Vec<Snapshot>) {
+        if let Some(last) = unused.into_iter().next_back() {
             // Forks may remember some of them.
-            self.spare = unused.into_iter().filter_map(Arc::into_inner).collect();
+            self.spare = last.into_iter().filter_map(Arc::into_inner).collect();
+        }
+    }
+
+    /// The same positions, for another sequence.
+    pub(super) fn fork(&self) -> States {
+        States {
+            checkpoints: self.checkpoints.clone(),
+            ..States::new(self.n_layers)
         }
     }
 
@@ -80,7 +97,9 @@ impl States {
     /// Truncates to the last checkpoint within the first `len` positions, and returns where that is.
     pub(super) fn truncate(&mut self, len: usize) -> usize {
         self.next = vec![None; self.n_layers];
-        self.checkpoints.truncate(len)
+        let unused = self.checkpoints.truncate(len);
+        self.reuse(unused);
+        self.checkpoints.end()
     }
 }
 
@@ -93,7 +112,7 @@ mod tests {
         let end = states.checkpoints.end() + n;
         let (before, after) = states.next(1, 1);
         after[0] = before[0] + n as f32;
-        states.advance(end);
+        states.advance(n, end);
     }
 
     fn count(states: &mut States) -> f32 {
@@ -108,7 +127,7 @@ mod tests {
             append(&mut states, n);
         }
         assert_eq!(count(&mut states), 9.0);
-        let mut fork = states.clone();
+        let mut fork = states.fork();
         assert_eq!(fork.truncate(8), 8);
         append(&mut fork, 2);
         assert_eq!((count(&mut fork), count(&mut states)), (10.0, 9.0));

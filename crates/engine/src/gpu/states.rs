@@ -202,7 +202,8 @@ impl States {
 
     /// Truncates to the last checkpoint within the first `len` positions, and returns where that is.
     pub(super) fn truncate(&mut self, len: usize) -> usize {
-        let len = self.checkpoints.truncate(len);
+        self.checkpoints.truncate(len);
+        let len = self.checkpoints.end();
         // At the beginning kernels take zeros.
         self.is_rewound = len > 0;
         self.had_rows = false;
