@@ -6,9 +6,7 @@ const MAX_CHECKPOINTS: usize = 16;
 const MAX_BYTES: usize = 256 << 20;
 /// What is always kept: the pin and the latest.
 const MIN_CHECKPOINTS: usize = 2;
-/// Of positions that were passed token by token, how many of the latest stay.
-const MAX_PASSING: usize = 2;
-/// Of those before, one stays in so many positions.
+/// Of positions that are passed token by token, one stays in so many.
 const INTERVAL: usize = 16;
 
 /// Positions, and what a backend remembers there. There is none at the beginning, where all states are zeros.
@@ -24,7 +22,7 @@ pub(crate) struct Checkpoints<S> {
 struct Checkpoint<S> {
     position: usize,
     states: S,
-    /// Whether it goes once enough of these follow.
+    /// Whether it goes as one token follows, unless it is pinned, or the one before is far away.
     is_passing: bool,
 }
 
@@ -45,13 +43,34 @@ impl<S> Checkpoints<S> {
         self.remove_too_many(bytes)
     }
 
-    /// As [`Checkpoints::push`], of a position that one token led to: nearly all of these go again soon, as what many
-    /// states take of memory and time is more than what they save.
+    /// As [`Checkpoints::push`], of a position that one token led to: most of these go as the next token follows, since
+    /// what many states take of memory and time is more than what they save.
     pub(crate) fn push_passing(&mut self, position: usize, states: S, bytes: usize) -> Vec<S> {
+        let passed = self.is_end_passing().then(|| self.all.pop()).flatten();
         self.add(position, states, true);
-        let mut passed = self.remove_passed();
-        passed.extend(self.remove_too_many(bytes));
-        passed
+        let mut removed: Vec<S> = passed.into_iter().map(|one| one.states).collect();
+        removed.extend(self.remove_too_many(bytes));
+        removed
+    }
+
+    /// Whether the last one goes as one token follows.
+    pub(crate) fn is_end_passing(&self) -> bool {
+        let Some(last) = self.all.last() else {
+            return false;
+        };
+        let gap = last.position - self.before(self.all.len() - 1);
+        last.is_passing && gap < INTERVAL && !self.is_pinned(last.position)
+    }
+
+    /// What the last one remembers, to be changed.
+    pub(crate) fn last_mut(&mut self) -> Option<&mut S> {
+        self.all.last_mut().map(|one| &mut one.states)
+    }
+
+    /// Removes the last one.
+    pub(crate) fn pop(&mut self) {
+        self.all.pop();
+        self.pinned = self.pinned.min(self.end());
     }
 
     fn add(&mut self, position: usize, states: S, is_passing: bool) {
@@ -60,21 +79,6 @@ impl<S> Checkpoints<S> {
             states,
             is_passing,
         });
-    }
-
-    /// Removes the first of those that are passing, or lets it stay, if there are too many.
-    fn remove_passed(&mut self) -> Vec<S> {
-        let passing = self.all.iter().filter(|one| one.is_passing).count();
-        let first = self.all.iter().position(|one| one.is_passing);
-        let Some(first) = first.filter(|_| passing > MAX_PASSING) else {
-            return Vec::new();
-        };
-        let position = self.all[first].position;
-        if position - self.before(first) >= INTERVAL || self.is_pinned(position) {
-            self.all[first].is_passing = false;
-            return Vec::new();
-        }
-        vec![self.all.remove(first).states]
     }
 
     fn remove_too_many(&mut self, bytes: usize) -> Vec<S> {
@@ -182,21 +186,23 @@ mod tests {
     }
 
     #[test]
-    fn of_those_that_tokens_pass_the_latest_stay_and_one_in_an_interval() {
+    fn of_those_that_tokens_pass_the_last_stays_and_one_in_an_interval() {
         let mut checkpoints = Checkpoints::default();
         checkpoints.push(100, 100, 1);
         for at in 101..=150 {
             let gone = checkpoints.push_passing(at, at, 1);
-            assert!(gone.iter().all(|gone| (101..at - 1).contains(gone)));
-            assert!(gone.len() <= 1);
+            assert!(gone.is_empty() || gone == [at - 1]);
         }
-        assert_eq!(checkpoints.positions(), [100, 116, 132, 148, 149, 150]);
-        // A pin stays.
+        assert_eq!(checkpoints.positions(), [100, 116, 132, 148, 150]);
+        // A pin stays, and what several tokens follow, until then.
         checkpoints.pin(150);
         for at in 151..160 {
             checkpoints.push_passing(at, at, 1);
         }
-        assert_eq!(checkpoints.positions(), [100, 116, 132, 148, 150, 158, 159]);
-        assert_eq!(checkpoints.truncate(149), [150, 158, 159]);
+        assert_eq!(checkpoints.positions(), [100, 116, 132, 148, 150, 159]);
+        checkpoints.push(163, 163, 1);
+        assert_eq!(checkpoints.truncate(161), [163]);
+        assert_eq!(checkpoints.end(), 159);
+        assert_eq!(checkpoints.push_passing(160, 160, 1), [159]);
     }
 }

@@ -295,7 +295,8 @@ impl<B: Backend> Session<B> {
     ///
     /// Long inputs are run in chunks; chunking doesn't change the result. All chunks are computed with the
     /// weights that the model has at the beginning, whatever is [swapped](crate::swap::Swap) meanwhile.
-    /// After an error, and if the future is dropped, the sequence is unchanged.
+    /// After an error, and if the future is dropped, the sequence is unchanged; of a model whose layers have states it may
+    /// be shorter, as after [`Session::truncate`].
     /// Errors: [`EngineError`] names the token or the limit.
     pub async fn forward_async(
         &mut self,
@@ -326,9 +327,11 @@ impl<B: Backend> Session<B> {
         self.append(ids, Wanted::Hidden).await
     }
 
-    /// After an error, and if the future is dropped, the sequence is unchanged.
+    /// After an error, and if the future is dropped, the sequence is as [`Session::forward_async`] says.
     async fn append(&mut self, ids: &[u32], wanted: Wanted) -> Result<Vec<f32>, EngineError> {
-        self.cache.pin();
+        if ids.len() > 1 {
+            self.cache.pin();
+        }
         let mut undo = Undo {
             before: self.cache.len(),
             session: self,
@@ -383,7 +386,7 @@ impl<B: Backend> Session<B> {
     /// The results have the same bits as if each session had been run separately. The batch is run as a
     /// whole, so steps that are parts of prompts should be no longer than a chunk.
     /// Errors: [`EngineError`] names the token, the limit or the session. After one, and if the future is
-    /// dropped, all sequences are unchanged.
+    /// dropped, all sequences are as [`Session::forward_async`] says.
     pub async fn forward_together_async(
         steps: &mut [Step<'_, B>],
     ) -> Result<Vec<Vec<f32>>, EngineError> {
@@ -423,7 +426,7 @@ impl<B: Backend> Session<B> {
     /// [`Session::decode_async`]; the logits that the step asks for, where it has none, or where the backend leaves that
     /// to the host. A step with a sampler asks for the logits of its last token.
     ///
-    /// Errors: those of [`Session::forward_together_async`], after which all sequences are unchanged.
+    /// Errors: those of [`Session::forward_together_async`].
     pub async fn decode_together_async(
         steps: &mut [Step<'_, B>],
         samplers: &[Option<&Sampler>],
@@ -495,7 +498,7 @@ impl<B: Backend> Session<B> {
     /// depend on the seed, on how many choices `sampler` has made itself, and on the position. Greedy choices
     /// are the same, also among equals.
     ///
-    /// After an error, and if the future is dropped, the sequence is unchanged.
+    /// After an error, and if the future is dropped, the sequence is as [`Session::forward_async`] says.
     /// Errors: [`EngineError`] names the token or the limit.
     pub async fn decode_async(
         &mut self,
@@ -702,6 +705,23 @@ impl<B: Backend> Drop for Undo<'_, B> {
     }
 }
 
+/// Steps of sequences that keep nothing of them when this is dropped before they have ended.
+struct Begun<'a, 's, B: Backend> {
+    steps: &'a mut [Step<'s, B>],
+    has_ended: bool,
+}
+
+impl<B: Backend> Drop for Begun<'_, '_, B> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            for step in &mut *self.steps {
+                let cache = &mut step.session.cache;
+                cache.truncate(cache.len());
+            }
+        }
+    }
+}
+
 /// Runs `steps`, of sessions of one model, in one batch with the weights `weights`; returns the requested
 /// logits of all, in order, or hidden states in their place.
 ///
@@ -711,6 +731,11 @@ async fn run_batch<B: Backend>(
     steps: &mut [Step<'_, B>],
     hidden: bool,
 ) -> Result<Vec<f32>, EngineError> {
+    let mut begun = Begun {
+        steps,
+        has_ended: false,
+    };
+    let steps = &mut *begun.steps;
     compute(weights, steps, 1, hidden)?;
     let wanted = steps.iter().any(|step| step.n_wanted() > 0);
     let values = match steps.first_mut() {
@@ -723,6 +748,7 @@ async fn run_batch<B: Backend>(
     for Step { session, ids, .. } in steps.iter_mut() {
         session.cache.advance(ids.len());
     }
+    begun.has_ended = true;
     Ok(values)
 }
 

@@ -11,7 +11,7 @@ use sterna_kernels::delta::{DeltaShape, DeltaWeights, HeadOrder, Projections, de
 use sterna_kernels::rwkv::{
     Decay, Finish, Generation, Part, Rkv, RwkvShape, Wkv7Inputs, wkv4, wkv6, wkv7,
 };
-use sterna_kernels::{Exec, Isa};
+use sterna_kernels::{Exec, Isa, State};
 
 /// Values within ±1, the same every time.
 fn floats(n: usize) -> Vec<f32> {
@@ -73,9 +73,16 @@ fn rwkv(c: &mut Criterion) {
                     rows_of.copy_from_slice(&rows);
                 }
                 let [decay, rate, k, forgotten] = &mut scratch;
-                let state = (&before[..], &mut after[..]);
+                let (before, after) = (&before[..], &mut after[..]);
+                let state = State::Copied(before, after);
                 match generation {
-                    V4 => wkv4(exec, &rkv, (&factors, &factors), state, &mut out),
+                    V4 => wkv4(
+                        exec,
+                        &rkv,
+                        (&factors, &factors),
+                        state.copied(&mut Vec::new()),
+                        &mut out,
+                    ),
                     V7 => {
                         let inputs = Wkv7Inputs {
                             decay,
@@ -128,15 +135,29 @@ fn delta(c: &mut Criterion) {
             alpha: &gates,
             beta: &gates,
         };
-        let before = floats((N_TAPS - 1) * shape.channels() + shape.state());
-        let mut after = before.clone();
+        let n_state = (N_TAPS - 1) * shape.channels() + shape.state();
         let mut out = vec![0.0; m * shape.values()];
-        on_every_machine(c, "delta", (m, shape.state()), |exec| {
-            let states = (&before[..], &mut after[..]);
-            delta_net(exec, &shape, &weights, &inputs, states, &mut out)
-                .expect("the shapes are right");
-            black_box(&out);
-        });
+        // One, in the caches; and as many as a model has layers, whose weights pass through the caches in between.
+        for (name, n_states, is_in_place) in [
+            ("delta", 2, false),
+            ("delta-memory", 96, false),
+            ("delta-memory-in-place", 96, true),
+        ] {
+            let mut states = vec![floats(n_state); n_states];
+            on_every_machine(c, name, (m, shape.state()), |exec| {
+                states.rotate_left(2);
+                let [before, after, ..] = &mut states[..] else {
+                    unreachable!("there are two");
+                };
+                let state = match is_in_place {
+                    true => State::InPlace(before),
+                    false => State::Copied(before, after),
+                };
+                delta_net(exec, &shape, &weights, &inputs, state, &mut out)
+                    .expect("the shapes are right");
+                black_box(&out);
+            });
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::scan::{self, COLUMNS, Heads};
 use crate::shape::{ShapeError, expect_len};
+use crate::state::State;
 use crate::{Exec, Isa, activation, math, norm};
 
 /// Rows of activations per task of [`delta_rule`].
@@ -121,7 +122,7 @@ pub fn delta_rule(
     exec: &Exec,
     shape: &DeltaShape,
     inputs: DeltaInputs<'_>,
-    (before, after): (&[f32], &mut [f32]),
+    state: State<'_>,
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
     let DeltaShape {
@@ -155,21 +156,15 @@ pub fn delta_rule(
         rows: key_dim,
         columns: value_dim,
     };
-    heads.scan(
-        exec,
-        m,
-        (before, after),
-        out,
-        |head, columns, t, state, out| {
-            let row = &qkv[t * shape.channels()..][..shape.channels()];
-            let key = shape.key_of(head) * key_dim;
-            let q = &row[key..key + key_dim];
-            let k = &row[shape.keys() + key..][..key_dim];
-            let v = &row[2 * shape.keys() + head * value_dim..][columns.clone()];
-            let gates = t * n_value_heads + head;
-            step(exec.isa, state, (decay[gates], beta[gates]), (q, k), v, out);
-        },
-    )
+    heads.scan(exec, m, state, out, |head, columns, t, state, out| {
+        let row = &qkv[t * shape.channels()..][..shape.channels()];
+        let key = shape.key_of(head) * key_dim;
+        let q = &row[key..key + key_dim];
+        let k = &row[shape.keys() + key..][..key_dim];
+        let v = &row[2 * shape.keys() + head * value_dim..][columns.clone()];
+        let gates = t * n_value_heads + head;
+        step(exec.isa, state, (decay[gates], beta[gates]), (q, k), v, out);
+    })
 }
 
 /// The weights of a layer of delta nets.
@@ -214,7 +209,7 @@ pub fn delta_net(
     shape: &DeltaShape,
     weights: &DeltaWeights<'_>,
     inputs: &Projections<'_>,
-    (before, after): (&[f32], &mut [f32]),
+    state: State<'_>,
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
     let channels = shape.channels();
@@ -222,6 +217,7 @@ pub fn delta_net(
     let n_taps = weights.taps.len().checked_div(channels).unwrap_or(0);
     let n_window = n_taps.saturating_sub(1) * channels;
     let n_state = n_window + shape.state();
+    let (n_before, n_after) = state.lens();
     for (what, expected, found) in [
         ("delta net: output", m * shape.values(), out.len()),
         ("delta net: inputs", m * channels, inputs.qkv.len()),
@@ -244,13 +240,16 @@ pub fn delta_net(
             weights.dt_bias.len(),
         ),
         ("delta net: norm", shape.value_dim, weights.norm.len()),
-        ("delta net: state", n_state, before.len()),
-        ("delta net: next state", n_state, after.len()),
+        ("delta net: state", n_state, n_before),
+        ("delta net: next state", n_state, n_after),
     ] {
         expect_len(what, expected, found)?;
     }
-    let (before_window, before) = before.split_at(n_window);
-    let (window, after) = after.split_at_mut(n_window);
+    let (window, state) = state.split_at(n_window);
+    // Heads that share a key read what the first of them writes.
+    let mut copy = Vec::new();
+    let (before_window, window) = window.copied(&mut copy);
+    let (before, after) = state.parts();
     let layer = Layer {
         isa: exec.isa,
         shape,
@@ -276,8 +275,8 @@ struct Layer<'a> {
     shape: &'a DeltaShape,
     weights: &'a DeltaWeights<'a>,
     inputs: &'a Projections<'a>,
-    /// The inputs of the convolution, and the states.
-    before: (&'a [f32], &'a [f32]),
+    /// The inputs of the convolution, and the states, unless those are in place.
+    before: (&'a [f32], Option<&'a [f32]>),
     after: (SharedSlice<'a, f32>, SharedSlice<'a, f32>),
     out: SharedSlice<'a, f32>,
 }
@@ -374,9 +373,9 @@ impl Layer<'_> {
         let state = state..state + shape.value_dim * shape.key_dim;
         // SAFETY: the state of a head is in no other's range.
         let own = unsafe { self.after.1.range_mut(state.clone()) };
-        let mut before = Some(&self.before.1[state]);
-        if m == 0 {
-            own.copy_from_slice(before.unwrap_or_default());
+        let mut before = self.before.1.map(|before| &before[state]);
+        if let (0, Some(before)) = (m, before) {
+            own.copy_from_slice(before);
         }
         for start in (0..m).step_by(POSITIONS) {
             let rows = start..m.min(start + POSITIONS);
@@ -544,6 +543,7 @@ impl scan::Step for Step<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::change;
     use crate::test_data::{exec_matrix, floats};
 
     struct Case {
@@ -628,9 +628,9 @@ mod tests {
                 dt_bias: &case.dt_bias,
             };
             let mut answers = vec![f32::NAN; rows.len() * s.values()];
-            let mut after = vec![f32::NAN; state.len()];
-            delta_rule(exec, s, inputs, (&state, &mut after), &mut answers).unwrap();
-            state = after;
+            change(&mut state, first / chunk, |state| {
+                delta_rule(exec, s, inputs, state, &mut answers).unwrap();
+            });
             out.extend(answers);
         }
         (out, state)
@@ -696,7 +696,7 @@ mod tests {
             a: weights.a,
             dt_bias: weights.dt_bias,
         };
-        delta_rule(exec, shape, rule, (before, after), out).unwrap();
+        delta_rule(exec, shape, rule, State::Copied(before, after), out).unwrap();
         norm::rms_norm(exec, out, weights.norm, weights.eps).unwrap();
         let mut gate = inputs.gate.to_vec();
         activation::gate(exec, activation::Activation::Silu, &mut gate, out).unwrap();
@@ -761,11 +761,10 @@ mod tests {
                             alpha: part(all.alpha),
                             beta: part(all.beta),
                         };
-                        let (mut next, _) = nothing.clone();
                         let mut out = vec![f32::NAN; rows.len() * shape.values()];
-                        let states = (&last[..], &mut next[..]);
-                        delta_net(&exec, &shape, &weights, &inputs, states, &mut out).unwrap();
-                        last = next;
+                        change(&mut last, first / chunk, |state| {
+                            delta_net(&exec, &shape, &weights, &inputs, state, &mut out).unwrap();
+                        });
                         got.extend(out);
                     }
                     assert_eq!((&got, &last), (&want, &state), "{shape:?} {chunk} {exec:?}");
@@ -788,7 +787,14 @@ mod tests {
             a: &case.a,
             dt_bias: &case.dt_bias,
         };
-        delta_rule(&exec, &shape, inputs, (&before, &mut after), &mut []).unwrap();
+        delta_rule(
+            &exec,
+            &shape,
+            inputs,
+            State::Copied(&before, &mut after),
+            &mut [],
+        )
+        .unwrap();
         assert_eq!(after, before);
     }
 
@@ -806,7 +812,13 @@ mod tests {
                 dt_bias: &a,
             };
             let after = &mut vec![0.0; state];
-            delta_rule(&exec, &shape, inputs, (&before, after), &mut [0.0; 16])
+            delta_rule(
+                &exec,
+                &shape,
+                inputs,
+                State::Copied(&before, after),
+                &mut [0.0; 16],
+            )
         };
         assert!(call(32, 4, 2, 32).is_ok());
         assert!(call(31, 4, 2, 32).is_err());

@@ -57,6 +57,7 @@ pub mod rwkv;
 mod scan;
 mod shape;
 pub mod ssm;
+mod state;
 mod sync;
 #[cfg(test)]
 mod test_data;
@@ -72,6 +73,7 @@ pub use finite::check_finite;
 pub use isa::Isa;
 pub use requantize::requantize;
 pub use shape::ShapeError;
+pub use state::State;
 
 use std::sync::Arc;
 

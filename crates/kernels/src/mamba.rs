@@ -13,6 +13,7 @@ use crate::isa::multiversion;
 use crate::math;
 use crate::pool::SharedSlice;
 use crate::shape::{ShapeError, expect_len};
+use crate::state::State;
 
 /// Channels per task.
 const CHANNELS: usize = 32;
@@ -65,7 +66,7 @@ pub fn scan(
     exec: &Exec,
     shape: &MambaShape,
     inputs: &MambaInputs<'_>,
-    (before, after): (&[f32], &mut [f32]),
+    state: State<'_>,
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
     let MambaShape {
@@ -73,6 +74,7 @@ pub fn scan(
     } = *shape;
     let MambaInputs { x, dt, b, c, a, d } = *inputs;
     let m = out.len().checked_div(inner).unwrap_or(0);
+    let (n_before, n_after) = state.lens();
     for (what, expected, found) in [
         ("scan: output", m * inner, out.len()),
         ("scan: inputs", m * inner, x.len()),
@@ -86,11 +88,12 @@ pub fn scan(
             state_dim.max(1),
             state_dim,
         ),
-        ("scan: state", shape.state(), before.len()),
-        ("scan: next state", shape.state(), after.len()),
+        ("scan: state", shape.state(), n_before),
+        ("scan: next state", shape.state(), n_after),
     ] {
         expect_len(what, expected, found)?;
     }
+    let (before, after) = state.parts();
     let (out, after) = (SharedSlice::new(out), SharedSlice::new(after));
     exec.pool.for_ranges(inner.div_ceil(CHANNELS), 1, |tasks| {
         for task in tasks {
@@ -98,7 +101,9 @@ pub fn scan(
             let of_state = own.start * state_dim..own.end * state_dim;
             // SAFETY: the channels of a task are no other's.
             let state = unsafe { after.range_mut(of_state.clone()) };
-            state.copy_from_slice(&before[of_state.clone()]);
+            if let Some(before) = before {
+                state.copy_from_slice(&before[of_state.clone()]);
+            }
             for t in 0..m {
                 let at = t * inner + own.start..t * inner + own.end;
                 let of_position = t * state_dim..(t + 1) * state_dim;
@@ -164,6 +169,7 @@ multiversion! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::change;
     use crate::test_data::{expect_scan, floats};
 
     struct Case {
@@ -240,16 +246,9 @@ mod tests {
                 d: &case.d,
             };
             let mut answers = vec![f32::NAN; wide.len()];
-            let mut after = vec![f32::NAN; state.len()];
-            scan(
-                exec,
-                &case.shape,
-                &inputs,
-                (&state, &mut after),
-                &mut answers,
-            )
-            .unwrap();
-            state = after;
+            change(&mut state, first / chunk, |state| {
+                scan(exec, &case.shape, &inputs, state, &mut answers).unwrap();
+            });
             out.extend(answers);
         }
         (out, state)
@@ -283,7 +282,13 @@ mod tests {
                 d: &case.d,
             };
             let (before, after) = (&vec![0.0; state], &mut vec![0.0; state]);
-            scan(&exec, &case.shape, &inputs, (before, after), &mut [0.0; 16])
+            scan(
+                &exec,
+                &case.shape,
+                &inputs,
+                State::Copied(before, after),
+                &mut [0.0; 16],
+            )
         };
         assert!(call(16, 6, 24, 24).is_ok());
         assert!(call(15, 6, 24, 24).is_err());

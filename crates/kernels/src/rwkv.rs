@@ -19,6 +19,7 @@ use crate::norm;
 use crate::pool::SharedSlice;
 use crate::scan::{self, COLUMNS, Heads};
 use crate::shape::{self, ShapeError, expect_len};
+use crate::state::State;
 
 /// Channels or rows per task.
 const CHANNELS: usize = 64;
@@ -330,7 +331,7 @@ pub fn wkv6(
     inputs: &Rkv<'_>,
     (decay, first): (Decay<'_>, &[f32]),
     finish: &Finish<'_>,
-    state: (&[f32], &mut [f32]),
+    state: State<'_>,
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
     let (inner, d) = (shape.inner(), shape.head_dim);
@@ -467,7 +468,7 @@ pub fn wkv7(
     shape: &RwkvShape,
     inputs: Wkv7Inputs<'_>,
     finish: &Finish<'_>,
-    state: (&[f32], &mut [f32]),
+    state: State<'_>,
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
     let (inner, d) = (shape.inner(), shape.head_dim);
@@ -671,6 +672,7 @@ fn norm_heads(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::change;
     use crate::test_data::{exec_matrix, expect_scan, floats};
 
     /// Inputs of any generation.
@@ -827,8 +829,6 @@ mod tests {
                 let (r, mut k, v) = (of(R), of(K), of(V));
                 let (mut decay, mut rate, gate) = (of(DECAY), of(RATE), of(GATE));
                 let mut answers = vec![f32::NAN; own.len()];
-                let mut after = vec![f32::NAN; state.len()];
-                let states = (&state[..], &mut after[..]);
                 let [a, b, c, d, e] = &self.factors;
                 let finish = Finish {
                     weight: a,
@@ -836,39 +836,44 @@ mod tests {
                     eps: EPS,
                     gate: &gate,
                 };
-                let rkv = Rkv {
-                    r: &r,
-                    k: &k,
-                    v: &v,
-                };
-                match self.shape.generation {
-                    Generation::V4 => wkv4(exec, &rkv, (a, b), states, &mut answers),
-                    Generation::V5 | Generation::V6 => {
-                        let decay = match self.shape.generation {
-                            Generation::V5 => Decay::Fixed(c),
-                            _ => Decay::Given(&mut decay),
-                        };
-                        let factors = (decay, &d[..]);
-                        let out = &mut answers;
-                        wkv6(exec, &self.shape, &rkv, factors, &finish, states, out)
+                let mut copy = Vec::new();
+                change(&mut state, first / chunk, |state| {
+                    let rkv = Rkv {
+                        r: &r,
+                        k: &k,
+                        v: &v,
+                    };
+                    match self.shape.generation {
+                        Generation::V4 => {
+                            let state = state.copied(&mut copy);
+                            wkv4(exec, &rkv, (a, b), state, &mut answers)
+                        }
+                        Generation::V5 | Generation::V6 => {
+                            let decay = match self.shape.generation {
+                                Generation::V5 => Decay::Fixed(c),
+                                _ => Decay::Given(&mut decay),
+                            };
+                            let factors = (decay, &d[..]);
+                            let out = &mut answers;
+                            wkv6(exec, &self.shape, &rkv, factors, &finish, state, out)
+                        }
+                        Generation::V7 => {
+                            let inputs = Wkv7Inputs {
+                                decay: &mut decay,
+                                rate: &mut rate,
+                                k: &mut k,
+                                forgotten: &mut vec![f32::NAN; own.len()],
+                                r: &r,
+                                v: &v,
+                                k_k: c,
+                                k_a: d,
+                                r_k: e,
+                            };
+                            wkv7(exec, &self.shape, inputs, &finish, state, &mut answers)
+                        }
                     }
-                    Generation::V7 => {
-                        let inputs = Wkv7Inputs {
-                            decay: &mut decay,
-                            rate: &mut rate,
-                            k: &mut k,
-                            forgotten: &mut vec![f32::NAN; own.len()],
-                            r: &r,
-                            v: &v,
-                            k_k: c,
-                            k_a: d,
-                            r_k: e,
-                        };
-                        wkv7(exec, &self.shape, inputs, &finish, states, &mut answers)
-                    }
-                }
-                .unwrap();
-                state = after;
+                    .unwrap();
+                });
                 out.extend(answers);
             }
             (out, state)
@@ -997,7 +1002,7 @@ mod tests {
             let mut decay = case.rows[DECAY][..decay].to_vec();
             let decay = (Decay::Given(&mut decay), &case.factors[2][..]);
             let (before, after) = (vec![0.0; state], &mut vec![0.0; state]);
-            let states = (&before[..], &mut after[..]);
+            let states = State::Copied(&before, after);
             wkv6(
                 &exec,
                 &case.shape,

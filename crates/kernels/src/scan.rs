@@ -9,6 +9,7 @@ use std::ops::Range;
 use crate::Exec;
 use crate::pool::SharedSlice;
 use crate::shape::{ShapeError, expect_len};
+use crate::state::State;
 
 /// Columns per task. In a state, those of each task are together: `[rows, COLUMNS]`, fewer in the last of a head.
 pub(crate) const COLUMNS: usize = 32;
@@ -30,14 +31,16 @@ impl Heads {
         &self,
         exec: &Exec,
         m: usize,
-        (before, after): (&[f32], &mut [f32]),
+        state: State<'_>,
         out: &mut [f32],
         step: impl Fn(usize, &Range<usize>, usize, &mut [f32], &mut [f32]) + Sync,
     ) -> Result<(), ShapeError> {
         let Heads { n, rows, columns } = *self;
         expect_len("scan: output", m * n * columns, out.len())?;
-        expect_len("scan: state", n * rows * columns, before.len())?;
-        expect_len("scan: next state", before.len(), after.len())?;
+        let (n_before, n_after) = state.lens();
+        expect_len("scan: state", n * rows * columns, n_before)?;
+        expect_len("scan: next state", n_before, n_after)?;
+        let (before, after) = state.parts();
         let blocks = columns.div_ceil(COLUMNS);
         let (out, after) = (SharedSlice::new(out), SharedSlice::new(after));
         exec.pool.for_ranges(n * blocks, 1, |tasks| {
@@ -48,7 +51,9 @@ impl Heads {
                 let state = state..state + own.len() * rows;
                 // SAFETY: the columns of a task are no other's.
                 let after = unsafe { after.range_mut(state.clone()) };
-                after.copy_from_slice(&before[state]);
+                if let Some(before) = before {
+                    after.copy_from_slice(&before[state]);
+                }
                 for t in 0..m {
                     let at = (t * n + head) * columns;
                     // SAFETY: as above.

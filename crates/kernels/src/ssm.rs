@@ -18,6 +18,7 @@ use crate::math;
 use crate::pool::SharedSlice;
 use crate::scan::{self, COLUMNS, Heads};
 use crate::shape::{ShapeError, expect_len};
+use crate::state::State;
 
 /// Rows of activations per task.
 const ROWS: usize = 64;
@@ -89,7 +90,7 @@ pub fn scan(
         d,
         dt_bias,
     }: SsmInputs<'_>,
-    (before, after): (&[f32], &mut [f32]),
+    state: State<'_>,
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
     let SsmShape {
@@ -115,24 +116,18 @@ pub fn scan(
         rows: state_dim,
         columns: head_dim,
     };
-    heads.scan(
-        exec,
-        m,
-        (before, after),
-        out,
-        |head, columns, t, state, out| {
-            let (x, directions) =
-                xbc[t * shape.channels()..][..shape.channels()].split_at(shape.inner());
-            let (b, c) = directions.split_at(shape.directions());
-            let group = head / (n_heads / n_groups) * state_dim;
-            let of_group = group..group + state_dim;
-            let dt = dt[t * n_heads + head];
-            let x = &x[head * head_dim..][columns.clone()];
-            let gates = (math::exp(a[head] * dt), dt, d[head]);
-            let directions = (&b[of_group.clone()], &c[of_group]);
-            step(exec.isa, state, gates, directions, x, out);
-        },
-    )
+    heads.scan(exec, m, state, out, |head, columns, t, state, out| {
+        let (x, directions) =
+            xbc[t * shape.channels()..][..shape.channels()].split_at(shape.inner());
+        let (b, c) = directions.split_at(shape.directions());
+        let group = head / (n_heads / n_groups) * state_dim;
+        let of_group = group..group + state_dim;
+        let dt = dt[t * n_heads + head];
+        let x = &x[head * head_dim..][columns.clone()];
+        let gates = (math::exp(a[head] * dt), dt, d[head]);
+        let directions = (&b[of_group.clone()], &c[of_group]);
+        step(exec.isa, state, gates, directions, x, out);
+    })
 }
 
 fn time_steps(exec: &Exec, dt: &mut [f32], bias: &[f32]) {
@@ -185,6 +180,7 @@ impl scan::Step for Step<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::change;
     use crate::test_data::{expect_scan, floats};
 
     struct Case {
@@ -253,9 +249,9 @@ mod tests {
                 dt_bias: &case.dt_bias,
             };
             let mut answers = vec![f32::NAN; rows.len() * s.inner()];
-            let mut after = vec![f32::NAN; state.len()];
-            scan(exec, s, inputs, (&state, &mut after), &mut answers).unwrap();
-            state = after;
+            change(&mut state, first / chunk, |state| {
+                scan(exec, s, inputs, state, &mut answers).unwrap();
+            });
             out.extend(answers);
         }
         (out, state)
@@ -300,7 +296,13 @@ mod tests {
                 dt_bias: &of_heads,
             };
             let after = &mut vec![0.0; state];
-            scan(&exec, &shape, inputs, (&before, after), &mut [0.0; 16])
+            scan(
+                &exec,
+                &shape,
+                inputs,
+                State::Copied(&before, after),
+                &mut [0.0; 16],
+            )
         };
         assert!(call(28, 4, 2, 24).is_ok());
         assert!(call(27, 4, 2, 24).is_err());

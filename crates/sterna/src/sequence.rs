@@ -80,8 +80,9 @@ impl<B: Backend> Sequence<B> {
         // Truncating nothing would still discard what was computed ahead.
         if len < self.ids.len() {
             self.session.truncate(len);
-            self.ids.truncate(self.session.len());
         }
+        // A step that failed may have left fewer.
+        self.ids.truncate(self.session.len());
     }
 
     /// Drops all tokens.

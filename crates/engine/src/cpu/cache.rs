@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use sterna_kernels::attention::{KvPage, PAGE_LEN};
-use sterna_kernels::{Exec, ShapeError};
+use sterna_kernels::{Exec, ShapeError, State};
 
 use super::states::States;
 use crate::backend::{
@@ -43,12 +43,12 @@ impl CpuCache {
         }
     }
 
-    /// The state of a layer after the tokens so far, `n` values, which are zeros at the beginning; and where the one
-    /// after those that the cache advances by next goes, whose values are unspecified.
-    pub(super) fn state(&mut self, layer: usize, n: usize) -> (&[f32], &mut [f32]) {
+    /// The state of a layer, `n` values, which are zeros at the beginning, for the next `n_rows` positions, by which the
+    /// cache then advances. If it doesn't, [`KvCache::truncate`] has to follow.
+    pub(super) fn state(&mut self, layer: usize, n: usize, n_rows: usize) -> State<'_> {
         let n_layers = self.shape.layers.len();
         let states = self.states.get_or_insert_with(|| States::new(n_layers));
-        states.next(layer, n)
+        states.next(layer, n, n_rows)
     }
 
     /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at positions starting at the cache's length. Where the keys are
@@ -123,7 +123,8 @@ impl CpuCache {
             let mut bytes = vec![0; 4 * n_state];
             read_saved(from, &mut bytes)?;
             let (values, _) = bytes.as_chunks();
-            let (_, state) = self.state(layer, n_state);
+            let mut unused = Vec::new();
+            let (_, state) = self.state(layer, n_state, n_keys).copied(&mut unused);
             for (value, bytes) in state.iter_mut().zip(values) {
                 *value = f32::from_ne_bytes(*bytes);
             }

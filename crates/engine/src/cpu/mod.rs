@@ -22,7 +22,7 @@ use sterna_kernels::mamba::{self, MambaInputs};
 use sterna_kernels::quant::QuantError;
 use sterna_kernels::rwkv::{self, Decay, Finish, Generation, Part, Rkv, Shift, Wkv7Inputs};
 use sterna_kernels::ssm::{self, SsmInputs};
-use sterna_kernels::{Exec, Isa, ShapeError, conv, norm, rope, vector};
+use sterna_kernels::{Exec, Isa, ShapeError, State, conv, norm, rope, vector};
 
 pub use cache::CpuCache;
 
@@ -141,13 +141,14 @@ fn for_states(
     stage: Stage,
     n: usize,
     sequences: &mut [Sequence<'_, CpuCache>],
-    mut compute: impl FnMut(&Range<usize>, (&[f32], &mut [f32])) -> Result<(), ShapeError>,
+    mut compute: impl FnMut(&Range<usize>, State<'_>) -> Result<(), ShapeError>,
 ) -> Result<(), BackendError> {
     let mut first = 0;
     for Sequence { cache, n_rows } in sequences {
         let rows = first..first + *n_rows;
         first = rows.end;
-        compute(&rows, cache.state(stage.layer.unwrap_or(0), n))?;
+        let state = cache.state(stage.layer.unwrap_or(0), n, rows.len());
+        compute(&rows, state)?;
     }
     Ok(())
 }
@@ -697,7 +698,9 @@ impl Backend for Cpu {
         let dim = input.width / 3;
         let n_state = taps.len().saturating_sub(dim);
         out.shape(input.n_rows(), dim);
+        let mut copy = Vec::new();
         for_states(stage, n_state, sequences, |rows, state| {
+            let state = state.copied(&mut copy);
             let (input, out) = (input.rows(rows), out.rows_mut(rows));
             conv::gated(&self.exec, dim, taps, input, state, out)
         })
@@ -773,26 +776,21 @@ impl Backend for Cpu {
         let channels = xbc.width;
         let n_window = taps.len().saturating_sub(channels);
         let mut convolved = (self.convolved.lock()).unwrap_or_else(PoisonError::into_inner);
-        for_states(
-            stage,
-            n_window + shape.state(),
-            sequences,
-            |rows, (before, after)| {
-                let (window, before) = before.split_at(n_window);
-                let (next_window, after) = after.split_at_mut(n_window);
-                let (input, window) = (xbc.rows(rows), (window, next_window));
-                convolved.resize(input.len(), 0.0);
-                conv::silu(exec, channels, weights, input, window, &mut convolved)?;
-                let inputs = SsmInputs {
-                    xbc: &convolved,
-                    dt: dt.rows_mut(rows),
-                    a,
-                    d,
-                    dt_bias,
-                };
-                ssm::scan(exec, &shape, inputs, (before, after), out.rows_mut(rows))
-            },
-        )?;
+        let mut copy = Vec::new();
+        for_states(stage, n_window + shape.state(), sequences, |rows, state| {
+            let (window, state) = state.split_at(n_window);
+            let (input, window) = (xbc.rows(rows), window.copied(&mut copy));
+            convolved.resize(input.len(), 0.0);
+            conv::silu(exec, channels, weights, input, window, &mut convolved)?;
+            let inputs = SsmInputs {
+                xbc: &convolved,
+                dt: dt.rows_mut(rows),
+                a,
+                d,
+                dt_bias,
+            };
+            ssm::scan(exec, &shape, inputs, state, out.rows_mut(rows))
+        })?;
         activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
         if let Some(norm) = norm {
@@ -819,16 +817,12 @@ impl Backend for Cpu {
         let n_window = taps.len().saturating_sub(inner);
         out.shape(input.n_rows(), inner);
         // The scan fills in the rest.
-        for_states(
-            stage,
-            n_window + shape.state(),
-            sequences,
-            |rows, (before, after)| {
-                let window = (&before[..n_window], &mut after[..n_window]);
-                let (input, out) = (input.rows(rows), out.rows_mut(rows));
-                conv::silu(&self.exec, inner, weights, input, window, out)
-            },
-        )
+        let mut copy = Vec::new();
+        for_states(stage, n_window + shape.state(), sequences, |rows, state| {
+            let window = state.part(0..n_window).copied(&mut copy);
+            let (input, out) = (input.rows(rows), out.rows_mut(rows));
+            conv::silu(&self.exec, inner, weights, input, window, out)
+        })
     }
 
     fn selective_scan(
@@ -841,23 +835,18 @@ impl Backend for Cpu {
         let shape = scan.shape;
         let n_window = scan.n_taps.saturating_sub(1) * shape.inner;
         out.shape(scan.x.n_rows(), shape.inner);
-        for_states(
-            stage,
-            n_window + shape.state(),
-            sequences,
-            |rows, (before, after)| {
-                let inputs = MambaInputs {
-                    x: scan.x.rows(rows),
-                    dt: scan.dt.rows(rows),
-                    b: scan.b.rows(rows),
-                    c: scan.c.rows(rows),
-                    a: scan.a,
-                    d: scan.d,
-                };
-                let state = (&before[n_window..], &mut after[n_window..]);
-                mamba::scan(&self.exec, &shape, &inputs, state, out.rows_mut(rows))
-            },
-        )?;
+        for_states(stage, n_window + shape.state(), sequences, |rows, state| {
+            let inputs = MambaInputs {
+                x: scan.x.rows(rows),
+                dt: scan.dt.rows(rows),
+                b: scan.b.rows(rows),
+                c: scan.c.rows(rows),
+                a: scan.a,
+                d: scan.d,
+            };
+            let (_, state) = state.split_at(n_window);
+            mamba::scan(&self.exec, &shape, &inputs, state, out.rows_mut(rows))
+        })?;
         let gate = scan.gate;
         activation::gate(&self.exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
@@ -896,8 +885,9 @@ impl Backend for Cpu {
         let (shape, x) = (shift.shape, shift.x);
         let part = shape.part(shift.part);
         out.shape(x.n_rows(), x.width);
-        for_states(stage, shape.state(), sequences, |rows, (before, after)| {
-            let state = (&before[part.clone()], &mut after[part.clone()]);
+        let mut copy = Vec::new();
+        for_states(stage, shape.state(), sequences, |rows, state| {
+            let state = state.part(part.clone()).copied(&mut copy);
             let shift = Shift {
                 factors: shift.factors,
                 added: shift.added.map(|added| added.rows(rows)),
@@ -936,8 +926,9 @@ impl Backend for Cpu {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let part = shape.part(Part::Memory);
-        for_states(stage, shape.state(), sequences, |rows, (before, after)| {
-            let state = (&before[part.clone()], &mut after[part.clone()]);
+        let mut copy = Vec::new();
+        for_states(stage, shape.state(), sequences, |rows, state| {
+            let state = state.part(part.clone());
             let out = out.rows_mut(rows);
             let norm = finish.as_ref().map(|finish| Finish {
                 weight: finish.weight,
@@ -953,7 +944,10 @@ impl Backend for Cpu {
             };
             match &mut recurrence {
                 backend::Recurrence::Fixed { decay, first } => match shape.generation {
-                    Generation::V4 => rwkv::wkv4(exec, &rkv, (decay, first), state, out),
+                    Generation::V4 => {
+                        let state = state.copied(&mut copy);
+                        rwkv::wkv4(exec, &rkv, (decay, first), state, out)
+                    }
                     _ => {
                         let decay = (Decay::Fixed(decay), &first[..]);
                         rwkv::wkv6(exec, &shape, &rkv, decay, &norm, state, out)
