@@ -4,6 +4,7 @@
 //! token of some and a chunk of the prompt of others in one batch, for which weights are read once. An answer
 //! doesn't depend on what shares its steps.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -317,7 +318,7 @@ impl<B: Backend> Scheduler<B> {
             // Alone, those fail that are to blame.
             computed.clear();
             for part in parts.chunks(1) {
-                let given = self.compute(part).await;
+                let given = self.compute_alone(&part[0]).await;
                 let is_lost = given.as_ref().is_err_and(EngineError::is_lost);
                 computed.push((part, given));
                 if is_lost {
@@ -346,6 +347,8 @@ impl<B: Backend> Scheduler<B> {
             turns,
             ..
         } = self;
+        // The step before may have been dropped.
+        slots.iter_mut().for_each(|slot| slot.sequence.sync());
         let mut order: Vec<usize> = (0..slots.len())
             .filter(|&slot| slots[slot].is_running())
             .collect();
@@ -429,6 +432,21 @@ impl<B: Backend> Scheduler<B> {
             work.sequence.computed(work.ids);
         }
         Ok(given)
+    }
+
+    /// Computes `part` after a step with others has failed, and before it what that took from its sequence.
+    async fn compute_alone(&mut self, part: &Part) -> Result<Vec<Given>, EngineError> {
+        let again = Part {
+            slot: part.slot,
+            max_ids: self.options.chunk.max(1),
+            is_prompt: false,
+            is_again: true,
+        };
+        self.slots[part.slot].sequence.sync();
+        while !part.is_again && self.slots[part.slot].is_again() {
+            self.compute(slice::from_ref(&again)).await?;
+        }
+        self.compute(slice::from_ref(part)).await
     }
 
     /// Passes the results to the generators of `parts`.

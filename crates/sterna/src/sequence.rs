@@ -81,7 +81,12 @@ impl<B: Backend> Sequence<B> {
         if len < self.ids.len() {
             self.session.truncate(len);
         }
-        // A step that failed may have left fewer.
+        self.sync();
+    }
+
+    /// Drops the ids that the session has no tokens of: a step that failed, or was dropped, may have left it shorter
+    /// ([`Session::forward_async`]).
+    pub(crate) fn sync(&mut self) {
         self.ids.truncate(self.session.len());
     }
 
