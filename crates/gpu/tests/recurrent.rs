@@ -14,11 +14,11 @@ use sterna_kernels::activation::{self, Activation};
 use sterna_kernels::conv;
 use sterna_kernels::delta::{self, DeltaInputs, DeltaShape, HeadOrder};
 use sterna_kernels::mamba::{self as cpu_mamba, MambaInputs, MambaShape};
-use sterna_kernels::norm;
 use sterna_kernels::rwkv::{
     self, Decay, Finish, Generation, Part, Rkv, RwkvShape, Shift as CpuShift, Wkv7Inputs,
 };
 use sterna_kernels::ssm::{self, SsmInputs, SsmShape};
+use sterna_kernels::{State as CpuState, norm};
 
 /// Calls of these many rows: one and several, some of which read and write the same slot.
 const CHUNKS: [&[usize]; 3] = [&[13], &[1, 4, 1, 1, 5, 1], &[2, 8, 3]];
@@ -181,7 +181,14 @@ fn check_delta(device: &Device, shape: &ScanShape) {
         a: &a,
         dt_bias: &dt_bias,
     };
-    delta::delta_rule(&scalar(), &cpu, inputs, (&zeros, &mut after), &mut want).unwrap();
+    delta::delta_rule(
+        &scalar(),
+        &cpu,
+        inputs,
+        CpuState::Copied(&zeros, &mut after),
+        &mut want,
+    )
+    .unwrap();
     let beta = spread(device, &beta, n, 1, n + 2);
     let beta = spread_rows(&beta, M, n, 1, n + 2);
     check_scan(
@@ -217,7 +224,14 @@ fn check_ssm(device: &Device, shape: &ScanShape) {
         d: &d,
         dt_bias: &dt_bias,
     };
-    ssm::scan(&scalar(), &cpu, inputs, (&zeros, &mut after), &mut want).unwrap();
+    ssm::scan(
+        &scalar(),
+        &cpu,
+        inputs,
+        CpuState::Copied(&zeros, &mut after),
+        &mut want,
+    )
+    .unwrap();
     let d = device.upload(&d).unwrap();
     check_scan(device, shape, &x, &dt, (&a, &dt_bias), &want, |step, _| {
         Recurrence::Ssm(step, &d)
@@ -317,7 +331,7 @@ fn check_step(device: &Device, shape: &ScanShape, n_taps: usize, has_bias: bool)
     let zeros = vec![0.0; shape.state()];
     let mut matrices = zeros.clone();
     let mut want = vec![0.0; M * values];
-    let state = (&zeros[..], &mut matrices[..]);
+    let state = CpuState::Copied(&zeros, &mut matrices);
     let mut given = steps.clone();
     if shape.is_delta {
         let cpu = DeltaShape {
@@ -443,7 +457,14 @@ fn check_mamba(device: &Device, inner: usize, state_dim: usize) {
         a: &a,
         d: &d,
     };
-    cpu_mamba::scan(&scalar(), &shape, &inputs, (&zeros, &mut after), &mut want).unwrap();
+    cpu_mamba::scan(
+        &scalar(),
+        &shape,
+        &inputs,
+        CpuState::Copied(&zeros, &mut after),
+        &mut want,
+    )
+    .unwrap();
     let buffers = [
         spread(device, &x, inner, 1, inner + 2),
         spread(device, &dt, inner, 1, inner + 2),
@@ -592,11 +613,14 @@ fn expected_mixing(shape: &RwkvShape, inputs: &TimeMixing) -> (Vec<f32>, Vec<f32
         eps: EPS,
         gate: &inputs.gate,
     };
-    let state = (&zeros[..], &mut after[..]);
+    let state = CpuState::Copied(&zeros, &mut after);
     let mut decay = inputs.decay.clone();
     let exec = scalar();
     match shape.generation {
-        Generation::V4 => rwkv::wkv4(&exec, &rkv, (c, d), state, &mut out),
+        Generation::V4 => {
+            let mut copy = Vec::new();
+            rwkv::wkv4(&exec, &rkv, (c, d), state.copied(&mut copy), &mut out)
+        }
         Generation::V5 => {
             let factors = (Decay::Fixed(c), &d[..]);
             rwkv::wkv6(&exec, shape, &rkv, factors, &finish, state, &mut out)
