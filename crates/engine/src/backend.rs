@@ -948,7 +948,8 @@ pub trait KvCache: Sized {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Advances the length by `n` tokens that every layer has now appended.
+    /// Advances the length by `n` tokens that every layer has now appended. After a step that was begun, and that the cache
+    /// doesn't advance by, [`KvCache::truncate`] has to follow, if only to its length: states may have changed.
     fn advance(&mut self, n: usize);
     /// Makes the current length a checkpoint that stays one until the next call or a truncation before it.
     fn pin(&mut self) {}

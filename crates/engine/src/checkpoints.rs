@@ -16,6 +16,8 @@ pub(crate) struct Checkpoints<S> {
     all: Vec<Checkpoint<S>>,
     /// The position that has to stay a checkpoint.
     pinned: usize,
+    /// The last that was to stay, though it may have been one too many since.
+    kept: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -31,6 +33,7 @@ impl<S> Default for Checkpoints<S> {
         Checkpoints {
             all: Vec::new(),
             pinned: 0,
+            kept: 0,
         }
     }
 }
@@ -40,13 +43,21 @@ impl<S> Checkpoints<S> {
     /// `bytes`.
     pub(crate) fn push(&mut self, position: usize, states: S, bytes: usize) -> Vec<S> {
         self.add(position, states, false);
+        self.kept = position;
         self.remove_too_many(bytes)
     }
 
     /// As [`Checkpoints::push`], of a position that one token led to: most of these go as the next token follows, since
     /// what many states take of memory and time is more than what they save.
     pub(crate) fn push_passing(&mut self, position: usize, states: S, bytes: usize) -> Vec<S> {
-        let passed = self.is_end_passing().then(|| self.all.pop()).flatten();
+        let is_passing = self.is_end_passing();
+        let passed = self.all.pop_if(|_| is_passing);
+        if passed.is_none() {
+            self.kept = self.end();
+            if let Some(kept) = self.all.last_mut() {
+                kept.is_passing = false;
+            }
+        }
         self.add(position, states, true);
         let mut removed: Vec<S> = passed.into_iter().map(|one| one.states).collect();
         removed.extend(self.remove_too_many(bytes));
@@ -58,8 +69,7 @@ impl<S> Checkpoints<S> {
         let Some(last) = self.all.last() else {
             return false;
         };
-        let gap = last.position - self.before(self.all.len() - 1);
-        last.is_passing && gap < INTERVAL && !self.is_pinned(last.position)
+        last.is_passing && last.position - self.kept < INTERVAL && !self.is_pinned(last.position)
     }
 
     /// What the last one remembers, to be changed.
@@ -70,7 +80,7 @@ impl<S> Checkpoints<S> {
     /// Removes the last one.
     pub(crate) fn pop(&mut self) {
         self.all.pop();
-        self.pinned = self.pinned.min(self.end());
+        self.limit();
     }
 
     fn add(&mut self, position: usize, states: S, is_passing: bool) {
@@ -104,8 +114,14 @@ impl<S> Checkpoints<S> {
     pub(crate) fn truncate(&mut self, len: usize) -> Vec<S> {
         let kept = self.all.partition_point(|one| one.position <= len);
         let removed = self.all.drain(kept..).map(|one| one.states).collect();
-        self.pinned = self.pinned.min(self.end());
+        self.limit();
         removed
+    }
+
+    /// Nothing is remembered beyond the end.
+    fn limit(&mut self) {
+        self.pinned = self.pinned.min(self.end());
+        self.kept = self.kept.min(self.end());
     }
 
     /// What the last one remembers.
@@ -183,6 +199,13 @@ mod tests {
         }
         assert_eq!(checkpoints.positions(), [4, 5]);
         assert_eq!((checkpoints.end(), checkpoints.last()), (5, Some(&5)));
+        // Those that tokens pass go nevertheless.
+        checkpoints.pin(5);
+        for at in 6..30 {
+            assert_eq!(checkpoints.is_end_passing(), at > 6 && at != 22);
+            checkpoints.push_passing(at, at, MAX_BYTES / 2);
+        }
+        assert_eq!(checkpoints.positions(), [5, 29]);
     }
 
     #[test]

@@ -427,6 +427,7 @@ impl<B: Backend> Session<B> {
     /// to the host. A step with a sampler asks for the logits of its last token.
     ///
     /// Errors: those of [`Session::forward_together_async`].
+    // A backend that samples has all states on the device, where a step can be computed twice.
     pub async fn decode_together_async(
         steps: &mut [Step<'_, B>],
         samplers: &[Option<&Sampler>],

@@ -198,20 +198,25 @@ fn states_are_truncated_to_a_checkpoint_and_give_the_bits_of_a_fresh_computation
 fn check_truncation(model: &Arc<Model<Cpu>>) {
     let ids = few_ids(130);
     let want = session(model).forward(&ids, Logits::Last).unwrap();
-    for parts in [&[130][..], &[50, 40, 40], &[1, 1, 1, 60, 67]] {
-        for kept in [0, 1, 50, 63, 89, 90, 129, 130] {
+    // Of tokens that follow one by one, the last stays, and one in sixteen.
+    let one_by_one = [&[90][..], &[1; 20], &[20]].concat();
+    for (parts, ends) in [
+        (&[130][..], &[0, 130][..]),
+        (&[50, 40, 40], &[0, 50, 90, 130]),
+        (&[1, 1, 1, 60, 67], &[0, 3, 63, 130]),
+        (&one_by_one, &[0, 90, 106, 110, 130]),
+    ] {
+        for kept in [0, 1, 50, 63, 89, 90, 108, 129, 130] {
             let mut again = session(model);
-            let mut ends = vec![0];
             let mut rest = &ids[..];
             for &n in parts {
                 let part;
                 (part, rest) = rest.split_at(n);
                 again.forward(part, Logits::Last).unwrap();
-                ends.push(again.len());
             }
             again.truncate(kept);
-            let checkpoint = ends.into_iter().filter(|end| *end <= kept).max();
-            assert_eq!(Some(again.len()), checkpoint, "{parts:?}, {kept}");
+            let checkpoint = ends.iter().filter(|end| **end <= kept).max();
+            assert_eq!(Some(&again.len()), checkpoint, "{parts:?}, {kept}");
             let n = again.len();
             let mut fork = again.fork(n);
             again.forward(&[5, 6, 7], Logits::Last).unwrap();

@@ -347,8 +347,7 @@ impl<B: Backend> Scheduler<B> {
             turns,
             ..
         } = self;
-        // The step before may have been dropped.
-        slots.iter_mut().for_each(|slot| slot.sequence.sync());
+        slots.iter_mut().for_each(Slot::settle);
         let mut order: Vec<usize> = (0..slots.len())
             .filter(|&slot| slots[slot].is_running())
             .collect();
@@ -442,7 +441,7 @@ impl<B: Backend> Scheduler<B> {
             is_prompt: false,
             is_again: true,
         };
-        self.slots[part.slot].sequence.sync();
+        self.slots[part.slot].settle();
         while !part.is_again && self.slots[part.slot].is_again() {
             self.compute(slice::from_ref(&again)).await?;
         }
@@ -573,6 +572,12 @@ impl<B: Backend> Slot<B> {
         self.generator
             .as_ref()
             .is_some_and(|generator| generator.n_prompt_left() > 0)
+    }
+
+    /// Lets the sequence have no more than the generator counts on, and than a step left of it that failed or was dropped.
+    fn settle(&mut self) {
+        let n_held = self.generator.as_ref().map(Generator::n_held);
+        self.sequence.truncate(n_held.unwrap_or(usize::MAX));
     }
 
     /// Whether the sequence lacks tokens that have to be recomputed.

@@ -3,7 +3,7 @@
 mod saved;
 
 use sterna_engine::lora::ActiveAdapter;
-use sterna_engine::{Backend, Decoded, Logits, Sampler, Session};
+use sterna_engine::{Backend, Decoded, EngineError, Logits, Sampler, Session};
 
 use crate::error::Result;
 
@@ -110,16 +110,24 @@ impl<B: Backend> Sequence<B> {
     }
 
     /// Appends `ids`, and returns the requested logits ([`Session::forward`]).
+    /// After an error it may be shorter, as the session is.
     pub fn forward(&mut self, ids: &[u32], logits: Logits) -> Result<Vec<f32>> {
-        let logits = self.session.forward(ids, logits)?;
-        self.computed(ids);
-        Ok(logits)
+        let logits = self.session.forward(ids, logits);
+        self.appended(ids, logits)
     }
 
-    /// Appends `id`, and returns the next token or logits to sample from ([`Session::decode`]).
+    /// Appends `id`, and returns the next token or logits to sample from ([`Session::decode`]). Errors: as of
+    /// [`Sequence::forward`].
     pub fn decode(&mut self, id: u32, sampler: &Sampler, wanted: usize) -> Result<Decoded> {
-        let decoded = self.session.decode(id, sampler, wanted)?;
-        self.computed(&[id]);
-        Ok(decoded)
+        let decoded = self.session.decode(id, sampler, wanted);
+        self.appended(&[id], decoded)
+    }
+
+    fn appended<T>(&mut self, ids: &[u32], result: Result<T, EngineError>) -> Result<T> {
+        match result {
+            Ok(_) => self.computed(ids),
+            Err(_) => self.sync(),
+        }
+        Ok(result?)
     }
 }

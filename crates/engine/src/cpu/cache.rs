@@ -43,12 +43,12 @@ impl CpuCache {
         }
     }
 
-    /// The state of a layer, `n` values, which are zeros at the beginning, for the next `n_rows` positions, by which the
-    /// cache then advances. If it doesn't, [`KvCache::truncate`] has to follow.
-    pub(super) fn state(&mut self, layer: usize, n: usize, n_rows: usize) -> State<'_> {
+    /// The state of a layer, `n` values, which are zeros at the beginning, for the next positions; in place only if
+    /// `may_be`, as all operations of the layer have to say: one token follows, and they read each value once.
+    pub(super) fn state(&mut self, layer: usize, n: usize, may_be: bool) -> State<'_> {
         let n_layers = self.shape.layers.len();
         let states = self.states.get_or_insert_with(|| States::new(n_layers));
-        states.next(layer, n, n_rows)
+        states.next(layer, n, may_be)
     }
 
     /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at positions starting at the cache's length. Where the keys are
@@ -124,7 +124,7 @@ impl CpuCache {
             read_saved(from, &mut bytes)?;
             let (values, _) = bytes.as_chunks();
             let mut unused = Vec::new();
-            let (_, state) = self.state(layer, n_state, n_keys).copied(&mut unused);
+            let (_, state) = self.state(layer, n_state, false).copied(&mut unused);
             for (value, bytes) in state.iter_mut().zip(values) {
                 *value = f32::from_ne_bytes(*bytes);
             }

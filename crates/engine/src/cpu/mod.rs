@@ -136,10 +136,11 @@ impl Cpu {
     }
 }
 
-/// Calls `compute` with the range of rows of each sequence, and the state of the layer, `n` values, before them and after.
+/// Calls `compute` with the range of rows of each sequence, and the state of the layer, `n` values: in place only where one
+/// token follows, and each value `is_read_once` by the operations of the layer. Token shifts read some several times.
 fn for_states(
     stage: Stage,
-    n: usize,
+    (n, is_read_once): (usize, bool),
     sequences: &mut [Sequence<'_, CpuCache>],
     mut compute: impl FnMut(&Range<usize>, State<'_>) -> Result<(), ShapeError>,
 ) -> Result<(), BackendError> {
@@ -147,7 +148,7 @@ fn for_states(
     for Sequence { cache, n_rows } in sequences {
         let rows = first..first + *n_rows;
         first = rows.end;
-        let state = cache.state(stage.layer.unwrap_or(0), n, rows.len());
+        let state = cache.state(stage.layer.unwrap_or(0), n, rows.len() == 1 && is_read_once);
         compute(&rows, state)?;
     }
     Ok(())
@@ -699,7 +700,7 @@ impl Backend for Cpu {
         let n_state = taps.len().saturating_sub(dim);
         out.shape(input.n_rows(), dim);
         let mut copy = Vec::new();
-        for_states(stage, n_state, sequences, |rows, state| {
+        for_states(stage, (n_state, true), sequences, |rows, state| {
             let state = state.copied(&mut copy);
             let (input, out) = (input.rows(rows), out.rows_mut(rows));
             conv::gated(&self.exec, dim, taps, input, state, out)
@@ -733,22 +734,27 @@ impl Backend for Cpu {
             norm,
             eps,
         };
-        for_states(stage, n_window + shape.state(), sequences, |rows, state| {
-            let inputs = Projections {
-                qkv: qkv.rows(rows),
-                gate: gate.rows(rows),
-                alpha: alpha.rows(rows),
-                beta: beta.rows(rows),
-            };
-            delta_net(
-                &self.exec,
-                &shape,
-                &weights,
-                &inputs,
-                state,
-                out.rows_mut(rows),
-            )
-        })
+        for_states(
+            stage,
+            (n_window + shape.state(), true),
+            sequences,
+            |rows, state| {
+                let inputs = Projections {
+                    qkv: qkv.rows(rows),
+                    gate: gate.rows(rows),
+                    alpha: alpha.rows(rows),
+                    beta: beta.rows(rows),
+                };
+                delta_net(
+                    &self.exec,
+                    &shape,
+                    &weights,
+                    &inputs,
+                    state,
+                    out.rows_mut(rows),
+                )
+            },
+        )
     }
 
     fn ssm(
@@ -777,20 +783,25 @@ impl Backend for Cpu {
         let n_window = taps.len().saturating_sub(channels);
         let mut convolved = (self.convolved.lock()).unwrap_or_else(PoisonError::into_inner);
         let mut copy = Vec::new();
-        for_states(stage, n_window + shape.state(), sequences, |rows, state| {
-            let (window, state) = state.split_at(n_window);
-            let (input, window) = (xbc.rows(rows), window.copied(&mut copy));
-            convolved.resize(input.len(), 0.0);
-            conv::silu(exec, channels, weights, input, window, &mut convolved)?;
-            let inputs = SsmInputs {
-                xbc: &convolved,
-                dt: dt.rows_mut(rows),
-                a,
-                d,
-                dt_bias,
-            };
-            ssm::scan(exec, &shape, inputs, state, out.rows_mut(rows))
-        })?;
+        for_states(
+            stage,
+            (n_window + shape.state(), true),
+            sequences,
+            |rows, state| {
+                let (window, state) = state.split_at(n_window);
+                let (input, window) = (xbc.rows(rows), window.copied(&mut copy));
+                convolved.resize(input.len(), 0.0);
+                conv::silu(exec, channels, weights, input, window, &mut convolved)?;
+                let inputs = SsmInputs {
+                    xbc: &convolved,
+                    dt: dt.rows_mut(rows),
+                    a,
+                    d,
+                    dt_bias,
+                };
+                ssm::scan(exec, &shape, inputs, state, out.rows_mut(rows))
+            },
+        )?;
         activation::gate(exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
         if let Some(norm) = norm {
@@ -818,11 +829,16 @@ impl Backend for Cpu {
         out.shape(input.n_rows(), inner);
         // The scan fills in the rest.
         let mut copy = Vec::new();
-        for_states(stage, n_window + shape.state(), sequences, |rows, state| {
-            let window = state.part(0..n_window).copied(&mut copy);
-            let (input, out) = (input.rows(rows), out.rows_mut(rows));
-            conv::silu(&self.exec, inner, weights, input, window, out)
-        })
+        for_states(
+            stage,
+            (n_window + shape.state(), true),
+            sequences,
+            |rows, state| {
+                let window = state.part(0..n_window).copied(&mut copy);
+                let (input, out) = (input.rows(rows), out.rows_mut(rows));
+                conv::silu(&self.exec, inner, weights, input, window, out)
+            },
+        )
     }
 
     fn selective_scan(
@@ -835,18 +851,23 @@ impl Backend for Cpu {
         let shape = scan.shape;
         let n_window = scan.n_taps.saturating_sub(1) * shape.inner;
         out.shape(scan.x.n_rows(), shape.inner);
-        for_states(stage, n_window + shape.state(), sequences, |rows, state| {
-            let inputs = MambaInputs {
-                x: scan.x.rows(rows),
-                dt: scan.dt.rows(rows),
-                b: scan.b.rows(rows),
-                c: scan.c.rows(rows),
-                a: scan.a,
-                d: scan.d,
-            };
-            let (_, state) = state.split_at(n_window);
-            mamba::scan(&self.exec, &shape, &inputs, state, out.rows_mut(rows))
-        })?;
+        for_states(
+            stage,
+            (n_window + shape.state(), true),
+            sequences,
+            |rows, state| {
+                let inputs = MambaInputs {
+                    x: scan.x.rows(rows),
+                    dt: scan.dt.rows(rows),
+                    b: scan.b.rows(rows),
+                    c: scan.c.rows(rows),
+                    a: scan.a,
+                    d: scan.d,
+                };
+                let (_, state) = state.split_at(n_window);
+                mamba::scan(&self.exec, &shape, &inputs, state, out.rows_mut(rows))
+            },
+        )?;
         let gate = scan.gate;
         activation::gate(&self.exec, Activation::Silu, &mut gate.values, &out.values)?;
         std::mem::swap(&mut gate.values, &mut out.values);
@@ -886,7 +907,7 @@ impl Backend for Cpu {
         let part = shape.part(shift.part);
         out.shape(x.n_rows(), x.width);
         let mut copy = Vec::new();
-        for_states(stage, shape.state(), sequences, |rows, state| {
+        for_states(stage, (shape.state(), false), sequences, |rows, state| {
             let state = state.part(part.clone()).copied(&mut copy);
             let shift = Shift {
                 factors: shift.factors,
@@ -927,7 +948,7 @@ impl Backend for Cpu {
             .unwrap_or_else(PoisonError::into_inner);
         let part = shape.part(Part::Memory);
         let mut copy = Vec::new();
-        for_states(stage, shape.state(), sequences, |rows, state| {
+        for_states(stage, (shape.state(), false), sequences, |rows, state| {
             let state = state.part(part.clone());
             let out = out.rows_mut(rows);
             let norm = finish.as_ref().map(|finish| Finish {

@@ -44,16 +44,13 @@ impl States {
         }
     }
 
-    /// The `n` values of the state of `layer`, those at the end to begin with, for the next `n_rows` positions: in place
-    /// if the end isn't to be remembered.
-    pub(super) fn next(&mut self, layer: usize, n: usize, n_rows: usize) -> State<'_> {
+    /// The `n` values of the state of `layer`, those at the end to begin with, for the next positions: in place if `may_be`
+    /// and the end isn't to be remembered.
+    pub(super) fn next(&mut self, layer: usize, n: usize, may_be: bool) -> State<'_> {
         // The operations of a layer in one step go on with what the first of them took.
         let is_begun = |next: &Next| next.values.len() == n;
         if !self.next[layer].as_ref().is_some_and(is_begun) {
-            let end = match n_rows {
-                1 => self.take_end(layer, n),
-                _ => None,
-            };
+            let end = may_be.then(|| self.take_end(layer, n)).flatten();
             self.next[layer] = Some(end.unwrap_or_else(|| self.copy(n)));
         }
         let States {
@@ -173,7 +170,7 @@ mod tests {
 
     /// Begins a step of `n` tokens; the state counts them.
     fn begin(states: &mut States, n: usize) {
-        match states.next(1, 1, n) {
+        match states.next(1, 1, n == 1) {
             State::Copied(before, after) => after[0] = before[0] + n as f32,
             State::InPlace(state) => state[0] += n as f32,
         }

@@ -580,7 +580,7 @@ fn is_rewritten(spec: &Spec, rewrites: impl Fn(DType, usize) -> bool) -> bool {
                 multiplied != dtype || rewrites(multiplied, recipe.k)
             }
             // Packed trits already.
-            Stored::I2s(_) => rewrites(DType::I2_S, recipe.k),
+            Stored::I2s(_) | Stored::BitLinear(DType::TQ2_0) => rewrites(DType::I2_S, recipe.k),
             _ => recipe.becomes_packed_trits(),
         },
         Recipe::Vector(_) | Recipe::HostVector(_) => true,

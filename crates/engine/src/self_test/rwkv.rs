@@ -11,7 +11,7 @@ use crate::backend::{
 use crate::stage::{LinearLayer, Operation};
 
 /// Rows of the steps: each goes on with the state of the one before.
-const STEPS: [usize; 3] = [8, 1, 3];
+const STEPS: [usize; 4] = [8, 1, 1, 3];
 
 /// What layers of `generation` give for the steps.
 pub(super) async fn layers<B: Backend>(

@@ -13,8 +13,8 @@ use crate::stage::Operation;
 
 /// Positions that convolutions cover.
 const TAPS: usize = 4;
-/// Rows of both steps: the second goes on with the state of the first.
-const STEPS: [usize; 2] = [9, 1];
+/// Rows of the steps, each of which goes on with the state of the one before: the last in place, where a backend does that.
+const STEPS: [usize; 3] = [9, 1, 1];
 const DIM: usize = 96;
 
 #[derive(Clone, Copy)]

@@ -107,8 +107,9 @@ impl<B: Backend> Session<B> {
     /// The hidden states of one more token, which isn't kept.
     fn probe(&mut self) -> Result<Vec<f32>, EngineError> {
         let len = self.len();
+        // So that it is remembered.
+        self.cache.pin();
         let values = self.hidden(&[PROBE]);
-        // What a call begins with stays remembered.
         self.truncate(len);
         values
     }
