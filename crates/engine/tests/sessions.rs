@@ -531,8 +531,12 @@ fn a_restored_sequence_goes_on_with_the_bits_of_the_saved_one() {
             for len in [0, 1, 64, 129] {
                 let ids = few_ids(len + 5);
                 let mut first = new();
-                if len > 0 {
-                    first.forward(&ids[..len], Logits::None).unwrap();
+                // The last ones by themselves, as answers are.
+                let (prompt, answer) = ids[..len].split_at(len.saturating_sub(5));
+                for ids in std::iter::once(prompt).chain(answer.chunks(1)) {
+                    if !ids.is_empty() {
+                        first.forward(ids, Logits::None).unwrap();
+                    }
                 }
                 let file = saved(&mut first);
                 assert_eq!(first.len(), len);
