@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 /// Zeros at first, aligned to a cache line at least, and in huge pages where the system has them.
 ///
 /// Pages are the system's until they are written, so threads that fill parts of it share the work of getting them. What is
-/// dropped is the system's again.
+/// dropped is the system's again: at once on Linux, elsewhere with all that it was mapped with.
 pub(crate) struct Pages(part::Part);
 
 impl Pages {
