@@ -16,18 +16,21 @@ use sterna_engine::config::LatentConfig;
 use sterna_engine::stage::Stage;
 use sterna_engine::{
     Backend, BackendError, CacheType, Cpu, Loader, Logits, Model, ModelPlan, Session,
-    SessionOptions,
+    SessionOptions, Step,
 };
 use sterna_format::DType;
 use sterna_kernels::Exec;
 use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::experts::Routing;
 
-/// A backend with a fault: in the matrix whose bytes are at an address, or in the attention of a layer.
+/// A backend with a fault: in the matrix whose bytes are at an address, or in the attention of a layer; or whose
+/// convolutions fail, once.
 struct Faulty<B> {
     inner: B,
     spoil: Arc<AtomicUsize>,
     layer: Option<usize>,
+    /// Convolutions up to the one that fails; none does at zero.
+    n_left: AtomicUsize,
 }
 
 impl<B> Faulty<B> {
@@ -36,6 +39,7 @@ impl<B> Faulty<B> {
             inner,
             spoil: Arc::default(),
             layer,
+            n_left: AtomicUsize::new(0),
         }
     }
 }
@@ -286,13 +290,20 @@ impl<B: Backend> Backend for Faulty<B> {
 
     fn convolution(
         &self,
-        _: Stage,
-        _: &B::Vector,
-        _: &B::Buffer,
-        _: &mut [Sequence<'_, B::Cache>],
-        _: &mut B::Buffer,
+        stage: Stage,
+        taps: &B::Vector,
+        input: &B::Buffer,
+        sequences: &mut [Sequence<'_, B::Cache>],
+        out: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        OTHERS
+        (self.inner).convolution(stage, taps, input, sequences, out)?;
+        match self.n_left.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            n => {
+                self.n_left.store(n - 1, Ordering::Relaxed);
+                if n > 1 { Ok(()) } else { OTHERS }
+            }
+        }
     }
 
     fn delta_net(
@@ -793,5 +804,45 @@ mod gpu {
             eprintln!("{kind}: {:.0} %: {what}", share * 100.0);
         }
         assert!(failed.is_empty(), "{failed:#?}");
+    }
+}
+
+#[test]
+fn a_step_that_fails_in_the_middle_takes_a_sequence_to_where_it_is_whole() {
+    let (plan, files) = plan_hf(&testdata().join("reference-states/hf/lfm2"));
+    let model = load_on(plan, &files, Faulty::new(cpu(), None)).unwrap();
+    let ids: Vec<u32> = (0..40).map(|i| 1 + i * 37 % 200).collect();
+    let new = || Session::new(Arc::clone(&model), SessionOptions::new(64)).unwrap();
+    let want = new().forward(&ids, Logits::Last).unwrap();
+    let fail = |n_left| model.backend().n_left.store(n_left, Ordering::Relaxed);
+    // After a prompt the end is remembered; between tokens, the prompt's.
+    for (n_tokens, kept) in [(0, 10), (1, 10), (5, 10), (20, 26)] {
+        let begin = || {
+            let mut session = new();
+            session.forward(&ids[..10], Logits::None).unwrap();
+            for id in &ids[10..10 + n_tokens] {
+                session.forward(&[*id], Logits::None).unwrap();
+            }
+            session
+        };
+        let (mut one, mut other) = (begin(), begin());
+        fail(2);
+        let next = &ids[10 + n_tokens..11 + n_tokens];
+        one.forward(next, Logits::Last).unwrap_err();
+        assert_eq!(one.len(), kept, "{n_tokens}");
+        assert_eq!(one.forward(&ids[kept..], Logits::Last).unwrap(), want);
+        // Of a batch, all.
+        let mut another = begin();
+        fail(2);
+        let mut steps = [&mut other, &mut another].map(|session| Step {
+            session,
+            ids: next,
+            logits: Logits::Last,
+        });
+        Session::forward_together(&mut steps).unwrap_err();
+        for mut session in [other, another] {
+            assert_eq!(session.len(), kept);
+            assert_eq!(session.forward(&ids[kept..], Logits::Last).unwrap(), want);
+        }
     }
 }
