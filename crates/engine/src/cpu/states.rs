@@ -17,8 +17,6 @@ pub(super) struct States {
     checkpoints: Checkpoints<Snapshot>,
     /// States after the tokens that are being computed, of the layers that have been.
     next: Vec<Option<Next>>,
-    /// Whether some of them were taken from the last checkpoint, which has them no more.
-    is_torn: bool,
     /// The state at the beginning, for layers that have the largest.
     zeros: Vec<f32>,
     /// Memory of states that aren't remembered any more.
@@ -28,7 +26,7 @@ pub(super) struct States {
 #[derive(Debug, Clone)]
 struct Next {
     values: Vec<f32>,
-    /// Whether they were those of the end, which are updated where they are.
+    /// Whether they were taken from the last checkpoint, which has them no more.
     is_in_place: bool,
 }
 
@@ -38,7 +36,6 @@ impl States {
             n_layers,
             checkpoints: Checkpoints::default(),
             next: vec![None; n_layers],
-            is_torn: false,
             zeros: Vec::new(),
             spare: Vec::new(),
         }
@@ -88,7 +85,6 @@ impl States {
         if end.len() != n {
             return None;
         }
-        self.is_torn = true;
         Some(Next {
             values: std::mem::take(end),
             is_in_place: true,
@@ -112,11 +108,11 @@ impl States {
 
     /// Makes the states that were computed for `n` tokens those at position `len`.
     pub(super) fn advance(&mut self, n: usize, len: usize) {
+        self.drop_torn();
         let states = self.next.iter_mut();
         let states: Snapshot = states
             .map(|next| Arc::new(next.take().map(|next| next.values).unwrap_or_default()))
             .collect();
-        self.drop_torn();
         let bytes = states.iter().map(|state| size_of_val(&state[..])).sum();
         let unused = match n {
             1 => self.checkpoints.push_passing(len, states, bytes),
@@ -127,7 +123,7 @@ impl States {
 
     /// Forgets the end if it isn't whole.
     fn drop_torn(&mut self) {
-        if std::mem::take(&mut self.is_torn) {
+        if self.next.iter().flatten().any(|next| next.is_in_place) {
             self.checkpoints.pop();
         }
     }
