@@ -173,7 +173,7 @@ fn check_delta(device: &Device, shape: &ScanShape) {
     let a: Vec<f32> = floats(n, 4).iter().map(|a| -a.abs()).collect();
     let dt_bias = floats(n, 5);
     let mut want = vec![0.0; M * cpu.values()];
-    let (zeros, mut after) = (vec![0.0; cpu.state()], vec![0.0; cpu.state()]);
+    let mut state = vec![0.0; cpu.state()];
     let inputs = DeltaInputs {
         qkv: &mut x.clone(),
         alpha: &mut alpha.clone(),
@@ -181,14 +181,8 @@ fn check_delta(device: &Device, shape: &ScanShape) {
         a: &a,
         dt_bias: &dt_bias,
     };
-    delta::delta_rule(
-        &scalar(),
-        &cpu,
-        inputs,
-        CpuState::Copied(&zeros, &mut after),
-        &mut want,
-    )
-    .unwrap();
+    let state = CpuState::InPlace(&mut state);
+    delta::delta_rule(&scalar(), &cpu, inputs, state, &mut want).unwrap();
     let beta = spread(device, &beta, n, 1, n + 2);
     let beta = spread_rows(&beta, M, n, 1, n + 2);
     check_scan(
@@ -216,7 +210,7 @@ fn check_ssm(device: &Device, shape: &ScanShape) {
     let dt_bias: Vec<f32> = (0..n).map(|i| [0.5, -9.0, 25.0, -30.0][i % 4]).collect();
     let d = floats(n, 6);
     let mut want = vec![0.0; M * cpu.inner()];
-    let (zeros, mut after) = (vec![0.0; cpu.state()], vec![0.0; cpu.state()]);
+    let mut state = vec![0.0; cpu.state()];
     let inputs = SsmInputs {
         xbc: &x,
         dt: &mut dt.clone(),
@@ -224,14 +218,8 @@ fn check_ssm(device: &Device, shape: &ScanShape) {
         d: &d,
         dt_bias: &dt_bias,
     };
-    ssm::scan(
-        &scalar(),
-        &cpu,
-        inputs,
-        CpuState::Copied(&zeros, &mut after),
-        &mut want,
-    )
-    .unwrap();
+    let state = CpuState::InPlace(&mut state);
+    ssm::scan(&scalar(), &cpu, inputs, state, &mut want).unwrap();
     let d = device.upload(&d).unwrap();
     check_scan(device, shape, &x, &dt, (&a, &dt_bias), &want, |step, _| {
         Recurrence::Ssm(step, &d)
@@ -447,7 +435,7 @@ fn check_mamba(device: &Device, inner: usize, state_dim: usize) {
         .map(|a| -a.abs())
         .collect();
     let d = floats(inner, 6);
-    let (zeros, mut after) = (vec![0.0; shape.state()], vec![0.0; shape.state()]);
+    let mut after = vec![0.0; shape.state()];
     let mut want = vec![0.0; M * inner];
     let inputs = MambaInputs {
         x: &x,
@@ -457,14 +445,8 @@ fn check_mamba(device: &Device, inner: usize, state_dim: usize) {
         a: &a,
         d: &d,
     };
-    cpu_mamba::scan(
-        &scalar(),
-        &shape,
-        &inputs,
-        CpuState::Copied(&zeros, &mut after),
-        &mut want,
-    )
-    .unwrap();
+    let state = CpuState::InPlace(&mut after);
+    cpu_mamba::scan(&scalar(), &shape, &inputs, state, &mut want).unwrap();
     let buffers = [
         spread(device, &x, inner, 1, inner + 2),
         spread(device, &dt, inner, 1, inner + 2),
@@ -599,7 +581,7 @@ const EPS: f32 = 0.1;
 /// What the CPU computes, and the state after it.
 fn expected_mixing(shape: &RwkvShape, inputs: &TimeMixing) -> (Vec<f32>, Vec<f32>) {
     let n = shape.part(Part::Memory).len();
-    let (zeros, mut after) = (vec![0.0; n], vec![0.0; n]);
+    let mut after = vec![0.0; n];
     let mut out = vec![0.0; M * shape.inner()];
     let [a, b, c, d, e] = &inputs.factors;
     let rkv = Rkv {
@@ -613,7 +595,7 @@ fn expected_mixing(shape: &RwkvShape, inputs: &TimeMixing) -> (Vec<f32>, Vec<f32
         eps: EPS,
         gate: &inputs.gate,
     };
-    let state = CpuState::Copied(&zeros, &mut after);
+    let state = CpuState::InPlace(&mut after);
     let mut decay = inputs.decay.clone();
     let exec = scalar();
     match shape.generation {
