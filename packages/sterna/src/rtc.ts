@@ -52,9 +52,12 @@ export function link(configuration: RTCConfiguration): Link {
   return { connection, lasting: connection.createDataChannel('', { protocol: PROTOCOL, negotiated: true, id: 0 }) }
 }
 
-/** Resolves when the other side is there; rejects if it doesn't come. */
+/**
+ * Resolves when the other side is there; rejects if it doesn't come. To be called before the other side's description is
+ * set: the channel may open before that has resolved.
+ */
 export function opened({ connection, lasting }: Link): Promise<void> {
-  return new Promise((resolve, reject) => {
+  const open = new Promise<void>((resolve, reject) => {
     const fail = () => (clearTimeout(timer), reject(new SternaError('io', 'no connection')))
     const timer = setTimeout(fail, CONNECT_MS)
     lasting.addEventListener('open', () => (clearTimeout(timer), resolve()), { once: true })
@@ -63,6 +66,8 @@ export function opened({ connection, lasting }: Link): Promise<void> {
       if (connection.connectionState === 'failed' || connection.connectionState === 'closed') fail()
     })
   })
+  open.catch(() => {}) // Where setting the description fails, nobody waits for it.
+  return open
 }
 
 /** Calls `gone` once, when the other side has closed the connection, or was not heard for long. */

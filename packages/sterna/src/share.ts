@@ -110,7 +110,6 @@ export class Sharing {
     }
     try {
       const open = opened(made)
-      open.catch(() => {})
       await connection.setRemoteDescription({ type: 'offer', sdp })
       await connection.setLocalDescription(await connection.createAnswer())
       this.#room?.say({ answer: await described(connection) }, from)

@@ -128,8 +128,9 @@ class Taking {
       const key = keyOf(sdp)
       if (key) this.#met.set(to, key)
       if (!key || this.#refuses(key)) throw new SternaError('untrusted', 'not asked')
+      const open = opened(made)
       await connection.setRemoteDescription({ type: 'answer', sdp })
-      await opened(made)
+      await open
       if (this.#refuses(key)) throw new SternaError('untrusted', 'known by now')
       const peer: Peer = { ...made, gone: false }
       watch(made, () => {

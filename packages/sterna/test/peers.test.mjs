@@ -99,6 +99,20 @@ test('a package comes from another tab, and bytes are counted by source', async 
   while (sharing.connections) await new Promise(done => setTimeout(done, 5)) // The other left.
 })
 
+test('a connection may open before its description is known to be set', async t => {
+  const sharing = await share()
+  const { setRemoteDescription } = FakeConnection.prototype
+  t.mock.method(FakeConnection.prototype, 'setRemoteDescription', async function (description) {
+    await setRemoteDescription.call(this, description)
+    if (description.type !== 'answer') return
+    await once(this.lasting, 'open')
+    await new Promise(done => setTimeout(done, 10))
+  })
+  seen.awaitPeers = 1
+  const { sources } = await take()
+  assert.deepEqual(sources, [{ name: `peer ${sharing.key}`, bytes: 500_000 }])
+})
+
 test('nobody is asked, and no server of others, unless that is asked for', async () => {
   const sharing = await share()
   const servers = []
