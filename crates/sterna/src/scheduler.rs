@@ -673,3 +673,73 @@ fn given(decoded: Decoded) -> Given {
         Decoded::Logits(logits) => Given::Logits(logits),
     }
 }
+
+#[cfg(all(test, feature = "native", not(target_family = "wasm")))]
+mod tests {
+    use std::path::Path;
+
+    use sterna_engine::plan::PlanOptions;
+    use sterna_engine::{Cpu, Model, SamplerConfig, SessionOptions};
+    use sterna_kernels::Isa;
+
+    use super::*;
+    use crate::native::{LoadFrom, LocalModel, Located, Weights};
+
+    fn with_states() -> Arc<Model<Cpu>> {
+        let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+        let folder = testdata.join("reference-states/hf/lfm2");
+        let files = LocalModel::open("model", Located::at(&folder).unwrap(), None, None).unwrap();
+        let plan = files.plan(&PlanOptions::default()).unwrap();
+        let options = LoadFrom {
+            weights: Weights::Mapped,
+            experts: None,
+            n_threads: 1,
+            progress: &|_| {},
+        };
+        let cpu = Cpu::new(1, Isa::detect());
+        files.load_on(plan, cpu, &options).unwrap().model
+    }
+
+    /// An answer; after 20 tokens its step has failed beside others, and left the sequence with `left` tokens at most, if
+    /// that is said.
+    fn answer(model: &Arc<Model<Cpu>>, left: Option<usize>) -> Vec<u32> {
+        let session = Session::new(Arc::clone(model), SessionOptions::new(100)).unwrap();
+        let prompt = (0..10).map(|i| 3 + i * 37 % 380).collect();
+        let sampler = Sampler::new(SamplerConfig::default(), model.config().n_vocab).unwrap();
+        let request = Request {
+            max_tokens: 30,
+            text: None,
+            ..Request::new(prompt, sampler)
+        };
+        let mut scheduler = Scheduler::new(SchedulerOptions {
+            chunk: 7,
+            ..SchedulerOptions::default()
+        });
+        let id = scheduler.add(Sequence::new(session));
+        scheduler.start(id, request).unwrap();
+        while !scheduler.is_idle() {
+            let n_told = scheduler.generator(id).unwrap().answer().len();
+            let Some(left) = left.filter(|_| n_told == 20) else {
+                scheduler.step().unwrap();
+                continue;
+            };
+            let parts = scheduler.plan();
+            let sequence = scheduler.sequence_mut(id).unwrap();
+            sequence.session_mut().truncate(left);
+            assert!(sequence.session().len() <= left && left < sequence.len());
+            let given = model.backend().wait(scheduler.compute_alone(&parts[0]));
+            scheduler.give(&parts, given.unwrap().unwrap(), None);
+        }
+        scheduler.finish(id).unwrap().answer().to_vec()
+    }
+
+    #[test]
+    fn what_a_step_that_failed_took_of_a_sequence_is_computed_again() {
+        let model = with_states();
+        let expected = answer(&model, None);
+        assert_eq!(expected.len(), 30);
+        for left in [0, 10, 28] {
+            assert_eq!(answer(&model, Some(left)), expected, "{left}");
+        }
+    }
+}
