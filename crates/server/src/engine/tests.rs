@@ -193,6 +193,9 @@ impl<'a> Setup<'a> {
     }
 }
 
+/// Generous, as machines may be slow.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 fn options(cache_bytes: u64, parallel: usize) -> EngineOptions {
     EngineOptions {
         parallel,
@@ -268,7 +271,9 @@ impl Tested {
 
     /// Waits until a figure is as `is_enough` says.
     fn wait_for(&self, name: &str, is_enough: impl Fn(u64) -> bool) {
+        let until = Instant::now() + PATIENCE;
         while !is_enough(self.figure(name)) {
+            assert!(Instant::now() < until, "{name}: {}", self.metrics.text());
             thread::yield_now();
         }
     }

@@ -1,6 +1,7 @@
 //! What engines have no room for comes back from memory of the host and from disk, and changes no answer.
 
 use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
@@ -9,7 +10,10 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Folder {
-        let name = format!("sterna-tiers-{}-{name}", std::process::id());
+        // Engines that have ended may still write into one: it is none of those that follow.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("sterna-tiers-{}-{name}-{n}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let _ = fs::remove_dir_all(&path);
         Folder(path)
@@ -64,8 +68,6 @@ fn engines_with(
 
 /// As much as anybody wants.
 const MUCH: u64 = 1 << 30;
-/// Generous, as machines may be slow.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Engines without room for anything that isn't computed now.
 fn small(host_bytes: u64) -> EngineOptions {
