@@ -678,26 +678,16 @@ fn given(decoded: Decoded) -> Given {
 mod tests {
     use std::path::Path;
 
-    use sterna_engine::plan::PlanOptions;
     use sterna_engine::{Cpu, Model, SamplerConfig, SessionOptions};
-    use sterna_kernels::Isa;
 
     use super::*;
-    use crate::native::{LoadFrom, LocalModel, Located, Weights};
+    use crate::native::{loaded, opened};
 
     fn with_states() -> Arc<Model<Cpu>> {
         let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
         let folder = testdata.join("reference-states/hf/lfm2");
-        let files = LocalModel::open("model", Located::at(&folder).unwrap(), None, None).unwrap();
-        let plan = files.plan(&PlanOptions::default()).unwrap();
-        let options = LoadFrom {
-            weights: Weights::Mapped,
-            experts: None,
-            n_threads: 1,
-            progress: &|_| {},
-        };
-        let cpu = Cpu::new(1, Isa::detect());
-        files.load_on(plan, cpu, &options).unwrap().model
+        let (files, plan) = opened(&folder);
+        loaded(&files, &plan).model
     }
 
     /// An answer; after 20 tokens its step has failed beside others, and left the sequence with `left` tokens at most, if

@@ -362,7 +362,7 @@ impl<'a> Opened<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::fs;
     use std::path::Path;
 
@@ -381,13 +381,15 @@ mod tests {
         }
     }
 
-    fn opened(folder: &Path) -> (LocalModel, ModelPlan) {
+    /// The model in `folder`, before its weights are loaded.
+    pub(crate) fn opened(folder: &Path) -> (LocalModel, ModelPlan) {
         let files = LocalModel::open("model", Located::at(folder).unwrap(), None, None).unwrap();
         let plan = files.plan(&PlanOptions::default()).unwrap();
         (files, plan)
     }
 
-    fn loaded(files: &LocalModel, plan: &ModelPlan) -> Loaded<Cpu> {
+    /// That model on one thread of the CPU.
+    pub(crate) fn loaded(files: &LocalModel, plan: &ModelPlan) -> Loaded<Cpu> {
         let options = LoadFrom {
             weights: Weights::Mapped,
             experts: None,

@@ -20,6 +20,8 @@ pub use files::{
     FileSet, IncomingFiles, LocalFolder, MemoryFiles, SourceFile, StoredFiles, expect_file,
 };
 pub use find::Located;
+#[cfg(test)]
+pub(crate) use local::tests::{loaded, opened};
 pub use local::{LoadFrom, LocalModel, Weights, open_adapter, read_package, read_small};
 pub use names::stem;
 pub use open::{Options, load, open};
