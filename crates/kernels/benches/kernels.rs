@@ -72,7 +72,7 @@ fn blocks(c: &mut Criterion) {
 
 /// Products with a matrix of `n_bytes` bytes, as it is and interleaved.
 fn both_forms(c: &mut Criterion, name: &str, matrix: Matrix<'_>, n_bytes: usize) {
-    const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 128];
+    const ROWS: [usize; 7] = [1, 2, 4, 8, 16, 128, 512];
     for m in ROWS {
         products(c, name, matrix, n_bytes, m);
     }
@@ -107,9 +107,14 @@ fn products(c: &mut Criterion, name: &str, matrix: Matrix<'_>, n_bytes: usize, m
             let outputs = &mut [(matrix, &mut out[..])];
             linear(&exec, black_box(&x), K, &mut scratch, outputs).expect("the shapes fit");
         };
-        run();
-        group.bench_function(BenchmarkId::from_parameter(name), |b| b.iter(&mut run));
-        assert_eq!(*expected.get_or_insert_with(|| out.clone()), out);
+        let mut is_asked_for = false;
+        group.bench_function(BenchmarkId::from_parameter(name), |b| {
+            is_asked_for = true;
+            b.iter(&mut run);
+        });
+        if is_asked_for {
+            assert_eq!(*expected.get_or_insert_with(|| out.clone()), out);
+        }
     }
 }
 
