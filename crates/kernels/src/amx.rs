@@ -1,7 +1,11 @@
 //! AMX: products of matrices of bytes in tile registers of sixteen rows of 64 bytes.
 //!
-//! Rust has no stable intrinsics for it, so instructions are written out. The compiler never touches the tile
+//! Rust has no stable intrinsics for it, so instructions are written out, by [`tiles`]. The compiler never touches the tile
 //! registers of its own accord, so what one block of them leaves there the next one finds.
+//! In tests of this crate, machines with AVX-512 but without AMX emulate it.
+
+#[cfg(test)]
+pub(crate) mod emulated;
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -12,8 +16,13 @@ use std::sync::OnceLock;
 /// Linux gives a process the memory that tiles take in its signal frames only if it asks, for all of its threads.
 /// Other systems aren't asked.
 pub(crate) fn is_available() -> bool {
-    static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| has_instructions() && saves_tiles() && is_permitted())
+    is_offered() || cfg!(test)
+}
+
+/// The same, without what tests emulate.
+fn is_offered() -> bool {
+    static OFFERED: OnceLock<bool> = OnceLock::new();
+    *OFFERED.get_or_init(|| has_instructions() && saves_tiles() && is_permitted())
 }
 
 /// Whether the processor has tiles, and products of bytes in them.
@@ -69,6 +78,38 @@ fn is_permitted() -> bool {
     false
 }
 
+/// Writes out instructions on tiles, with the pointers that they name: `tiles!(from = pointer; "tileloadd " => "tmm0, [{from}
+/// + {row}]")`. Rows are [`ROW_BYTES`] apart.
+///
+/// Safety: the machine has AMX, the tiles have shapes, and what is read and written is there.
+macro_rules! tiles {
+    ($($name:ident = $pointer:expr),*; $($instruction:expr => $operands:literal),+) => {{
+        #[cfg(test)]
+        let is_emulated = $crate::amx::emulated::is_on();
+        #[cfg(not(test))]
+        let is_emulated = false;
+        if is_emulated {
+            #[cfg(test)]
+            {
+                let pointers: &[(&str, *const u8)] = &[$((stringify!($name), ($pointer).cast::<u8>())),*];
+                $($crate::amx::emulated::run($instruction, $operands, pointers);)+
+            }
+        } else {
+            ::std::arch::asm!(
+                $(concat!($instruction, $operands),)+
+                "/* {row} */",
+                $($name = in(reg) $pointer,)*
+                row = in(reg) $crate::amx::ROW_BYTES,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }};
+}
+
+pub(crate) use tiles;
+
 /// Rows of a tile.
 pub(crate) const ROWS: usize = 16;
 
@@ -107,6 +148,12 @@ pub(crate) unsafe fn begin<const K: usize>() {
         };
         (shapes.rows[i], shapes.row_bytes[i]) = (rows as u8, row_bytes as u16);
     }
+    #[cfg(test)]
+    if emulated::is_on() {
+        let shapes = shapes.rows.into_iter().zip(shapes.row_bytes);
+        emulated::shape(shapes.map(|(rows, bytes)| (usize::from(rows), usize::from(bytes))));
+        return;
+    }
     // SAFETY: the caller's promise; 64 bytes are read.
     unsafe {
         asm!(
@@ -123,6 +170,11 @@ pub(crate) unsafe fn begin<const K: usize>() {
 /// # Safety
 /// The machine has AMX.
 pub(crate) unsafe fn end() {
+    #[cfg(test)]
+    if emulated::is_on() {
+        emulated::release();
+        return;
+    }
     // SAFETY: the caller's promise.
     unsafe {
         asm!(
@@ -146,13 +198,11 @@ pub(crate) unsafe fn multiply_adds(passes: u64) {
     unsafe {
         begin::<64>();
         for _ in 0..passes {
-            asm!(
-                "tdpbusd tmm0, tmm4, tmm6",
-                "tdpbusd tmm1, tmm4, tmm6",
-                "tdpbusd tmm2, tmm5, tmm7",
-                "tdpbusd tmm3, tmm5, tmm7",
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                options(nomem, nostack, preserves_flags),
+            tiles!(;
+                "tdpbusd "=> "tmm0, tmm4, tmm6",
+                "tdpbusd "=> "tmm1, tmm4, tmm6",
+                "tdpbusd "=> "tmm2, tmm5, tmm7",
+                "tdpbusd "=> "tmm3, tmm5, tmm7"
             );
         }
         end();

@@ -5,8 +5,8 @@ use std::fmt;
 /// A level of SIMD instructions that was detected on this machine.
 ///
 /// Values come only from [`Isa::detect`] and [`Isa::limited_to`], so holding one is the proof that
-/// its instructions exist. Every level computes the same bits: wider registers never change the
-/// order in which a sum is taken.
+/// its instructions exist; in this crate's unit tests AMX is emulated where there is AVX-512. Every level computes
+/// the same bits: wider registers never change the order in which a sum is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Isa(Level);
 

@@ -56,8 +56,8 @@ pub(super) enum Order {
     /// `[tile][stride / 4][row][4]`: four columns of the four rows of a tile, then the next four columns.
     #[default]
     Quads,
-    /// `[m / LINES][stride / 64][LINES][64]`: 64 columns of sixteen rows, then the next 64 columns. Past the rows of the
-    /// last tile values are arbitrary.
+    /// `[stride / 256][m / LINES][4][LINES][64]`: 64 columns of sixteen rows four times, and the same of the next rows, then
+    /// the next 256 columns of all rows. Past the rows of the last tile values are arbitrary.
     #[cfg(target_arch = "x86_64")]
     Lines,
 }
@@ -93,6 +93,8 @@ pub(super) struct Tiles {
     q: Vec<Line>,
     /// Sums of two times [`SUM_LEN`] values, `[tile][stride / 32][row][2]`.
     pairs: Vec<[[i16; 2]; TILE]>,
+    /// In [`Order::Lines`], of [`Scaling::Blocks256`], sums of two times 32 values, `[tile][stride / 64][row][2]`.
+    wide_pairs: Vec<[[i16; 2]; TILE]>,
     /// `[tile][scales of a row][row]`.
     scales: Vec<[f32; TILE]>,
 }
@@ -119,12 +121,16 @@ impl Tiles {
         &Line::quads(&self.q)[tile * self.stride / 4..]
     }
 
-    /// In [`Order::Lines`], the 64 columns from `start` on, a multiple of 64, of the [`LINES`] rows from `t` on, a multiple
-    /// of that, followed by those of the next columns and rows. Panics if there is no such row or column.
+    /// In [`Order::Lines`], the 256 columns from `start` on, a multiple of that, of the [`LINES`] rows from `t` on, a multiple
+    /// of that: 64 columns of each row, then the next 64; followed by those of the next rows. Panics if there are no such
+    /// rows or columns.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn lines(&self, t: usize, start: usize) -> &[[i8; 64]] {
         debug_assert_eq!(self.order, Order::Lines);
-        let columns = &self.q[t * self.stride / 64..][start / 64 * LINES..];
+        debug_assert!(t.is_multiple_of(LINES) && start.is_multiple_of(PADDING));
+        assert!(t < self.m() && start < self.stride);
+        let n_rows = self.m().next_multiple_of(LINES);
+        let columns = &self.q[(start * n_rows + t * PADDING) / 64..];
         // SAFETY: a line is 64 values and nothing else.
         unsafe { std::slice::from_raw_parts(columns.as_ptr().cast(), columns.len()) }
     }
@@ -134,6 +140,15 @@ impl Tiles {
     pub(super) fn pairs(&self, tile: usize, start: usize) -> &[[[i16; 2]; TILE]] {
         assert!(start <= self.stride);
         &self.pairs[tile * self.stride / 32..][start / 32..]
+    }
+
+    /// In [`Order::Lines`], of [`Scaling::Blocks256`], sums of two times 32 columns from column `start` on, a multiple of 64:
+    /// as [`Tiles::pairs`].
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn wide_pairs(&self, tile: usize, start: usize) -> &[[[i16; 2]; TILE]] {
+        debug_assert_eq!(self.order, Order::Lines);
+        assert!(start <= self.stride);
+        &self.wide_pairs[tile * self.stride / 64..][start / 64..]
     }
 
     /// The scales of each row of a tile from the `i`th on, followed by those of later tiles, of [`Tiles::n_scales`] each.
@@ -201,9 +216,19 @@ impl QuantizedRows {
         (self.tiles.stride, self.tiles.n_scales) = (stride, n_scales);
         self.tiles.q.resize(n_rows * stride / 64, Line([0; 64]));
         self.tiles.pairs.resize(tiled * stride / 32, [[0; 2]; TILE]);
+        let wide_pairs = match order {
+            Order::Quads => 0,
+            #[cfg(target_arch = "x86_64")]
+            Order::Lines if scaling == Scaling::Blocks256 => tiled * stride / 64,
+            #[cfg(target_arch = "x86_64")]
+            Order::Lines => 0,
+        };
+        self.tiles.wide_pairs.resize(wide_pairs, [[0; 2]; TILE]);
         self.tiles.scales.resize(tiled * n_scales, [0.0; TILE]);
         let tile_q = SharedSlice::new(&mut self.tiles.q);
         let tile_pairs = SharedSlice::new(&mut self.tiles.pairs);
+        #[cfg(target_arch = "x86_64")]
+        let tile_wide_pairs = SharedSlice::new(&mut self.tiles.wide_pairs);
         let tile_scales = SharedSlice::new(&mut self.tiles.scales);
         let q = SharedSlice::new(&mut self.q);
         let scales = SharedSlice::new(&mut self.scales);
@@ -229,6 +254,7 @@ impl QuantizedRows {
                 // SAFETY: each tile belongs to one task, and so do its rows, which are done.
                 unsafe {
                     let q = q.range_mut(all(stride));
+                    let sums = sums.range_mut(all(stride / SUM_LEN));
                     match order {
                         Order::Quads => {
                             let lines = tile_q.range_mut(part(stride / 16));
@@ -237,18 +263,23 @@ impl QuantizedRows {
                         #[cfg(target_arch = "x86_64")]
                         Order::Lines => {
                             for (t, row) in rows.clone().zip(q.chunks_exact(stride.max(1))) {
-                                let first = t / LINES * LINES * (stride / 64) + t % LINES;
+                                const PARTS: usize = PADDING / 64;
+                                let first = t / LINES * LINES * PARTS + t % LINES;
                                 for (i, values) in row.as_chunks().0.iter().enumerate() {
-                                    let at = first + i * LINES;
+                                    let block = i / PARTS * n_rows * PARTS;
+                                    let at = block + first + i % PARTS * LINES;
                                     tile_q.range_mut(at..at + 1)[0].0 = *values;
                                 }
                             }
+                            if scaling == Scaling::Blocks256 {
+                                let pairs = sums.as_chunks().0.iter();
+                                let wide: Vec<_> = pairs.map(|[a, b]| a + b).collect();
+                                let to = tile_wide_pairs.range_mut(part(stride / 64));
+                                side_by_side(&wide, to);
+                            }
                         }
                     }
-                    side_by_side(
-                        sums.range_mut(all(stride / SUM_LEN)),
-                        tile_pairs.range_mut(part(stride / 32)),
-                    );
+                    side_by_side(sums, tile_pairs.range_mut(part(stride / 32)));
                     let scales = scales.range_mut(all(n_scales));
                     let tile = tile_scales.range_mut(part(n_scales));
                     tile.fill([0.0; TILE]);

@@ -198,6 +198,8 @@ mod tests {
                 (18, 8, 9),
                 (35, 9, 17),
                 (31, 17, 1),
+                // With AMX two tiles of rows of activations, and one behind them.
+                (50, 9, 35),
             ] {
                 let w = Weights::encoded(dtype, n, n_blocks);
                 w.check(&floats(m * w.k, 5));

@@ -80,12 +80,26 @@ impl Panel {
     };
 }
 
+/// Sums of a panel's rows, in a cache line of their own.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(64))]
+struct Line<T>(Lanes<T>);
+
+impl<T> Line<T> {
+    /// The same sums.
+    fn lanes_mut(lines: &mut [Line<T>]) -> &mut [Lanes<T>] {
+        const { assert!(size_of::<Line<T>>() == size_of::<Lanes<T>>()) };
+        // SAFETY: a line is its sums and nothing else.
+        unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len()) }
+    }
+}
+
 /// Memory that a thread reuses from task to task.
 struct Scratch {
     panel: Panel,
-    /// For each activation row the integer sums of ternary weights, or the float sums of others so far.
-    integers: Vec<Lanes<i32>>,
-    floats: Vec<Lanes<f32>>,
+    /// Of each panel and activation row the integer sums of ternary weights, or the float sums of others so far.
+    integers: Vec<Line<i32>>,
+    floats: Vec<Line<f32>>,
 }
 
 thread_local! {
@@ -98,6 +112,8 @@ thread_local! {
 
 /// The products of a panel with every activation row.
 struct Kernel<T> {
+    /// Columns that are unpacked at a time.
+    columns: usize,
     /// What has to be done before the first panel and after the last, in the same thread.
     ///
     /// Safety: as [`Products`].
@@ -166,43 +182,32 @@ pub(super) fn multiply_trits<U: FnMut(Range<usize>, &mut Panel)>(
 ) {
     let kernel = kernels::ternary(isa, x.tiles().order());
     let k = k.next_multiple_of(ternary::BLOCK);
-    // SAFETY: it was picked by `isa`, which this machine has been seen to offer.
-    unsafe { (kernel.begin)() };
     SCRATCH.with_borrow_mut(|scratch| {
         let Scratch {
             panel, integers, ..
         } = &mut **scratch;
-        for panels in rows.clone().step_by(PANELS * ROWS) {
-            let columns = panels..rows.end.min(panels + PANELS * ROWS);
-            integers.clear();
-            integers.resize(columns.len().div_ceil(ROWS) * x.tiles().m(), [0; ROWS]);
-            let firsts = columns.clone().step_by(ROWS);
-            for (first, sums) in firsts.zip(integers.chunks_exact_mut(x.tiles().m())) {
-                let mut unpack = unpack(first);
-                for start in (0..k).step_by(COLUMNS) {
-                    let columns = start..k.min(start + COLUMNS);
-                    unpack(columns.clone(), panel);
-                    // SAFETY: it was picked by `isa`, which this machine has been seen to offer;
-                    // rows and activations are padded alike.
-                    unsafe { (kernel.add)(panel, x.tiles(), columns, sums) };
-                }
-            }
-            for t in 0..x.m() {
-                let act = x.row(t);
-                let scale = scale / act.scales[0];
-                // SAFETY: no other task has these rows, so none writes these columns.
-                let out = unsafe { out.row_mut(t, columns.clone()) };
-                let sums = integers.iter().skip(t).step_by(x.tiles().m());
-                for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
-                    for (out, sum) in out.iter_mut().zip(sums) {
-                        *out = (sum - act.sum) as f32 * scale;
+        multiply(
+            &kernel,
+            (panel, integers),
+            (rows, k),
+            x.tiles(),
+            unpack,
+            |rows, sums| {
+                for t in 0..x.m() {
+                    let act = x.row(t);
+                    let scale = scale / act.scales[0];
+                    // SAFETY: no other task has these rows, so none writes these columns.
+                    let out = unsafe { out.row_mut(t, rows.clone()) };
+                    let sums = sums.iter().skip(t).step_by(x.tiles().m());
+                    for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
+                        for (out, sum) in out.iter_mut().zip(sums) {
+                            *out = (sum - act.sum) as f32 * scale;
+                        }
                     }
                 }
-            }
-        }
+            },
+        );
     });
-    // SAFETY: as above.
-    unsafe { (kernel.end)() };
 }
 
 /// As [`super::integer::multiply`], for types that have a scaling there.
@@ -240,35 +245,57 @@ pub(super) fn multiply_groups<U: FnMut(Range<usize>, &mut Panel)>(
 ) {
     let kernel = kernels::blocks(isa, x.tiles().order(), dtype)
         .expect("every type with a scaling has a kernel");
-    // SAFETY: it was picked by `isa`, which this machine has been seen to offer.
-    unsafe { (kernel.begin)() };
     SCRATCH.with_borrow_mut(|scratch| {
         let Scratch { panel, floats, .. } = &mut **scratch;
-        for panels in rows.clone().step_by(PANELS * ROWS) {
-            let columns = panels..rows.end.min(panels + PANELS * ROWS);
-            floats.clear();
-            floats.resize(columns.len().div_ceil(ROWS) * x.tiles().m(), [0.0; ROWS]);
-            let firsts = columns.clone().step_by(ROWS);
-            for (first, sums) in firsts.zip(floats.chunks_exact_mut(x.tiles().m())) {
-                let mut unpack = unpack(first);
-                for start in (0..k).step_by(SUPER_LEN) {
-                    let columns = start..k.min(start + SUPER_LEN);
-                    unpack(columns.clone(), panel);
-                    // SAFETY: it was picked by `isa`, which this machine has been seen to offer;
-                    // activations have the columns of the weights.
-                    unsafe { (kernel.add)(panel, x.tiles(), columns, sums) };
+        multiply(
+            &kernel,
+            (panel, floats),
+            (rows, k),
+            x.tiles(),
+            unpack,
+            |rows, sums| {
+                for t in 0..x.m() {
+                    // SAFETY: no other task has these rows, so none writes these columns.
+                    let out = unsafe { out.row_mut(t, rows.clone()) };
+                    let sums = sums.iter().skip(t).step_by(x.tiles().m());
+                    for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
+                        out.copy_from_slice(&sums[..out.len()]);
+                    }
                 }
-            }
-            for t in 0..x.m() {
-                // SAFETY: no other task has these rows, so none writes these columns.
-                let out = unsafe { out.row_mut(t, columns.clone()) };
-                let sums = floats.iter().skip(t).step_by(x.tiles().m());
-                for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
-                    out.copy_from_slice(&sums[..out.len()]);
-                }
+            },
+        );
+    });
+}
+
+/// The products of the rows `rows` of a matrix of `k` columns, of [`PANELS`] at a time, whose rows and sums, `[panel][row of
+/// x]`, are passed to `write`. `unpack` is as that of [`multiply_groups`].
+fn multiply<T: Copy + Default, U: FnMut(Range<usize>, &mut Panel)>(
+    kernel: &Kernel<T>,
+    (panel, sums): (&mut Panel, &mut Vec<Line<T>>),
+    (rows, k): (Range<usize>, usize),
+    x: &Tiles,
+    unpack: impl Fn(usize) -> U,
+    write: impl Fn(Range<usize>, &[Lanes<T>]),
+) {
+    // SAFETY: it was picked by the instruction set, which this machine has been seen to offer.
+    unsafe { (kernel.begin)() };
+    for first in rows.clone().step_by(PANELS * ROWS) {
+        let rows = first..rows.end.min(first + PANELS * ROWS);
+        sums.clear();
+        sums.resize(rows.len().div_ceil(ROWS) * x.m(), Line::default());
+        let sums = Line::lanes_mut(sums);
+        let firsts = rows.clone().step_by(ROWS);
+        for (first, sums) in firsts.zip(sums.chunks_exact_mut(x.m())) {
+            let mut unpack = unpack(first);
+            for start in (0..k).step_by(kernel.columns) {
+                let columns = start..k.min(start + kernel.columns);
+                unpack(columns.clone(), panel);
+                // SAFETY: as above; rows and activations are padded alike.
+                unsafe { (kernel.add)(panel, x, columns, sums) };
             }
         }
-    });
+        write(rows, sums);
+    }
     // SAFETY: as above.
     unsafe { (kernel.end)() };
 }

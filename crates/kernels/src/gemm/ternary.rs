@@ -361,6 +361,9 @@ mod tests {
                 cases.push((TernaryPacking::Tq20, n, 768, m));
             }
         }
+        // Tiles of sixteen rows, four at a time and the rest; several panels of columns.
+        cases.push((TernaryPacking::I2s, 70, 1408, 133));
+        cases.push((TernaryPacking::Tq20, 20, 2304, 84));
         for (packing, n, k, m) in cases {
             let (codes, trits) = random_codes(packing, n, k);
             let w = TernaryMatrix::packed(packing, n, k, 0.37, &codes).unwrap();

@@ -16,6 +16,9 @@ trait Family {
     /// What is accumulated from panel to panel.
     type Sum;
 
+    /// Columns of a panel that are unpacked at a time.
+    const COLUMNS: usize;
+
     /// The kernel for activations in [`Order::Lines`].
     #[cfg(target_arch = "x86_64")]
     const AMX: Kernel<Self::Sum>;
@@ -70,6 +73,7 @@ unsafe fn all<F: Family, S: Lanes, const T: usize>(
 fn kernel<F: Family>(isa: Isa, order: Order) -> Kernel<F::Sum> {
     match order {
         Order::Quads => Kernel {
+            columns: F::COLUMNS,
             begin: nothing,
             end: nothing,
             add: products::<F>(isa),
@@ -221,6 +225,8 @@ struct Ternary;
 impl Family for Ternary {
     type Sum = i32;
 
+    const COLUMNS: usize = super::COLUMNS;
+
     #[cfg(target_arch = "x86_64")]
     const AMX: Kernel<i32> = super::amx::TERNARY;
 
@@ -254,6 +260,8 @@ struct Super<const MAX: usize, const QUADS: usize, const BIAS: u32>;
 
 impl<const MAX: usize, const QUADS: usize, const BIAS: u32> Family for Super<MAX, QUADS, BIAS> {
     type Sum = f32;
+
+    const COLUMNS: usize = SUPER_LEN;
 
     #[cfg(target_arch = "x86_64")]
     const AMX: Kernel<f32> = super::amx::super_blocks::<MAX, QUADS, BIAS>();
@@ -313,7 +321,7 @@ unsafe fn offset<S: Lanes>(panel: &Panel, x: &Tiles, tile: usize, t: usize, star
 /// # Safety
 /// As [`Products`]; `out` are the sums of the `T` rows.
 #[inline(always)]
-pub(super) unsafe fn scale_super<S: Lanes, const T: usize>(
+unsafe fn scale_super<S: Lanes, const T: usize>(
     has_minimums: bool,
     panel: &Panel,
     x: &Tiles,
@@ -344,6 +352,8 @@ struct Small<const MAX: usize, const BIAS: i16>;
 
 impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {
     type Sum = f32;
+
+    const COLUMNS: usize = SUPER_LEN;
 
     #[cfg(target_arch = "x86_64")]
     const AMX: Kernel<f32> = super::amx::small_blocks::<BIAS>();
