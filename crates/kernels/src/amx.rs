@@ -199,10 +199,10 @@ pub(crate) unsafe fn multiply_adds(passes: u64) {
         begin::<64>();
         for _ in 0..passes {
             tiles!(;
-                "tdpbusd "=> "tmm0, tmm4, tmm6",
-                "tdpbusd "=> "tmm1, tmm4, tmm6",
-                "tdpbusd "=> "tmm2, tmm5, tmm7",
-                "tdpbusd "=> "tmm3, tmm5, tmm7"
+                "tdpbusd " => "tmm0, tmm4, tmm6",
+                "tdpbusd " => "tmm1, tmm4, tmm6",
+                "tdpbusd " => "tmm2, tmm5, tmm7",
+                "tdpbusd " => "tmm3, tmm5, tmm7"
             );
         }
         end();

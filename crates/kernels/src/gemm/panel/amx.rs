@@ -14,6 +14,8 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::lanes::Lanes as _;
+use super::x86::Avx512;
 use super::{COLUMNS, Kernel, Lanes, Panel};
 use crate::amx::{self, tiles};
 use crate::gemm::activations::{LINES, TILE, Tiles};
@@ -221,6 +223,14 @@ unsafe fn ternary(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [L
             }
         })
     };
+    // SAFETY: there are as many activations as sums; the rest is the caller's promise.
+    let one = |t, tile: &mut Sums<i32>| unsafe {
+        load_one(tile);
+        for (acts, codes, n) in blocks(t) {
+            one_by_one::<false>(acts, [codes], n);
+        }
+        store_one(tile);
+    };
     let (whole, rest) = sums.as_chunks_mut::<LINES>();
     let mut t = 0;
     for tiles in whole.chunks_mut(4) {
@@ -234,11 +244,7 @@ unsafe fn ternary(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [L
                 store(tiles.as_mut_ptr());
             } else {
                 for (i, tile) in tiles.iter_mut().enumerate() {
-                    load_one(tile);
-                    for (acts, codes, n) in blocks(t + i * LINES) {
-                        one_by_one::<false>(acts, [codes], n);
-                    }
-                    store_one(tile);
+                    one(t + i * LINES, tile);
                 }
             }
         }
@@ -248,14 +254,7 @@ unsafe fn ternary(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [L
         let mut tile = Aligned([[0; super::ROWS]; LINES]);
         let Aligned(tile) = &mut tile;
         tile[..rest.len()].copy_from_slice(rest);
-        // SAFETY: as above.
-        unsafe {
-            load_one(tile);
-            for (acts, codes, n) in blocks(t) {
-                one_by_one::<false>(acts, [codes], n);
-            }
-            store_one(tile);
-        }
+        one(t, tile);
         rest.copy_from_slice(&tile[..rest.len()]);
     }
 }
@@ -457,10 +456,8 @@ unsafe fn scale_products<const N_DIGITS: usize, const QUADS: usize, const BIAS: 
     products: *const Aligned,
     sums: &mut [Lanes<f32>],
 ) {
-    let load = |from: &Lanes<f32>| {
-        // SAFETY: sixteen values fill a register.
-        unsafe { _mm512_loadu_ps(from.as_ptr()) }
-    };
+    // SAFETY: this function's features.
+    let load = |from: &Lanes<f32>| unsafe { Avx512::load_f(from) };
     let (d, dmin) = (load(&panel.d[0]), load(&panel.dmin));
     let mut offsets = (panel.offsets.each_ref()).map(|offsets| {
         // SAFETY: sixteen pairs fill a register.
@@ -697,10 +694,8 @@ unsafe fn scale_groups<const N: usize>(
     products: *const Aligned,
     sums: &mut [Lanes<f32>],
 ) {
-    let load = |from: &Lanes<f32>| {
-        // SAFETY: sixteen values fill a register.
-        unsafe { _mm512_loadu_ps(from.as_ptr()) }
-    };
+    // SAFETY: this function's features.
+    let load = |from: &Lanes<f32>| unsafe { Avx512::load_f(from) };
     let d: [_; N] = std::array::from_fn(|g| load(&d[g]));
     let steps = steps.first_chunk::<N>().expect("every group has a scale");
     for (r, sums) in sums.iter_mut().enumerate().take(TILE) {
