@@ -333,9 +333,12 @@ fn run<'a, 'w: 'a, 'o: 'a>(
         _ => exec.lookahead.skip(),
     }
     exec.pool.for_ranges(tasks.len(), 1, |range| {
-        for (i, rows) in &tasks[range] {
+        // Adjacent rows together: what kernels make of activations and weights lasts for longer.
+        for adjacent in tasks[range].chunk_by(|(i, _), (j, _)| i == j) {
+            let (i, Range { start, .. }) = &adjacent[0];
+            let (_, Range { end, .. }) = &adjacent[adjacent.len() - 1];
             let (w, scratch, out) = &targets[*i];
-            multiply(exec, w, rows.clone(), scratch, out);
+            multiply(exec, w, *start..*end, scratch, out);
         }
     });
 }

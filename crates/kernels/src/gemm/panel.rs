@@ -144,8 +144,11 @@ pub(super) fn order(isa: Isa, m: usize) -> Order {
     Order::Quads
 }
 
-/// Panels whose results are written together: a cache line for each panel and activation row, which are a row
-/// of the output apart, so that several adjacent ones save address translations.
+/// Panels that are multiplied with a range of columns of the activations before the next range: what they share comes from
+/// a nearer cache.
+///
+/// Their results are written together: a cache line for each panel and activation row, which are a row of the output apart,
+/// so that several adjacent ones save address translations.
 const PANELS: usize = 4;
 
 /// As [`super::ternary::multiply`].
@@ -284,14 +287,13 @@ fn multiply<T: Copy + Default, U: FnMut(Range<usize>, &mut Panel)>(
         sums.clear();
         sums.resize(rows.len().div_ceil(ROWS) * x.m(), Line::default());
         let sums = Line::lanes_mut(sums);
-        let firsts = rows.clone().step_by(ROWS);
-        for (first, sums) in firsts.zip(sums.chunks_exact_mut(x.m())) {
-            let mut unpack = unpack(first);
-            for start in (0..k).step_by(kernel.columns) {
-                let columns = start..k.min(start + kernel.columns);
+        let mut unpacks: Vec<U> = rows.clone().step_by(ROWS).map(&unpack).collect();
+        for start in (0..k).step_by(kernel.columns) {
+            let columns = start..k.min(start + kernel.columns);
+            for (unpack, sums) in unpacks.iter_mut().zip(sums.chunks_exact_mut(x.m())) {
                 unpack(columns.clone(), panel);
                 // SAFETY: as above; rows and activations are padded alike.
-                unsafe { (kernel.add)(panel, x, columns, sums) };
+                unsafe { (kernel.add)(panel, x, columns.clone(), sums) };
             }
         }
         write(rows, sums);
