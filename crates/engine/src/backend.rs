@@ -500,23 +500,22 @@ pub trait Backend: Sized {
     /// can be taken ahead, from the cache's next position on. 0, the default, leaves sampling to the host.
     fn max_lookahead(
         &self,
-        _cache: &mut Self::Cache,
-        _sampling: &Sampling<'_>,
+        _sequences: &mut [Continued<'_, Self::Cache>],
     ) -> Result<usize, BackendError> {
         Ok(0)
     }
 
-    /// Samples the token that follows the one row `logits`, and repeats the step that led to them with that
-    /// token, and so on, without the host.
+    /// Samples the token that follows each row of `logits`, and repeats the step that led to them with these
+    /// tokens, and so on, without the host: `n_steps` times at most, no more than [`Backend::max_lookahead`] said.
     ///
-    /// That step has one row, of one sequence, and none of it has been read; [`Attention::rope`] had the
-    /// angles of all positions ahead. `None` if the step can't be repeated: the logits can still be read
-    /// then.
+    /// That step has one row of each of `sequences`, in this order, and none of it has been read; [`Attention::rope`]
+    /// had the angles of all positions ahead, `n_steps` of each sequence. `None` if the step can't be repeated: the
+    /// logits can still be read then.
     fn decode(
         &self,
         _logits: &mut Self::Buffer,
-        _sequence: Continued<'_, Self::Cache>,
-        _sampling: &Sampling<'_>,
+        _sequences: &mut [Continued<'_, Self::Cache>],
+        _n_steps: usize,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
         Ok(None)
     }
@@ -524,7 +523,7 @@ pub trait Backend: Sized {
     /// Submits all operations so far, and reads what `wanted` says of the rows of `logits`, in their order: tokens that
     /// are sampled as in [`Backend::decode`], or logits.
     ///
-    /// Tokens are wanted only of sequences of which [`Backend::max_lookahead`] wasn't 0 before the step.
+    /// Tokens are wanted only of sequences of each of which [`Backend::max_lookahead`] wasn't 0 before the step.
     fn read_rows(
         &self,
         _logits: &mut Self::Buffer,
@@ -548,16 +547,16 @@ pub(crate) const ROTATIONS: &str = "rotated matrices";
 
 /// Decoding steps that a device takes on its own, each with the token sampled by the previous step.
 ///
-/// They belong to one sequence. Results of tokens that are never taken are stored beyond the sequence's end,
+/// They belong to the same sequences. Results of tokens that are never taken are stored beyond a sequence's end,
 /// where later steps overwrite them.
 pub trait Decoding: MaybeSend {
-    /// The result of the next step, once it is done. Later steps are in flight, so that in all no more than
-    /// `wanted` are computed.
+    /// The result of the next step, once it is done, for each sequence; `None` if there is none. Later steps are in
+    /// flight, so that in all no more than `wanted` are computed, besides those that are in flight already.
     fn poll_next(
         &mut self,
         wanted: usize,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Sampled, BackendError>>;
+    ) -> Poll<Result<Option<Vec<Sampled>>, BackendError>>;
 }
 
 /// [`Send`], except in browsers, whose devices belong to one thread.
@@ -580,19 +579,17 @@ pub enum Sampled {
     /// The device can't decide which token comes next, or the logits are not finite. The step has to be
     /// recomputed, for the host to sample from its logits. Later steps would end the same.
     Undecided,
-    /// There was no step: no room is left.
-    Over,
 }
 
-/// The sequence that a step is repeated for ([`Backend::decode`]).
+/// A sequence that a token is sampled for.
 #[derive(Debug)]
 pub struct Continued<'a, C> {
-    /// Its keys and values. The cache's length doesn't include the token of the step yet.
+    /// Its keys and values. The cache's length doesn't include the tokens of the step yet.
     pub cache: &'a mut C,
-    /// The token of the step.
+    /// The last token of the step.
     pub last: u32,
-    /// The maximum number of steps, this one included: at most what [`Backend::max_lookahead`] returned.
-    pub n_steps: usize,
+    /// How to sample.
+    pub sampling: Sampling<'a>,
 }
 
 /// What is read of the next rows of logits ([`Backend::read_rows`]).
@@ -601,14 +598,7 @@ pub enum RowsWanted<'a, C> {
     /// So many rows of logits.
     Logits(usize),
     /// A token sampled from one row.
-    Token {
-        /// The sequence. The cache's length doesn't include the token of the step yet.
-        cache: &'a mut C,
-        /// The last token of the step.
-        last: u32,
-        /// How to sample.
-        sampling: Sampling<'a>,
-    },
+    Token(Continued<'a, C>),
 }
 
 /// What was read of rows of logits.
@@ -935,6 +925,8 @@ pub struct Sequence<'a, C> {
     pub cache: &'a mut C,
     /// How many rows of the batch belong to it.
     pub n_rows: usize,
+    /// How many of the batch's rotations do: those of its rows, or, of its one row, those of later steps, too.
+    pub n_angles: usize,
 }
 
 /// Keys and values of a sequence, and the states of layers that have those instead.

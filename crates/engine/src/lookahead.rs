@@ -2,60 +2,117 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::{BackendError, Decoding, Sampled};
 use crate::sampling::{SamplerConfig, Sampling};
 
-/// The decoding of a session, and the state it continues from.
-pub(crate) struct Lookahead {
+/// A session's part of a [`Lookahead`].
+#[derive(Clone)]
+pub(crate) struct Ahead {
+    all: Arc<Mutex<Lookahead>>,
+    member: usize,
+}
+
+/// The decoding of one session, or of several together, and the states it continues from.
+struct Lookahead {
     steps: Box<dyn Decoding>,
     /// The weights it computes with.
     generation: u64,
+    members: Vec<Member>,
+}
+
+struct Member {
     config: SamplerConfig,
+    seed: u64,
     /// The state of a sampler that has accepted every token so far.
     recent: VecDeque<u32>,
     n_remembered: usize,
-    /// The token drawn last.
+    /// The token that the next step computes; unknown if the last one wasn't taken.
     last: Option<u32>,
 }
 
-impl Lookahead {
-    /// `steps` that sample as `sampling` specifies, with the weights of `generation`.
-    pub(crate) fn new(
+impl Ahead {
+    /// `steps`, with the weights of `generation`, that begin with these tokens and sample so; the part of each session.
+    pub(crate) fn begin<'a>(
         steps: Box<dyn Decoding>,
-        sampling: &Sampling<'_>,
         generation: u64,
-    ) -> Lookahead {
-        Lookahead {
-            steps,
-            generation,
+        sequences: impl Iterator<Item = (u32, Sampling<'a>)>,
+    ) -> impl Iterator<Item = Ahead> {
+        let member = |(last, sampling): (u32, Sampling<'_>)| Member {
             config: sampling.config.clone(),
+            seed: sampling.seed,
             recent: sampling.recent.clone(),
             n_remembered: sampling.window,
-            last: None,
-        }
+            last: Some(last),
+        };
+        let members: Vec<Member> = sequences.map(member).collect();
+        let numbers = 0..members.len();
+        let all = Arc::new(Mutex::new(Lookahead {
+            steps,
+            generation,
+            members,
+        }));
+        numbers.map(move |member| Ahead {
+            all: Arc::clone(&all),
+            member,
+        })
+    }
+
+    fn all(&self) -> MutexGuard<'_, Lookahead> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its number among those that are decoded together.
+    pub(crate) fn member(&self) -> usize {
+        self.member
+    }
+
+    /// How many sessions are decoded together.
+    pub(crate) fn n_members(&self) -> usize {
+        self.all().members.len()
+    }
+
+    /// Whether both are parts of the same.
+    pub(crate) fn is_with(&self, other: &Ahead) -> bool {
+        Arc::ptr_eq(&self.all, &other.all)
     }
 
     /// Whether the next step is the one that computes `id`, and samples as `sampling` specifies.
     pub(crate) fn continues_with(&self, id: u32, sampling: &Sampling<'_>, generation: u64) -> bool {
-        self.last == Some(id)
-            && self.generation == generation
-            && self.config == *sampling.config
-            && self.recent == *sampling.recent
+        let all = self.all();
+        let own = &all.members[self.member];
+        own.last == Some(id)
+            && all.generation == generation
+            && own.config == *sampling.config
+            && own.seed == sampling.seed
+            && own.recent == *sampling.recent
     }
 
-    /// [`Decoding::poll_next`] as a future. Dropping it loses nothing.
-    pub(crate) async fn next(&mut self, wanted: usize) -> Result<Sampled, BackendError> {
-        let drawn = poll_fn(|cx| self.steps.poll_next(wanted, cx)).await?;
-        if let Sampled::Token(id) = drawn {
-            self.last = Some(id);
-            if self.n_remembered > 0 {
-                if self.recent.len() == self.n_remembered {
-                    self.recent.pop_front();
-                }
-                self.recent.push_back(id);
+    /// [`Decoding::poll_next`] as a future; after it no session continues before it [takes](Ahead::take) its token.
+    /// Dropping the future loses nothing.
+    pub(crate) async fn next(&self, wanted: usize) -> Result<Option<Vec<Sampled>>, BackendError> {
+        poll_fn(|cx| {
+            let mut all = self.all();
+            let sampled = all.steps.poll_next(wanted, cx);
+            if sampled.is_ready() {
+                all.members.iter_mut().for_each(|member| member.last = None);
             }
+            sampled
+        })
+        .await
+    }
+
+    /// The session goes on with `id`, which the last step sampled for it.
+    pub(crate) fn take(&self, id: u32) {
+        let mut all = self.all();
+        let own = &mut all.members[self.member];
+        own.last = Some(id);
+        if own.n_remembered > 0 {
+            if own.recent.len() == own.n_remembered {
+                own.recent.pop_front();
+            }
+            own.recent.push_back(id);
         }
-        Ok(drawn)
     }
 }

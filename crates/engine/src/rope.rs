@@ -207,6 +207,8 @@ pub(crate) struct Rope {
     frequencies: Vec<f32>,
     /// Scale of cosines and sines.
     magnitude: f32,
+    /// The last that [`Rope::angles_ahead`] was asked for, and the position of the first.
+    known: Option<(usize, Angles)>,
 }
 
 /// Cosines and sines for the positions of a batch.
@@ -238,7 +240,31 @@ impl Rope {
             layout: config.layout,
             frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
             magnitude: magnitude as f32,
+            known: None,
         }
+    }
+
+    /// [`Rope::angles`], of steps that may be asked for again from a later one on.
+    pub(crate) fn angles_ahead(&mut self, pos: usize, n: usize) -> Angles {
+        let pairs = self.frequencies.len();
+        let known = self.known.take().filter(|(first, of)| {
+            let end = first + of.cos.len() / pairs.max(1);
+            (*first..=end).contains(&pos)
+        });
+        let angles = match known {
+            None => self.angles(pos, n),
+            Some((first, mut angles)) => {
+                for of in [&mut angles.cos, &mut angles.sin] {
+                    of.drain(..(pos - first) * pairs);
+                    of.truncate(n * pairs);
+                }
+                let n_known = angles.cos.len() / pairs.max(1);
+                angles.append(&self.angles(pos + n_known, n - n_known));
+                angles
+            }
+        };
+        self.known = Some((pos, angles.clone()));
+        angles
     }
 
     /// The angles of positions `pos..pos + n`.
@@ -282,6 +308,32 @@ mod tests {
         assert_eq!(got.len(), want.len());
         for (got, want) in got.iter().zip(want) {
             assert!((got - want).abs() <= want.abs() * 1e-5, "{got}, not {want}");
+        }
+    }
+
+    #[test]
+    fn angles_that_are_known_are_those_of_their_positions() {
+        let config = RopeConfig {
+            dim: 8,
+            base: 10_000.0,
+            layout: RopeLayout::Halves,
+            scaling: RopeScaling::None,
+        };
+        let mut rope = Rope::new(&config, 1);
+        // Further, the same, fewer, past what is known, right behind it, and back.
+        for (pos, n) in [
+            (3, 16),
+            (5, 16),
+            (5, 16),
+            (9, 4),
+            (10, 8),
+            (30, 2),
+            (32, 3),
+            (31, 1),
+            (0, 5),
+        ] {
+            let (known, made) = (rope.angles_ahead(pos, n), rope.angles(pos, n));
+            assert_eq!((known.cos, known.sin), (made.cos, made.sin), "{pos} {n}");
         }
     }
 

@@ -588,6 +588,7 @@ async fn attention<B: Backend>(
         let sequence = Sequence {
             cache: &mut cache,
             n_rows: rows,
+            n_angles: rows,
         };
         b.attention(inputs, &mut [sequence], &mut out)?;
         results = b.submit(&mut out)?.await?;

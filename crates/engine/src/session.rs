@@ -4,6 +4,7 @@ pub(crate) mod early;
 mod snapshot;
 
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 
 use crate::backend::{
@@ -12,7 +13,7 @@ use crate::backend::{
 };
 use crate::config::ModelConfig;
 use crate::forward::{Batch, Scratch};
-use crate::lookahead::Lookahead;
+use crate::lookahead::Ahead;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
@@ -58,8 +59,8 @@ pub struct Session<B: Backend> {
     /// Without those whose scale is 0.
     adapters: Vec<ActiveAdapter<B>>,
     scratch: Scratch<B>,
-    /// Decoding that the backend does on its own, from the current sequence.
-    ahead: Option<Lookahead>,
+    /// Its part of what the backend decodes on its own, from the current sequence.
+    ahead: Option<Ahead>,
     /// How many of the next tokens the host samples, as the backend declined recently.
     host_steps: usize,
 }
@@ -426,54 +427,48 @@ impl<B: Backend> Session<B> {
     /// [`Session::decode_async`]; the logits that the step asks for, where it has none, or where the backend leaves that
     /// to the host. A step with a sampler asks for the logits of its last token.
     ///
+    /// A backend that samples decodes ahead, where all steps are single tokens that are sampled alike, as long as each call
+    /// has the same sessions with the tokens that the previous call returned. When a session leaves or another one comes,
+    /// those that go on still get what is in flight.
+    ///
     /// Errors: those of [`Session::forward_together_async`].
-    // A backend that samples has all states on the device, where a step can be computed twice.
     pub async fn decode_together_async(
         steps: &mut [Step<'_, B>],
         samplers: &[Option<&Sampler>],
     ) -> Result<Vec<Decoded>, EngineError> {
         check_together(steps)?;
-        let mut samples = Vec::with_capacity(steps.len());
-        for (step, sampler) in steps.iter_mut().zip(samplers) {
-            let is_one = step.n_wanted() == 1;
-            let Session { model, cache, .. } = &mut *step.session;
-            samples.push(match sampler {
-                Some(sampler) if is_one => {
-                    let sampling = sampler.sampling();
-                    let can = model.backend.max_lookahead(cache, &sampling)? > 0;
-                    can.then_some(sampling)
-                }
-                _ => None,
+        let Some(first) = steps.first() else {
+            return Ok(Vec::new());
+        };
+        let weights = first.session.model.current();
+        let mut drawn = draw(steps, samplers, weights.number(), usize::MAX).await?;
+        if drawn.iter().all(Option::is_none) && begin(&weights, steps, samplers)? {
+            drawn = draw(steps, samplers, weights.number(), usize::MAX).await?;
+        }
+        let is_rest = |drawn: &Option<u32>| drawn.is_none();
+        let rest = (steps.iter_mut().zip(samplers).zip(&drawn))
+            .filter(|(_, drawn)| is_rest(drawn))
+            .map(|((step, sampler), _)| {
+                let step = Step {
+                    session: &mut *step.session,
+                    ids: step.ids,
+                    logits: step.logits,
+                };
+                (step, *sampler)
             });
-        }
-        if samples.iter().all(Option::is_none) {
-            let logits = Session::forward_together_async(steps).await?;
-            return Ok(logits.into_iter().map(Decoded::Logits).collect());
-        }
-        let weights = steps[0].session.model.current();
-        steps
+        let (mut rest, of_rest): (Vec<Step<'_, B>>, Vec<_>) = rest.unzip();
+        let mut computed = decode_now(&weights, &mut rest, &of_rest).await?.into_iter();
+        let decoded = steps
             .iter_mut()
-            .for_each(|step| step.session.discard_lookahead());
-        compute(&weights, steps, 1, false)?;
-        let read = read_rows(steps, samples)?.await?;
-        let mut decoded = Vec::with_capacity(steps.len());
-        for (step, read) in steps.chunks_mut(1).zip(read) {
-            decoded.push(match read {
-                RowsRead::Token(id) => Decoded::Token(id),
-                RowsRead::Logits(logits) => Decoded::Logits(logits),
-                RowsRead::Undecided => {
-                    // Penalties have changed the logits on the device: they are computed again.
-                    compute(&weights, step, 1, false)?;
-                    let Session { model, scratch, .. } = &mut *step[0].session;
-                    let logits = model.backend.submit(scratch.logits())?;
-                    Decoded::Logits(logits.await?)
+            .zip(drawn)
+            .map(|(step, drawn)| match drawn {
+                Some(id) => {
+                    step.session.take(id);
+                    Some(Decoded::Token(id))
                 }
+                None => computed.next(),
             });
-        }
-        for Step { session, ids, .. } in steps.iter_mut() {
-            session.cache.advance(ids.len());
-        }
-        Ok(decoded)
+        Ok(decoded.flatten().collect())
     }
 
     /// Blocking form of [`Session::decode_async`].
@@ -509,69 +504,47 @@ impl<B: Backend> Session<B> {
     ) -> Result<Decoded, EngineError> {
         self.check_continues(&[id])?;
         let weights = self.model.current();
-        let generation = weights.number();
-        let sampling = sampler.sampling();
-        let goes_on = |ahead: &Lookahead| ahead.continues_with(id, &sampling, generation);
-        if !self.ahead.as_ref().is_some_and(goes_on) {
-            self.ahead = None;
-        } else if let Some(id) = self.draw(wanted).await? {
-            return Ok(Decoded::Token(id));
-        }
-        let n_steps = match self.host_steps.checked_sub(1) {
-            Some(left) => {
-                self.host_steps = left;
-                0
-            }
-            None => {
-                let room = self.options.ctx_len - self.cache.len();
-                let n_steps = (self.model.backend).max_lookahead(&mut self.cache, &sampling)?;
-                n_steps.min(room).min(wanted.max(1))
-            }
+        let samplers = &[Some(sampler)];
+        let mut step = Step {
+            session: self,
+            ids: &[id],
+            logits: Logits::Last,
         };
-        if n_steps > 0 {
-            let step = Step {
-                session: &mut *self,
-                ids: &[id],
-                logits: Logits::Last,
+        let steps = slice::from_mut(&mut step);
+        let mut drawn = draw(steps, samplers, weights.number(), wanted).await?;
+        if drawn[0].is_none() {
+            let session = &mut *steps[0].session;
+            session.ahead = None;
+            let n_steps = match session.host_steps.checked_sub(1) {
+                Some(left) => {
+                    session.host_steps = left;
+                    0
+                }
+                None => max_lookahead(steps, samplers)?.min(wanted.max(1)),
             };
-            compute(&weights, &mut [step], n_steps, false)?;
-            let sequence = Continued {
-                cache: &mut self.cache,
-                last: id,
-                n_steps,
-            };
-            let backend = self.model.backend();
-            let Some(steps) = backend.decode(self.scratch.logits(), sequence, &sampling)? else {
-                let logits = backend.submit(self.scratch.logits())?.await?;
-                self.cache.advance(1);
-                return Ok(Decoded::Logits(logits));
-            };
-            self.ahead = Some(Lookahead::new(steps, &sampling, generation));
-            if let Some(id) = self.draw(wanted).await? {
-                return Ok(Decoded::Token(id));
+            if n_steps > 0 {
+                if !decode_ahead(&weights, steps, samplers, n_steps)? {
+                    let Session { model, scratch, .. } = &mut *steps[0].session;
+                    let logits = model.backend.submit(scratch.logits())?.await?;
+                    steps[0].session.cache.advance(1);
+                    return Ok(Decoded::Logits(logits));
+                }
+                drawn = draw(steps, samplers, weights.number(), wanted).await?;
             }
+        }
+        if let Some(id) = drawn[0] {
+            steps[0].session.take(id);
+            return Ok(Decoded::Token(id));
         }
         let logits = sampler.top().map_or(Logits::Last, Logits::Top);
         let appended = self.append(&[id], Wanted::Logits(logits)).await;
         appended.map(Decoded::Logits)
     }
 
-    /// The next token sampled by the device, after which the previous token belongs to the sequence; `None`
-    /// if it samples none.
-    async fn draw(&mut self, wanted: usize) -> Result<Option<u32>, EngineError> {
-        let Some(ahead) = &mut self.ahead else {
-            return Ok(None);
-        };
-        let drawn = ahead.next(wanted).await;
-        if let Ok(Sampled::Token(id)) = drawn {
-            self.cache.advance(1);
-            return Ok(Some(id));
-        }
-        self.ahead = None;
-        if let Sampled::Undecided = drawn? {
-            self.host_steps = HOST_STEPS;
-        }
-        Ok(None)
+    /// Goes on with `id`, which was [drawn](draw): the token before it now belongs to the sequence.
+    fn take(&mut self, id: u32) {
+        self.cache.advance(1);
+        self.ahead.iter().for_each(|ahead| ahead.take(id));
     }
 
     /// Discards what was computed ahead: it is stored beyond the sequence's end.
@@ -628,6 +601,198 @@ fn check_together<B: Backend>(steps: &[Step<'_, B>]) -> Result<(), EngineError> 
     Ok(())
 }
 
+/// The tokens that steps in flight have sampled for those of `steps` that continue them. More steps follow, as long as all
+/// sequences that are in flight together go on, alone: `wanted` at most, with this one.
+///
+/// No token is [taken](Session::take) yet.
+async fn draw<B: Backend>(
+    steps: &mut [Step<'_, B>],
+    samplers: &[Option<&Sampler>],
+    generation: u64,
+    wanted: usize,
+) -> Result<Vec<Option<u32>>, EngineError> {
+    let mut group: Option<Ahead> = None;
+    let mut members = vec![None; steps.len()];
+    for ((step, sampler), member) in steps.iter().zip(samplers).zip(&mut members) {
+        if let (Some(ahead), Some(sampler), [id]) = (&step.session.ahead, sampler, step.ids)
+            && step.n_wanted() == 1
+            && group.as_ref().is_none_or(|group| group.is_with(ahead))
+            && ahead.continues_with(*id, &sampler.sampling(), generation)
+        {
+            *member = Some(ahead.member());
+            group = Some(ahead.clone());
+        }
+    }
+    let Some(group) = group else {
+        return Ok(vec![None; steps.len()]);
+    };
+    let goes_on = members.iter().all(Option::is_some) && members.len() == group.n_members();
+    let sampled = group.next(if goes_on { wanted.max(1) } else { 0 }).await;
+    let found = sampled
+        .as_ref()
+        .map_or(&[][..], |all| all.as_deref().unwrap_or(&[]));
+    let mut drawn = Vec::with_capacity(steps.len());
+    for (step, member) in steps.iter_mut().zip(&members) {
+        let sampled = member.and_then(|member| found.get(member));
+        drawn.push(match sampled {
+            Some(Sampled::Token(id)) => Some(*id),
+            _ => None,
+        });
+        if member.is_some() && drawn.last() == Some(&None) {
+            step.session.ahead = None;
+        }
+        if let Some(Sampled::Undecided) = sampled {
+            step.session.host_steps = HOST_STEPS;
+        }
+    }
+    sampled?;
+    Ok(drawn)
+}
+
+/// How many steps the backend can take ahead, if all of `steps` are single tokens that it samples after; else 0.
+fn max_lookahead<B: Backend>(
+    steps: &mut [Step<'_, B>],
+    samplers: &[Option<&Sampler>],
+) -> Result<usize, EngineError> {
+    let mut room = usize::MAX;
+    let mut sequences = Vec::with_capacity(steps.len());
+    let mut model = None;
+    for (step, sampler) in steps.iter_mut().zip(samplers) {
+        let (Some(sampler), &[last], 1) = (sampler, step.ids, step.n_wanted()) else {
+            return Ok(0);
+        };
+        let session = &mut *step.session;
+        room = room.min(session.options.ctx_len - session.cache.len());
+        model.get_or_insert(&session.model);
+        sequences.push(Continued {
+            cache: &mut session.cache,
+            last,
+            sampling: sampler.sampling(),
+        });
+    }
+    match model {
+        Some(model) => Ok(model.backend.max_lookahead(&mut sequences)?.min(room)),
+        None => Ok(0),
+    }
+}
+
+/// Begins to decode `steps` ahead, if the backend can and there are several; returns whether it does.
+fn begin<B: Backend>(
+    weights: &WeightSet<B>,
+    steps: &mut [Step<'_, B>],
+    samplers: &[Option<&Sampler>],
+) -> Result<bool, EngineError> {
+    if steps.len() < 2 {
+        return Ok(false);
+    }
+    match max_lookahead(steps, samplers)? {
+        0 | 1 => Ok(false),
+        n_steps => decode_ahead(weights, steps, samplers, n_steps),
+    }
+}
+
+/// Computes `steps`, of a token each, and has the backend repeat them, `n_steps` in all. If it can't, returns `false`, and
+/// their logits are in the scratch of the first.
+fn decode_ahead<B: Backend>(
+    weights: &WeightSet<B>,
+    steps: &mut [Step<'_, B>],
+    samplers: &[Option<&Sampler>],
+    n_steps: usize,
+) -> Result<bool, EngineError> {
+    compute(weights, steps, n_steps, false)?;
+    let mut logits = None;
+    let (mut sequences, mut sessions) = (Vec::new(), Vec::new());
+    for (step, sampler) in steps.iter_mut().zip(samplers) {
+        let (Some(sampler), Some(last)) = (sampler, step.ids.last()) else {
+            return Ok(false);
+        };
+        let Session {
+            model,
+            cache,
+            scratch,
+            ahead,
+            ..
+        } = &mut *step.session;
+        logits.get_or_insert((model, scratch.logits()));
+        sequences.push(Continued {
+            cache,
+            last: *last,
+            sampling: sampler.sampling(),
+        });
+        sessions.push(ahead);
+    }
+    let Some((model, logits)) = logits else {
+        return Ok(false);
+    };
+    let Some(decoding) = model.backend.decode(logits, &mut sequences, n_steps)? else {
+        return Ok(false);
+    };
+    let sequences = sequences.into_iter().map(|of| (of.last, of.sampling));
+    let parts = Ahead::begin(decoding, weights.number(), sequences);
+    for (session, part) in sessions.into_iter().zip(parts) {
+        *session = Some(part);
+    }
+    Ok(true)
+}
+
+/// [`Session::decode_together_async`] of `steps` in one batch.
+// A backend that samples has all states on the device, where a step can be computed twice.
+async fn decode_now<B: Backend>(
+    weights: &WeightSet<B>,
+    steps: &mut [Step<'_, B>],
+    samplers: &[Option<&Sampler>],
+) -> Result<Vec<Decoded>, EngineError> {
+    let mut samples = Vec::with_capacity(steps.len());
+    for (step, sampler) in steps.chunks_mut(1).zip(samplers) {
+        let sampling = sampler.filter(|_| step[0].n_wanted() == 1);
+        samples.push(match sampling {
+            Some(sampler) if can_sample(&mut step[0], sampler)? => Some(sampler.sampling()),
+            _ => None,
+        });
+    }
+    if samples.iter().all(Option::is_none) {
+        let logits = Session::forward_together_async(steps).await?;
+        return Ok(logits.into_iter().map(Decoded::Logits).collect());
+    }
+    steps
+        .iter_mut()
+        .for_each(|step| step.session.discard_lookahead());
+    compute(weights, steps, 1, false)?;
+    let read = read_rows(steps, samples)?.await?;
+    let mut decoded = Vec::with_capacity(steps.len());
+    for (step, read) in steps.chunks_mut(1).zip(read) {
+        decoded.push(match read {
+            RowsRead::Token(id) => Decoded::Token(id),
+            RowsRead::Logits(logits) => Decoded::Logits(logits),
+            RowsRead::Undecided => {
+                // Penalties have changed the logits on the device: they are computed again.
+                compute(weights, step, 1, false)?;
+                let Session { model, scratch, .. } = &mut *step[0].session;
+                let logits = model.backend.submit(scratch.logits())?;
+                Decoded::Logits(logits.await?)
+            }
+        });
+    }
+    for Step { session, ids, .. } in steps.iter_mut() {
+        session.cache.advance(ids.len());
+    }
+    Ok(decoded)
+}
+
+/// Whether the backend samples what follows `step` as `sampler` would.
+fn can_sample<B: Backend>(step: &mut Step<'_, B>, sampler: &Sampler) -> Result<bool, EngineError> {
+    let Session { model, cache, .. } = &mut *step.session;
+    let Some(&last) = step.ids.last() else {
+        return Ok(false);
+    };
+    let mut sequence = [Continued {
+        cache,
+        last,
+        sampling: sampler.sampling(),
+    }];
+    Ok(model.backend.max_lookahead(&mut sequence)? > 0)
+}
+
 /// Submits `steps`, which were [computed](compute): the tokens that `samples` says how to sample, or logits.
 fn read_rows<B: Backend>(
     steps: &mut [Step<'_, B>],
@@ -646,11 +811,11 @@ fn read_rows<B: Backend>(
         } = &mut *step.session;
         logits.get_or_insert((model, scratch.logits()));
         wanted.push(match (sampling, last) {
-            (Some(sampling), Some(last)) => RowsWanted::Token {
+            (Some(sampling), Some(last)) => RowsWanted::Token(Continued {
                 cache,
                 last,
                 sampling,
-            },
+            }),
             _ => RowsWanted::Logits(n_wanted),
         });
     }
@@ -755,7 +920,7 @@ async fn run_batch<B: Backend>(
 
 /// Leaves the requested logits of `steps` in the scratch of the first. Sequences don't advance yet.
 ///
-/// A step of one token may be one of `n_steps` that are repeated for later positions.
+/// Steps of one token each may be the first of `n_steps` that are repeated for later positions.
 fn compute<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
@@ -768,10 +933,13 @@ fn compute<B: Backend>(
     let mut ids = Vec::new();
     let mut angles: Vec<Angles> = Vec::new();
     let mut wanted = Vec::new();
-    for step in steps.iter() {
+    for step in steps.iter_mut() {
         let pos = step.session.cache.len();
-        for (i, rope) in step.session.ropes.iter().enumerate() {
-            let own = rope.angles(pos, step.ids.len().max(n_steps));
+        for (i, rope) in step.session.ropes.iter_mut().enumerate() {
+            let own = match n_steps {
+                0 | 1 => rope.angles(pos, step.ids.len()),
+                n => rope.angles_ahead(pos, n),
+            };
             match angles.get_mut(i) {
                 Some(angles) => angles.append(&own),
                 None => angles.push(own),
@@ -807,6 +975,7 @@ fn compute<B: Backend>(
         sequences.push(Sequence {
             cache: &mut session.cache,
             n_rows: step.ids.len(),
+            n_angles: step.ids.len().max(n_steps),
         });
     }
     let scratch = scratch.expect("there is a first step");

@@ -589,6 +589,157 @@ fn sequences_choose_together_what_each_would_alone() {
     }
 }
 
+/// A sequence that is decoded together with others.
+struct Together {
+    session: Session<Gpu>,
+    sampler: Sampler,
+    last: u32,
+    ids: Vec<u32>,
+}
+
+impl Together {
+    fn new(model: &Arc<Model<Gpu>>, prompt: &[u32], config: &SamplerConfig) -> Together {
+        let (session, sampler) = start(model, prompt, config, SessionOptions::new(300));
+        Together {
+            session,
+            sampler,
+            last: *prompt.last().unwrap(),
+            ids: Vec::new(),
+        }
+    }
+
+    /// The host goes on with `id`.
+    fn choose(&mut self, id: u32) {
+        self.sampler.accept(id);
+        self.ids.push(id);
+        self.last = id;
+    }
+}
+
+/// A token more for each of `sequences`, chosen by the device.
+fn decode_together<'a>(sequences: impl IntoIterator<Item = &'a mut Together>) {
+    let mut sequences: Vec<_> = sequences.into_iter().collect();
+    let (mut steps, mut samplers) = (Vec::new(), Vec::new());
+    for of in &mut sequences {
+        steps.push(Step {
+            session: &mut of.session,
+            ids: std::slice::from_ref(&of.last),
+            logits: Logits::Last,
+        });
+        samplers.push(Some(&of.sampler));
+    }
+    let decoded = Session::decode_together(&mut steps, &samplers).unwrap();
+    for (of, decoded) in sequences.into_iter().zip(decoded) {
+        let Decoded::Token(id) = decoded else {
+            panic!("logits");
+        };
+        of.choose(id);
+    }
+}
+
+/// Sequences that come and go, are taken back, forked and told other tokens, have the tokens of each alone.
+#[test]
+fn several_sequences_are_decoded_ahead() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu.clone());
+    let configs = [
+        SamplerConfig::default(),
+        SamplerConfig {
+            temperature: 0.9,
+            top_k: 40,
+            logit_bias: vec![(7, 2.0)],
+            ..SamplerConfig::default()
+        },
+        SamplerConfig {
+            temperature: 1.0,
+            ..SamplerConfig::default()
+        },
+    ];
+    for config in configs {
+        let config = |seed| SamplerConfig {
+            seed,
+            ..config.clone()
+        };
+        // Some cross from one page to the next, all of them contexts that commands are recorded for.
+        let prompts: Vec<Vec<u32>> = (0..5u32)
+            .map(|i| {
+                (0..215 + 7 * i)
+                    .map(|j| 1 + (i * 31 + j * 17) % 250)
+                    .collect()
+            })
+            .collect();
+        let alone = |i: usize, more: &[u32], n| {
+            let prompt = [&prompts[i], more].concat();
+            let (mut session, mut sampler) =
+                start(&model, &prompt, &config(i as u64), SessionOptions::new(300));
+            by_device(&mut session, *prompt.last().unwrap(), &mut sampler, n).0
+        };
+        let mut all: Vec<Together> = (0..5)
+            .map(|i| Together::new(&model, &prompts[i], &config(i as u64)))
+            .collect();
+        let mut late = all.pop().unwrap();
+        decode_together(&mut all);
+        let before = gpu.work();
+        for _ in 0..10 {
+            decode_together(&mut all);
+        }
+        // Steps are in flight that nobody has asked for yet, and each repeats the first.
+        let after = gpu.work();
+        assert!(after.n_submits > before.n_submits + 10);
+        assert_eq!(after.n_recorded, before.n_recorded);
+
+        // One leaves: the others get what is in flight with it.
+        let left = all.pop().unwrap();
+        decode_together(&mut all);
+        assert_eq!(gpu.work().n_submits, after.n_submits);
+        for _ in 0..4 {
+            decode_together(&mut all);
+        }
+        // Another comes, and one isn't there for a step.
+        decode_together(all.iter_mut().chain([&mut late]));
+        decode_together(all[1..].iter_mut().chain([&mut late]));
+        decode_together(&mut all);
+        let mut fork = Together {
+            session: all[2].session.fork(all[2].session.len()),
+            sampler: all[2].sampler.clone(),
+            last: all[2].last,
+            ids: all[2].ids.clone(),
+        };
+        for _ in 0..3 {
+            decode_together(all.iter_mut().chain([&mut late]));
+            decode_together([&mut fork]);
+        }
+        // The host chooses otherwise.
+        let n = all[0].ids.len();
+        let other = all[0].ids[n - 1] ^ 1;
+        all[0].ids.pop();
+        all[0].last = other;
+        all[0].ids.push(other);
+        // And takes another back, to compute the same once more.
+        let taken_back = all[1].ids.split_off(20);
+        all[1].last = all[1].ids[19];
+        all[1].session.truncate(prompts[1].len() - 1 + 20);
+        for _ in 0..12 {
+            decode_together(all.iter_mut().chain([&mut late]));
+            decode_together([&mut fork]);
+        }
+        let found = &all[0].ids;
+        assert_eq!(found[..n - 1], alone(0, &[], n)[..n - 1]);
+        assert_eq!(found[n..], alone(0, &found[..n], 12));
+        for (i, of) in [
+            (1, &all[1]),
+            (2, &all[2]),
+            (3, &left),
+            (4, &late),
+            (2, &fork),
+        ] {
+            assert_eq!(of.ids, alone(i, &[], of.ids.len()), "{i}");
+            assert_eq!(of.session.len(), prompts[i].len() - 1 + of.ids.len());
+        }
+        assert!(all[1].ids[20..].starts_with(&taken_back));
+    }
+}
+
 /// How many dispatches, and commands submitted, a step of this many sequences takes.
 fn work_of_a_shared_step(gpu: &Gpu, model: &Arc<Model<Gpu>>, n_sequences: u32) -> (u64, u64) {
     let config = SamplerConfig::default();

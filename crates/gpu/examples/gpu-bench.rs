@@ -22,7 +22,9 @@ use sterna_gpu::kernels::attention::{
     prepare_heads, sequence_table,
 };
 use sterna_gpu::kernels::elementwise::{self, Activation};
-use sterna_gpu::kernels::linear::{Epilogue, Form, Input, Linear, WeightKind, embed, multiply};
+use sterna_gpu::kernels::linear::{
+    Epilogue, Form, Ids, Input, Linear, WeightKind, embed, multiply,
+};
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::output::{Draw, Samplers, TopK, sample, top_k};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
@@ -742,9 +744,14 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
         });
         return sweep_step(device, samples.collect());
     }
+    let ids = Ids {
+        buffer: state.clone(),
+        offset: 1,
+        stride: 1,
+    };
     let record = || -> Result<Commands, GpuError> {
         let mut r = Recorder::new(device);
-        embed(&mut r, &table, (&state, 1), 1.0, Rows::new(&x, 1, dim))?;
+        embed(&mut r, &table, &ids, 1.0, Rows::new(&x, 1, dim))?;
         let round = |x: Rows<'_>,
                      r: &mut Recorder,
                      w: &[Linear; 4],

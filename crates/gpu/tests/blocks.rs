@@ -7,7 +7,7 @@ use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{
-    Epilogue, Form, Input, Linear, ROW_GRAIN, WeightKind, embed, multiply,
+    Epilogue, Form, Ids, Input, Linear, ROW_GRAIN, WeightKind, embed, multiply,
 };
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, quantize};
@@ -345,11 +345,17 @@ fn rows_are_embedded() {
             let bytes = encoded(dtype, n, k);
             let table = upload(device, dtype, n, k, &bytes);
             let ids = [9u32, 39, 0, 17, 40, 5];
-            let ids_buffer = device.upload(&ids).unwrap();
+            // With others in between.
+            let apart: Vec<u32> = ids.iter().flat_map(|id| [*id, 1, 2]).collect();
+            let ids_apart = Ids {
+                buffer: device.upload(&apart).unwrap(),
+                offset: 3,
+                stride: 3,
+            };
             let out = spread(device, &vec![-1.0; 5 * k], k, 3, k + 1);
             let got = run(device, &out, 3 + 5 * (k + 1), |r| {
                 let rows = spread_rows(&out, 5, k, 3, k + 1);
-                embed(r, &table, (&ids_buffer, 1), 0.5, rows)
+                embed(r, &table, &ids_apart, 0.5, rows)
             });
             let mut decoded = vec![0.0; n * k];
             decode_row(dtype, &bytes, &mut decoded).unwrap();
@@ -388,10 +394,14 @@ fn matrices_beyond_the_limit_of_a_binding_are_cut() {
         for (m, epilogue) in [(1, Epilogue::Store), (10, Epilogue::Add)] {
             check(&device, dtype, (n, k, m), epilogue);
         }
-        let ids = device.upload(&[121u32, 0, 60]).unwrap();
+        let ids = Ids {
+            buffer: device.upload(&[121u32, 0, 60]).unwrap(),
+            offset: 0,
+            stride: 1,
+        };
         let out = device.buffer("out", 3 * 512 * 4).unwrap();
         let got = run(&device, &out, 3 * k, |r| {
-            embed(r, &w, (&ids, 0), 1.0, Rows::new(&out, 3, k))
+            embed(r, &w, &ids, 1.0, Rows::new(&out, 3, k))
         });
         let mut decoded = vec![0.0; n * k];
         decode_row(dtype, &bytes, &mut decoded).unwrap();

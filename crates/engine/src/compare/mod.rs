@@ -503,10 +503,16 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         let width = if gated { q.width / 2 } else { q.width };
         let to = &mut out.both;
         let mut own = Vec::with_capacity(sequences.len());
-        for Sequence { cache, n_rows } in sequences.iter_mut() {
+        for Sequence {
+            cache,
+            n_rows,
+            n_angles,
+        } in sequences.iter_mut()
+        {
             own.push(Sequence {
                 cache: &mut cache.reference,
                 n_rows: *n_rows,
+                n_angles: *n_angles,
             });
         }
         let of_reference = Attention {
@@ -526,10 +532,16 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         };
         (self.reference).attention(of_reference, &mut own, &mut to.reference)?;
         let mut own = Vec::with_capacity(sequences.len());
-        for Sequence { cache, n_rows } in sequences.iter_mut() {
+        for Sequence {
+            cache,
+            n_rows,
+            n_angles,
+        } in sequences.iter_mut()
+        {
             own.push(Sequence {
                 cache: &mut cache.tested,
                 n_rows: *n_rows,
+                n_angles: *n_angles,
             });
         }
         let of_tested = Attention {

@@ -145,7 +145,7 @@ fn for_states(
     mut compute: impl FnMut(&Range<usize>, State<'_>) -> Result<(), ShapeError>,
 ) -> Result<(), BackendError> {
     let mut first = 0;
-    for Sequence { cache, n_rows } in sequences {
+    for Sequence { cache, n_rows, .. } in sequences {
         let rows = first..first + *n_rows;
         first = rows.end;
         let state = cache.state(stage.layer.unwrap_or(0), n, rows.len() == 1 && is_read_once);
@@ -591,7 +591,7 @@ impl Backend for Cpu {
         out.shape(q.n_rows(), q.width);
         let mut scratch = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let mut first = 0;
-        for Sequence { cache, n_rows } in sequences {
+        for Sequence { cache, n_rows, .. } in sequences {
             let rows = first..first + *n_rows;
             first = rows.end;
             if shared.is_none() {

@@ -1,6 +1,7 @@
 //! Activations on the device.
 
 use sterna_gpu::graph::{Graph, Op, View};
+use sterna_gpu::kernels::linear::Ids;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
@@ -15,12 +16,6 @@ pub struct GpuBuffer {
     ids: Option<Buffer>,
     /// Where the rows are: in `own`, in `spare`, or next to others in the memory of those.
     view: Option<View>,
-}
-
-/// Token ids on the device.
-pub(super) struct Ids {
-    pub(super) buffer: Buffer,
-    pub(super) n: usize,
 }
 
 impl GpuBuffer {
@@ -60,7 +55,8 @@ impl GpuBuffer {
         device.write(&buffer, 0, &bytes)?;
         Ok(Ids {
             buffer,
-            n: ids.len(),
+            offset: 0,
+            stride: 1,
         })
     }
 

@@ -8,18 +8,19 @@ use sterna_gpu::graph::{
     Graph, PenaltyOp, RopeTable, SampleOp, SequencesRef, Shared, SharedGraph, View,
 };
 use sterna_gpu::kernels::attention::{CacheLayer, PAGE_LEN, SequenceRows, sequence_table};
+use sterna_gpu::kernels::output::STATE_LEN;
 use sterna_gpu::kernels::recurrent::StateLayer;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
 use super::MAX_SPLIT_KV_ROWS;
 use super::buffer::room;
-use super::decode::{MOST_STEPS, SEED_AT, SampleKind, SampleScratch, seed_words};
+use super::decode::{self, MOST_STEPS, SEED_AT, SampleKind, SampleScratch, seed_words};
 use super::pages::{Moves, Page, PagePool, PagePools};
 use super::states::States;
 use crate::backend::{
-    BackendError, CacheShape, CachedValues, KvCache, KvHeads, LayerContents, Rotation, Sequence,
-    SnapshotError, read_form, read_saved,
+    BackendError, CacheShape, CachedValues, Continued, KvCache, KvHeads, LayerContents, Rotation,
+    Sequence, SnapshotError, read_form, read_saved,
 };
 use crate::sampling::Sampling;
 
@@ -53,8 +54,8 @@ struct BatchTable {
     buffer: Option<Buffer>,
     /// Its words, as far as they are known.
     words: Vec<Option<u32>>,
-    /// The step that it is for, and length and rows of each sequence then.
-    step: (u64, Vec<(usize, usize)>),
+    /// The step that it is for, and length, rows and rotations of each sequence then.
+    step: (u64, Vec<(usize, usize, usize)>),
     parts: Vec<Part>,
     ropes: Vec<Rope>,
 }
@@ -144,14 +145,40 @@ impl BatchTable {
         Ok(())
     }
 
-    /// Writes a table for `sequences`, with a part for those that kernels take together.
-    fn fill(&mut self, device: &Device, sequences: &[(&GpuCache, usize)]) -> Result<(), GpuError> {
-        let most_len = |&(cache, n_rows): &(&GpuCache, usize)| most_len(cache.len + n_rows);
+    /// Writes token and seed of each sequence, the only things that sampling reads besides, to `buffer`, and forgets what
+    /// sampling changes.
+    fn choose(
+        &mut self,
+        device: &Device,
+        buffer: &Buffer,
+        chosen: &[(u32, u64)],
+    ) -> Result<(), GpuError> {
+        let known = &self.words[..chosen.len() * STATE_LEN];
+        let mut words: Vec<u32> = known.iter().map(|word| word.unwrap_or(0)).collect();
+        for (state, (last, seed)) in words.chunks_exact_mut(STATE_LEN).zip(chosen) {
+            state[1] = *last;
+            state[SEED_AT..].copy_from_slice(&seed_words(*seed));
+        }
+        self.write(device, buffer, &words)?;
+        for state in self.words.chunks_exact_mut(STATE_LEN).take(chosen.len()) {
+            state[..2].fill(None);
+            state[SEED_AT..].fill(None);
+        }
+        Ok(())
+    }
+
+    /// Writes a table for `sequences`, each with its rows and rotations, with a part for those that kernels take together.
+    fn fill(
+        &mut self,
+        device: &Device,
+        sequences: &[(&GpuCache, usize, usize)],
+    ) -> Result<(), GpuError> {
+        let most_len = |of: &(&GpuCache, usize, usize)| most_len(of.0.len + of.1);
         let longest = sequences.iter().map(most_len).max().unwrap_or(MIN_LEN);
         let page_stride = page_stride(longest);
         // Those in one pool with few rows, or with about as many.
         let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
-        for (i, &(cache, n_rows)) in sequences.iter().enumerate() {
+        for (i, &(cache, n_rows, _)) in sequences.iter().enumerate() {
             let class = match n_rows <= MAX_SPLIT_KV_ROWS {
                 true => MAX_SPLIT_KV_ROWS,
                 false => n_rows.next_power_of_two(),
@@ -165,20 +192,22 @@ impl BatchTable {
                 None => groups.push((class, vec![i])),
             }
         }
-        let mut first_rows = Vec::with_capacity(sequences.len());
-        let mut n_rows = 0;
-        for sequence in sequences {
-            first_rows.push(n_rows);
-            n_rows += sequence.1;
+        // The first row and rotation of each.
+        let mut firsts = Vec::with_capacity(sequences.len());
+        let (mut row, mut angle) = (0, 0);
+        for &(_, n_rows, n_angles) in sequences {
+            firsts.push((row, angle));
+            row += n_rows;
+            angle += n_angles;
         }
         let members = groups.iter().flat_map(|(_, members)| members);
         let pages: Vec<Vec<u32>> = sequences.iter().map(|of| of.0.page_numbers()).collect();
         let rows: Vec<SequenceRows<'_>> = members
             .map(|&i| SequenceRows {
                 position: sequences[i].0.len,
-                first_row: first_rows[i],
+                first_row: firsts[i].0,
                 n_rows: sequences[i].1,
-                first_angle: first_rows[i],
+                first_angle: firsts[i].1,
                 pages: &pages[i],
             })
             .collect();
@@ -222,18 +251,18 @@ pub(super) fn groups(
     layer: usize,
 ) -> Result<Vec<Group>, GpuError> {
     let mut has_changed = false;
-    for Sequence { cache, n_rows } in &mut *sequences {
+    for Sequence { cache, n_rows, .. } in &mut *sequences {
         has_changed |= cache.reserve(device, graph, *n_rows)?;
     }
-    let lens = sequences.iter().map(|of| (of.cache.len, of.n_rows));
+    let lens = (sequences.iter()).map(|of| (of.cache.len, of.n_rows, of.n_angles));
     let step = (graph.step(), lens.collect::<Vec<_>>());
     let Some(first) = sequences.first_mut() else {
         return Ok(Vec::new());
     };
     if has_changed || first.cache.batch.step != step {
         let mut batch = std::mem::take(&mut first.cache.batch);
-        let all: Vec<(&GpuCache, usize)> = (sequences.iter())
-            .map(|of| (&*of.cache, of.n_rows))
+        let all: Vec<(&GpuCache, usize, usize)> = (sequences.iter())
+            .map(|of| (&*of.cache, of.n_rows, of.n_angles))
             .collect();
         let filled = batch.fill(device, &all);
         batch.step = step;
@@ -256,6 +285,50 @@ pub(super) fn groups(
         })
     });
     groups.collect()
+}
+
+/// The sampling operation for `sequences`, whose `logits`, a row of each, the current step computes. Positions and tokens of
+/// the step are in the operation's states, which it updates, so that the step can be repeated. `None` if there are no kernels
+/// for that, or the step isn't one of these sequences alone.
+pub(super) fn continue_from(
+    device: &Device,
+    step: u64,
+    logits: View,
+    sequences: &mut [Continued<'_, GpuCache>],
+) -> Result<Option<SampleOp>, GpuError> {
+    let [first, others @ ..] = &mut *sequences else {
+        return Ok(None);
+    };
+    let is_alone = others.is_empty();
+    let Some(kind) = SampleKind::of(first.sampling.config) else {
+        return Ok(None);
+    };
+    let states = first.cache.position(device)?;
+    if !is_alone {
+        let lens = sequences.iter().map(|of| (of.cache.len, 1));
+        let table = &sequences[0].cache.batch;
+        let is_filled = table.step.0 == step && table.parts.len() == 1;
+        let rows = table.step.1.iter().map(|of| (of.0, of.1));
+        if !decode::are_alike(sequences) || !is_filled || !rows.eq(lens) {
+            return Ok(None);
+        }
+    }
+    let chosen: Vec<_> = (sequences.iter())
+        .map(|of| (of.last, of.sampling.seed))
+        .collect();
+    let mut penalties = Vec::new();
+    for (i, sequence) in sequences.iter_mut().enumerate() {
+        let Continued {
+            cache, sampling, ..
+        } = sequence;
+        penalties.extend(cache.penalty(device, (i, i), sampling)?);
+        cache.is_forked = Arc::default();
+    }
+    let first = &mut *sequences[0].cache;
+    first.batch.choose(device, &states, &chosen)?;
+    let n = chosen.len();
+    let op = (first.sampling).op(device, logits, (states, n), kind, penalties)?;
+    Ok(Some(op))
 }
 
 impl GpuCache {
@@ -420,22 +493,28 @@ impl GpuCache {
         Ok(buffer)
     }
 
-    /// Makes room for the next step; returns how many steps it lasts for.
+    /// Makes room for the next step; returns how many steps there are pages for.
     pub(super) fn n_steps(
         &mut self,
         device: &Device,
         graph: &mut Graph,
     ) -> Result<usize, GpuError> {
         self.states.prepare(device, graph, self.len)?;
-        let most = most_len(self.len + 1);
-        if self.reserve(device, graph, 1)? {
+        let is_other = self.reserve(device, graph, 1)?;
+        if is_other || self.capacity() - self.len < PAGE_LEN / 2 {
             // As much more as there is anyway, for a sequence that may grow by half.
             let ahead = (self.len / 2).clamp(PAGE_LEN, MOST_STEPS);
-            let end = (self.len + ahead).min(most).div_ceil(PAGE_LEN);
+            let end = (self.len + ahead).div_ceil(PAGE_LEN);
             let more = self.pool.take_free(end.saturating_sub(self.pages.len()));
             self.pages.extend(more);
         }
-        Ok(self.capacity().min(most) - self.len)
+        Ok(self.capacity() - self.len)
+    }
+
+    /// Whether one table can have what changes from step to step of both sequences: layers have no states, which read
+    /// positions of their own, and keys and values are in the same memory.
+    pub(super) fn is_beside(&self, other: &GpuCache) -> bool {
+        self.states.is_empty() && other.states.is_empty() && Arc::ptr_eq(&self.pool, &other.pool)
     }
 
     /// Memory for sampling.
@@ -453,35 +532,6 @@ impl GpuCache {
     ) -> Result<Option<PenaltyOp>, GpuError> {
         let size = (self.len, most_len(self.len + 1));
         self.sampling.penalty(device, size, at, sampling)
-    }
-
-    /// Position and token of the current step, for `last` in it, which the step's sampling updates, so that it can be
-    /// repeated; and the sampling operation, as `sampling` specifies. `None` if there are no kernels for that.
-    pub(super) fn continue_from(
-        &mut self,
-        device: &Device,
-        last: u32,
-        logits: View,
-        sampling: &Sampling<'_>,
-    ) -> Result<Option<(Buffer, SampleOp)>, GpuError> {
-        let Some(kind) = SampleKind::of(sampling.config) else {
-            return Ok(None);
-        };
-        let state = self.position(device)?;
-        device.write(&state, 4, &last.to_ne_bytes())?;
-        let seed = seed_words(sampling.seed).map(u32::to_ne_bytes);
-        device.write(&state, 4 * SEED_AT as u64, seed.as_flattened())?;
-        // Steps change the first two.
-        for changed in [0, 1, SEED_AT, SEED_AT + 1] {
-            self.batch.words[changed] = None;
-        }
-        self.is_forked = Arc::default();
-        let penalties = self
-            .penalty(device, (0, 0), sampling)?
-            .into_iter()
-            .collect();
-        let op = (self.sampling).op(device, logits, (state.clone(), 1), kind, penalties)?;
-        Ok(Some((state, op)))
     }
 
     /// The rotations of the rows of the batch whose first sequence this is, after [`groups`].

@@ -1,7 +1,7 @@
 //! Decoding without the host: the token sampled by a step is the next step's input.
 //!
-//! Commands of a step are submitted several times before the first token is read back. They read their token
-//! and position where the previous step has written them.
+//! Commands of a step, of one sequence or of several, are submitted several times before the first tokens are read back.
+//! They read token and position of each where the previous step has written them.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use sterna_gpu::{Commands, Device, GpuError, ReadRange, Submission};
 use super::GpuCache;
 use super::buffer::room;
 use super::pages::Moves;
-use crate::backend::{BackendError, Decoding, KvCache, Sampled};
+use crate::backend::{BackendError, Continued, Decoding, KvCache, Sampled};
 use crate::sampling::{SamplerConfig, Sampling};
 
 /// Steps that are decoded ahead: rotations of as many positions are computed at once.
@@ -29,6 +29,9 @@ pub(super) const MOST_STEPS: usize = 256;
 
 /// The maximum penalty window: the time it takes grows quadratically.
 const MOST_PENALISED: usize = 4096;
+
+/// Rotations that are computed at once for steps of several sequences.
+const MOST_TOGETHER: usize = 1024;
 
 /// Maximum steps in flight.
 const MOST_UNDER_WAY: usize = 8;
@@ -81,6 +84,29 @@ pub(super) fn steps_from(len: usize, sampling: &Sampling<'_>) -> usize {
     MOST_STEPS
 }
 
+/// How many steps of `sequences` together their rotations are computed for at once.
+pub(super) fn most_steps(n_sequences: usize) -> usize {
+    match n_sequences {
+        0 | 1 => MOST_STEPS,
+        n => (MOST_TOGETHER / n).clamp(1, MOST_STEPS),
+    }
+}
+
+/// Whether a step of all of `sequences` can be repeated: what changes from one to the next is in one table, and they are
+/// sampled for in the same dispatches, with no penalties, which need the tokens of each.
+pub(super) fn are_alike(sequences: &[Continued<'_, GpuCache>]) -> bool {
+    let [first, others @ ..] = sequences else {
+        return false;
+    };
+    let kind = SampleKind::of(first.sampling.config);
+    let is_alike = |of: &Continued<'_, GpuCache>| {
+        of.sampling.window == 0
+            && SampleKind::of(of.sampling.config) == kind
+            && of.cache.is_beside(first.cache)
+    };
+    others.is_empty() || sequences.iter().all(is_alike)
+}
+
 /// How the device samples: for sequences with the same all at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct SampleKind {
@@ -126,14 +152,8 @@ fn state(position: usize, last: u32, row: usize, seed: u64) -> [u32; STATE_LEN] 
     state
 }
 
-/// A sequence that a token is wanted of.
-pub(super) struct Choice<'a> {
-    pub(super) cache: &'a mut GpuCache,
-    pub(super) last: u32,
-    /// Of its logits.
-    pub(super) row: usize,
-    pub(super) sampling: Sampling<'a>,
-}
+/// A sequence that a token is wanted of, and the row of its logits.
+pub(super) type Choice<'a> = (Continued<'a, GpuCache>, usize);
 
 /// Samples a token of each of `choices`, of which there is one at least.
 pub(super) fn sample_together(
@@ -144,17 +164,16 @@ pub(super) fn sample_together(
 ) -> Result<SampleOp, GpuError> {
     let n = choices.len();
     let (mut penalties, mut states) = (Vec::new(), Vec::with_capacity(n));
-    for (member, choice) in choices.iter_mut().enumerate() {
-        let Choice {
+    for (member, (sequence, row)) in choices.iter_mut().enumerate() {
+        let Continued {
             cache,
             last,
-            row,
             sampling,
-        } = choice;
+        } = sequence;
         penalties.extend(cache.penalty(device, (member, *row), sampling)?);
         states.push(state(cache.len(), *last, *row, sampling.seed));
     }
-    let scratch = choices[0].cache.sampling();
+    let scratch = choices[0].0.cache.sampling();
     let memory = room(device, &mut scratch.states, n * STATE_LEN)?;
     let bytes = states
         .as_flattened()
@@ -299,13 +318,13 @@ impl SampleScratch {
 pub(super) struct Steps {
     graph: SharedGraph,
     commands: Arc<Commands>,
-    /// Position and token of the next step.
-    state: Buffer,
+    /// Position and token of each sequence in the next step, [`STATE_LEN`] words each.
+    states: Buffer,
     under_way: VecDeque<Submission>,
-    /// The position that the first of those computes.
-    position: usize,
-    /// The position after the last.
-    end: usize,
+    /// The positions that the first of those computes.
+    positions: Vec<usize>,
+    /// How many steps have results that weren't taken yet, or haven't been submitted.
+    n_left: usize,
     /// Whether layers have states, which steps mustn't overwrite while others share them.
     is_forked: Option<Arc<AtomicBool>>,
     /// Of the memory that they write keys and values to.
@@ -314,23 +333,23 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// The step `commands` for the positions from `position` to `end`, as long as keys and values stay where they are;
+    /// `n_steps` times the step `commands`, the first for `positions`, as long as keys and values stay where they are;
     /// where layers have states, until these are shared.
     pub(super) fn new(
         graph: &SharedGraph,
         commands: Arc<Commands>,
-        state: Buffer,
-        (position, end): (usize, usize),
+        states: Buffer,
+        (positions, n_steps): (Vec<usize>, usize),
         is_forked: Option<Arc<AtomicBool>>,
         moves: Moves,
     ) -> Steps {
         Steps {
             graph: graph.clone(),
             commands,
-            state,
+            states,
             under_way: VecDeque::with_capacity(MOST_UNDER_WAY),
-            position,
-            end,
+            positions,
+            n_left: n_steps,
             is_forked,
             moves,
             pace: TokenRate::default(),
@@ -354,39 +373,47 @@ impl Decoding for Steps {
         &mut self,
         wanted: usize,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Sampled, BackendError>> {
-        let depth = self.pace.depth().min(wanted.max(1));
-        let depth = depth.min(self.end - self.position).min(self.max_depth());
+    ) -> Poll<Result<Option<Vec<Sampled>>, BackendError>> {
+        let depth = self.pace.depth().min(wanted);
+        let depth = depth.min(self.n_left).min(self.max_depth());
+        let n_words = self.positions.len() * STATE_LEN;
         while self.under_way.len() < depth {
             let mut graph = self.graph.lock();
             if self.moves.are_there() {
                 break;
             }
-            let read = ReadRange::of::<u32>(&self.state, 0..2);
+            let read = ReadRange::of::<u32>(&self.states, 0..n_words);
             let submission = graph.run(&self.commands, &[read])?;
             drop(graph);
             self.under_way.push_back(submission);
         }
         let Some(first) = self.under_way.front_mut() else {
-            return Poll::Ready(Ok(Sampled::Over));
+            return Poll::Ready(Ok(None));
         };
         let read = ready!(Pin::new(first).poll(cx));
         self.under_way.pop_front();
         let read = read?;
-        let words = read.first().map_or(&[][..], |bytes| bytes.as_chunks().0);
-        let &[position, id] = words else {
+        let words: &[[u8; 4]] = read.first().map_or(&[], |bytes| bytes.as_chunks().0);
+        if words.len() != n_words {
             return Poll::Ready(Err(BackendError::from(GpuError::Shape {
                 what: "words of a decoded step",
-                expected: 2,
+                expected: n_words as u64,
                 found: words.len() as u64,
             })));
-        };
-        self.position += 1;
-        if u32::from_ne_bytes(position) as usize != self.position {
-            return Poll::Ready(Ok(Sampled::Undecided));
         }
+        self.n_left -= 1;
         self.pace.count();
-        Poll::Ready(Ok(Sampled::Token(u32::from_ne_bytes(id))))
+        let states = words.chunks_exact(STATE_LEN);
+        let sampled = states.zip(&mut self.positions).map(|(state, position)| {
+            *position += 1;
+            let [at, id] = [state[0], state[1]].map(u32::from_ne_bytes);
+            // Where the device is undecided, a sequence stays where it is.
+            match at as usize == *position {
+                true => Sampled::Token(id),
+                false => Sampled::Undecided,
+            }
+        });
+        Poll::Ready(Ok(Some(sampled.collect())))
     }
 }
 

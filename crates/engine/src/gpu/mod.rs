@@ -51,7 +51,6 @@ use crate::backend::{
 };
 use crate::config::LatentConfig;
 use crate::cpu::Activations;
-use crate::sampling::Sampling;
 use crate::stage::Stage;
 
 pub use buffer::GpuBuffer;
@@ -382,11 +381,12 @@ impl Backend for Gpu {
         scale: f32,
         out: &mut GpuBuffer,
     ) -> Result<(), BackendError> {
+        let n_rows = ids.len();
         let ids = out.write_ids(&self.device, ids)?;
-        let out = out.shape(&self.device, ids.n, table.matrix.k())?;
+        let out = out.shape(&self.device, n_rows, table.matrix.k())?;
         self.graph.lock().push(Op::Embed {
             table: table.matrix.clone(),
-            ids: (ids.buffer, 0),
+            ids,
             factor: scale,
             out: out.clone(),
         });
@@ -1073,40 +1073,48 @@ impl Backend for Gpu {
 
     fn max_lookahead(
         &self,
-        cache: &mut GpuCache,
-        sampling: &Sampling<'_>,
+        sequences: &mut [Continued<'_, GpuCache>],
     ) -> Result<usize, BackendError> {
-        let n_steps = decode::steps_from(cache.len(), sampling);
-        if n_steps == 0 {
+        if !decode::are_alike(sequences) {
             return Ok(0);
         }
-        // Copies as memory grows would split the step in two.
-        let room = cache.n_steps(&self.device, &mut self.graph.lock())?;
-        Ok(n_steps.min(room))
+        // Commands are recorded for contexts as long as the longest.
+        let longest = sequences.iter().map(|of| of.cache.len()).max().unwrap_or(0);
+        let most = cache::most_len(longest + 1) - longest;
+        let mut n_steps = most.min(decode::most_steps(sequences.len()));
+        for of in sequences {
+            let can = decode::steps_from(of.cache.len(), &of.sampling);
+            if can == 0 {
+                return Ok(0);
+            }
+            // Copies as memory grows would split the step in two.
+            let room = of.cache.n_steps(&self.device, &mut self.graph.lock())?;
+            n_steps = n_steps.min(can).min(room);
+        }
+        Ok(n_steps)
     }
 
     fn decode(
         &self,
         logits: &mut GpuBuffer,
-        Continued {
-            cache,
-            last,
-            n_steps,
-        }: Continued<'_, GpuCache>,
-        sampling: &Sampling<'_>,
+        sequences: &mut [Continued<'_, GpuCache>],
+        n_steps: usize,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
         let mut graph = self.graph.lock();
-        let logits = logits.view()?.clone();
-        let Some((state, sample)) = cache.continue_from(&self.device, last, logits, sampling)?
-        else {
+        let logits = logits.dense(&self.device, &mut graph)?;
+        let step = graph.step();
+        let Some(sample) = cache::continue_from(&self.device, step, logits, sequences)? else {
             return Ok(None);
         };
-        let positions = (cache.len(), cache.len() + n_steps);
-        let commands = graph.repeatable(&state, sample)?;
-        let (is_forked, moves) = (cache.states(), cache.moves());
-        let steps = commands
-            .map(|commands| Steps::new(&self.graph, commands, state, positions, is_forked, moves));
-        Ok(steps.map(|steps| Box::new(steps) as Box<dyn Decoding>))
+        let states = sample.states.clone();
+        let commands = graph.repeatable(sample)?;
+        let positions: Vec<usize> = sequences.iter().map(|of| of.cache.len()).collect();
+        Ok(commands.zip(sequences.first()).map(|(commands, first)| {
+            let (is_forked, moves) = (first.cache.states(), first.cache.moves());
+            let positions = (positions, n_steps);
+            let steps = Steps::new(&self.graph, commands, states, positions, is_forked, moves);
+            Box::new(steps) as Box<dyn Decoding>
+        }))
     }
 
     fn read_rows(
@@ -1130,20 +1138,10 @@ impl Backend for Gpu {
                     reads.push(ReadRange::of::<f32>(&own.buffer, range));
                     RowsKind::Logits(reads.len() - 1)
                 }
-                RowsWanted::Token {
-                    cache,
-                    last,
-                    sampling,
-                } => {
+                RowsWanted::Token(sequence) => {
                     row += 1;
-                    let position = cache.len() as u32;
-                    let choice = Choice {
-                        cache,
-                        last,
-                        row: first,
-                        sampling,
-                    };
-                    match SampleKind::of(choice.sampling.config) {
+                    let position = sequence.cache.len() as u32;
+                    match SampleKind::of(sequence.sampling.config) {
                         None => RowsKind::Undecided,
                         Some(kind) => {
                             let known = groups.iter().position(|(of, _)| *of == kind);
@@ -1152,7 +1150,7 @@ impl Backend for Gpu {
                                 groups.len() - 1
                             });
                             let members = &mut groups[group].1;
-                            members.push(choice);
+                            members.push((sequence, first));
                             RowsKind::Token {
                                 group,
                                 member: members.len() - 1,

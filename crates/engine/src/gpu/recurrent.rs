@@ -41,7 +41,7 @@ impl Gpu {
     ) -> Result<(), BackendError> {
         let mut graph = self.graph.lock();
         let mut end = 0;
-        for Sequence { cache, n_rows } in sequences {
+        for Sequence { cache, n_rows, .. } in sequences {
             let layer = cache.state(&self.device, &mut graph, stage.layer.unwrap_or(0), n)?;
             let position = cache.position(&self.device)?;
             let part = |first| StateRef {

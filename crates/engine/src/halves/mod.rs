@@ -53,6 +53,7 @@ pub(crate) trait Half<P: Backend> {
             Ok(Sequence {
                 cache: Self::cache(sequence.cache)?,
                 n_rows: sequence.n_rows,
+                n_angles: sequence.n_angles,
             })
         });
         own.collect()

@@ -30,7 +30,6 @@ use crate::config::LatentConfig;
 use crate::cpu::Cpu;
 use crate::gpu::Gpu;
 use crate::halves::{self, Half};
-use crate::sampling::Sampling;
 use crate::stage::Stage;
 use crate::weights::Group;
 
@@ -1080,13 +1079,13 @@ impl Backend for Hybrid {
     /// A GPU decodes on its own only if it has the whole model.
     fn max_lookahead(
         &self,
-        cache: &mut HybridCache,
-        sampling: &Sampling<'_>,
+        sequences: &mut [Continued<'_, HybridCache>],
     ) -> Result<usize, BackendError> {
-        match (&self.gpu, &mut cache.gpu) {
-            (Some(part), Some(cache)) if part.placement().is_whole() => {
-                part.gpu.max_lookahead(cache, sampling)
-            }
+        match &self.gpu {
+            Some(part) if part.placement().is_whole() => match sequences_on_gpu(sequences) {
+                Some(mut sequences) => part.gpu.max_lookahead(&mut sequences),
+                None => Ok(0),
+            },
             _ => Ok(0),
         }
     }
@@ -1094,24 +1093,14 @@ impl Backend for Hybrid {
     fn decode(
         &self,
         logits: &mut HybridBuffer,
-        sequence: Continued<'_, HybridCache>,
-        sampling: &Sampling<'_>,
+        sequences: &mut [Continued<'_, HybridCache>],
+        n_steps: usize,
     ) -> Result<Option<Box<dyn Decoding>>, BackendError> {
-        let Continued {
-            cache,
-            last,
-            n_steps,
-        } = sequence;
-        let (Some(gpu), Some(cache)) = (self.device(), &mut cache.gpu) else {
+        let (Some(gpu), Some(mut sequences)) = (self.device(), sequences_on_gpu(sequences)) else {
             return Ok(None);
         };
-        let sequence = Continued {
-            cache,
-            last,
-            n_steps,
-        };
         // The logits are only inspected, and can still be read afterwards.
-        gpu.decode(self.change_on_gpu(logits)?, sequence, sampling)
+        gpu.decode(self.change_on_gpu(logits)?, &mut sequences, n_steps)
     }
 
     fn read_rows(
@@ -1121,20 +1110,35 @@ impl Backend for Hybrid {
     ) -> Result<PendingRows, BackendError> {
         let wanted = wanted.into_iter().map(|wanted| match wanted {
             RowsWanted::Logits(n_rows) => Ok(RowsWanted::Logits(n_rows)),
-            RowsWanted::Token {
-                cache,
-                last,
-                sampling,
-            } => match &mut cache.gpu {
-                Some(cache) => Ok(RowsWanted::Token {
-                    cache,
-                    last,
-                    sampling,
-                }),
+            RowsWanted::Token(sequence) => match on_gpu(sequence) {
+                Some(sequence) => Ok(RowsWanted::Token(sequence)),
                 None => Err(BackendError::Unsupported("sampling on the CPU")),
             },
         });
         let wanted = wanted.collect::<Result<_, _>>()?;
         self.gpu()?.read_rows(self.change_on_gpu(logits)?, wanted)
     }
+}
+
+/// The part of `sequence` that is on a GPU.
+fn on_gpu<'a>(
+    sequence: Continued<'a, HybridCache>,
+) -> Option<Continued<'a, <Gpu as Backend>::Cache>> {
+    Some(Continued {
+        cache: sequence.cache.gpu.as_mut()?,
+        last: sequence.last,
+        sampling: sequence.sampling,
+    })
+}
+
+/// [`on_gpu`] of each.
+fn sequences_on_gpu<'a>(
+    sequences: &'a mut [Continued<'_, HybridCache>],
+) -> Option<Vec<Continued<'a, <Gpu as Backend>::Cache>>> {
+    let sequences = sequences.iter_mut().map(|of| Continued {
+        cache: &mut *of.cache,
+        last: of.last,
+        sampling: of.sampling,
+    });
+    sequences.map(on_gpu).collect()
 }

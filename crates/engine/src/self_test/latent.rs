@@ -111,6 +111,7 @@ pub(super) async fn attention<B: Backend>(
         let sequence = Sequence {
             cache: &mut cache,
             n_rows: rows,
+            n_angles: rows,
         };
         b.attention(inputs, &mut [sequence], a)?;
         let values = stage(Operation::LatentValues);

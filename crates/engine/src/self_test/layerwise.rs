@@ -82,6 +82,7 @@ pub(super) async fn layers<B: Backend>(
             let sequence = Sequence {
                 cache: &mut cache,
                 n_rows: rows,
+                n_angles: rows,
             };
             b.attention(inputs, &mut [sequence], out)?;
         }

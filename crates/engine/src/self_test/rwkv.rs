@@ -60,6 +60,7 @@ fn step<B: Backend>(
     let sequences = &mut [Sequence {
         cache,
         n_rows: rows,
+        n_angles: rows,
     }];
     let (weight, bias) = (vector(101)?, vector(103)?);
     let mut h = b.buffer();

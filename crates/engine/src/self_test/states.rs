@@ -72,6 +72,7 @@ fn step<B: Backend>(
     let sequences = &mut [Sequence {
         cache,
         n_rows: rows,
+        n_angles: rows,
     }];
     match kind {
         Kind::Convolution => {

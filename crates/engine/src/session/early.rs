@@ -116,6 +116,7 @@ impl<B: Backend> EarlyPrefill<B> {
         let mut sequences = [Sequence {
             cache,
             n_rows: self.ids.len(),
+            n_angles: self.ids.len(),
         }];
         let mut batch = Batch {
             ids: &self.ids,

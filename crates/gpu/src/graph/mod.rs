@@ -203,23 +203,19 @@ impl Graph {
         self.device.submit(&[], reads)
     }
 
-    /// The operations of a whole step of one token, and `sample` after them, as commands that find the token
-    /// in `state`, after the position; `None`, with nothing changed, if the pending operations are something
-    /// else.
+    /// The operations of a whole step of one token of each sequence that `sample` samples for, and that after them, as
+    /// commands that find the tokens in their states; `None`, with nothing changed, if the pending operations are
+    /// something else.
     ///
     /// Errors: as [`Graph::flush`].
-    pub fn repeatable(
-        &mut self,
-        state: &Buffer,
-        sample: SampleOp,
-    ) -> Result<Option<Arc<Commands>>, GpuError> {
-        if !matches!(self.ops.first(), Some(Op::Embed { out, .. }) if out.n_rows == 1) {
+    pub fn repeatable(&mut self, sample: SampleOp) -> Result<Option<Arc<Commands>>, GpuError> {
+        if !matches!(self.ops.first(), Some(Op::Embed { out, .. }) if out.n_rows == sample.n) {
             return Ok(None);
         }
-        // Several tables may be looked up, all for the one token.
+        // Several tables may be looked up, all for the same tokens.
         for op in &mut self.ops {
             if let Op::Embed { ids, .. } = op {
-                *ids = (state.clone(), 1);
+                *ids = sample.ids();
             }
         }
         self.ops.push(Op::Sample(sample));

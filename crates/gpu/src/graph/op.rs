@@ -11,7 +11,7 @@ use crate::kernels::attention::{
 };
 use crate::kernels::elementwise::{self, Activation, Function};
 use crate::kernels::experts;
-use crate::kernels::linear::{self, Choice, Epilogue, Form, Input, Stack};
+use crate::kernels::linear::{self, Choice, Epilogue, Form, Ids, Input, Stack};
 use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
 use crate::kernels::recurrent::{
     self, Mamba, Recurrence, ScanShape, Shift, State, StateLayer, Step, StepWeights, Wkv, Wkv4,
@@ -133,8 +133,7 @@ pub enum Op {
     /// `out[t] ← factor · table[ids[t]]`.
     Embed {
         table: Matrix,
-        /// From which element on.
-        ids: (Buffer, usize),
+        ids: Ids,
         factor: f32,
         out: View,
     },
@@ -675,13 +674,7 @@ pub(super) fn record(
             ids,
             factor,
             out,
-        } => linear::embed(
-            recorder,
-            &table.linear(),
-            (&ids.0, ids.1),
-            *factor,
-            out.of(),
-        ),
+        } => linear::embed(recorder, &table.linear(), ids, *factor, out.of()),
         Op::RmsNorm {
             x,
             norm,

@@ -2,6 +2,7 @@
 
 use super::op::{Shared, View};
 use crate::kernels::attention::Position;
+use crate::kernels::linear::Ids;
 use crate::kernels::output::{
     Draw, MAX_TOP_K, Penalties, STATE_LEN, Samplers, TopK, Weights, penalize, perturb, sample,
     sample_of_all, top_k, weigh,
@@ -76,6 +77,15 @@ pub struct PenaltyOp {
 }
 
 impl SampleOp {
+    /// The tokens in the states.
+    pub(super) fn ids(&self) -> Ids {
+        Ids {
+            buffer: self.states.clone(),
+            offset: 1,
+            stride: STATE_LEN,
+        }
+    }
+
     pub(super) fn record(&self, recorder: &mut Recorder) -> Result<(), GpuError> {
         for penalty in &self.penalties {
             let position = Position {

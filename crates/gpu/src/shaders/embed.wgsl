@@ -2,7 +2,7 @@
 //
 // Agrees with `sterna_kernels::quant::decode_row`, except for products and differences that a device may
 // fuse.
-// Shapes: the table as `floats_*.wgsl` or `codes_*.wgsl` says; ids [m] u32; out rows of k f32.
+// Shapes: the table as `floats_*.wgsl` or `codes_*.wgsl` says; ids u32, each a stride behind the one before; out rows of k f32.
 // Eight elements per invocation; workgroups of 64, as many as a row takes, by rows.
 
 @group(0) @binding(2) var<storage, read> ids: array<u32>;
@@ -15,6 +15,7 @@ struct Params {
     k: u32,
     row_blocks: u32,
     ids_offset: u32,
+    ids_stride: u32,
     out_offset: u32,
     out_stride: u32,
     factor: f32,
@@ -27,7 +28,7 @@ fn main(
     @builtin(workgroup_id) group: vec3<u32>,
 ) {
     let eighth = group.x * 64u + thread;
-    let row = ids[params.ids_offset + group.y] - params.first;
+    let row = ids[params.ids_offset + group.y * params.ids_stride] - params.first;
     // Rows of earlier pieces wrap around to numbers that are too large.
     if row >= params.n || eighth * 8u >= params.k {
         return;

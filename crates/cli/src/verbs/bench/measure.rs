@@ -134,7 +134,7 @@ struct Sequences {
 pub(super) struct Times {
     /// The total, without `alone`.
     pub(super) test: Elapsed,
-    /// The steps of one sequence alone, of which one came before each step of several together.
+    /// The steps of one sequence alone, as many as those of several together.
     pub(super) alone: Option<Elapsed>,
 }
 
@@ -271,33 +271,59 @@ fn time_decoding(session: &mut Session<Device>, ids: &[u32]) -> Result<Times> {
     })
 }
 
-/// Appends `ids` to the sequences `together`, one to each at a time, alternating with steps of `alone`, if
-/// there is one: other load on the machine affects both equally, and neither benefits from weights that the
-/// other has left in a cache more than it would alone. A device that samples also chooses what follows, for each.
+/// Appends `ids` to the sequences `together`, one to each at a time, or what a device that samples has chosen in their place.
+///
+/// Alternates with steps of `alone`, if there is one: other load on the machine affects both equally, and neither benefits
+/// from weights that the other has left in a cache more than it would alone. Steps of `alone` on a device that decodes ahead
+/// come last: it would have the next step of the others in hand.
 fn time_batch(
     together: &mut [Session<Device>],
-    alone: Option<&mut Session<Device>>,
+    mut alone: Option<&mut Session<Device>>,
     ids: &[u32],
 ) -> Result<Times> {
     let n_vocab = together.first().map_or(1, |s| s.model().config().n_vocab);
     let greedy = Sampler::new(SamplerConfig::default(), n_vocab)?;
-    let samplers = vec![Some(&greedy); together.len()];
-    let mut alone = alone.map(std::slice::from_mut);
     let mut times = Times {
         test: Elapsed::default(),
         alone: alone.as_ref().map(|_| Elapsed::default()),
     };
-    for ids in ids.chunks(together.len()) {
+    let mut chosen_alone = None;
+    let mut time_alone = |ids: &[u32]| -> Result<()> {
         if let (Some(alone), Some(total)) = (&mut alone, &mut times.alone) {
-            let watch = Stopwatch::start();
-            Session::decode_together(&mut steps(alone, &ids[..1]), &samplers[..1])?;
-            *total += watch.elapsed();
+            *total += time_step(std::slice::from_mut(alone), &mut chosen_alone, ids, &greedy)?;
         }
-        let watch = Stopwatch::start();
-        Session::decode_together(&mut steps(together, ids), &samplers)?;
-        times.test += watch.elapsed();
+        Ok(())
+    };
+    let (mut chosen, mut left) = (None, Vec::new());
+    for ids in ids.chunks(together.len()) {
+        times.test += time_step(together, &mut chosen, ids, &greedy)?;
+        match chosen {
+            Some(_) => left.push(&ids[..1]),
+            None => time_alone(&ids[..1])?,
+        }
     }
+    left.into_iter().try_for_each(time_alone)?;
     Ok(times)
+}
+
+/// Appends to each of `sessions` the one of `chosen` that follows it, if there are any, else of `ids`; leaves in `chosen` what
+/// the sessions choose.
+fn time_step(
+    sessions: &mut [Session<Device>],
+    chosen: &mut Option<Vec<u32>>,
+    ids: &[u32],
+    greedy: &Sampler,
+) -> Result<Elapsed> {
+    let watch = Stopwatch::start();
+    let ids = chosen.take().unwrap_or_else(|| ids.to_vec());
+    let samplers = vec![Some(greedy); sessions.len()];
+    let decoded = Session::decode_together(&mut steps(sessions, &ids), &samplers)?;
+    let tokens = decoded.into_iter().map(|decoded| match decoded {
+        Decoded::Token(id) => Some(id),
+        Decoded::Logits(_) => None,
+    });
+    *chosen = tokens.collect();
+    Ok(watch.elapsed())
 }
 
 /// A step of each of `sessions`, with one token of `ids`.

@@ -18,14 +18,25 @@ params! {
         k: u32,
         row_blocks: u32,
         ids_offset: u32,
+        ids_stride: u32,
         out_offset: u32,
         out_stride: u32,
         factor: f32,
     }
 }
 
-/// `out[t] ← factor · table[ids[t]]`, with the `u32` ids of the rows of `out` in a buffer from element
-/// `ids_offset` on. An id outside the table leaves its row unchanged.
+/// The ids of rows: `u32`, each `stride` elements behind the one before.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ids {
+    /// Where they are.
+    pub buffer: Buffer,
+    /// The element with the first.
+    pub offset: usize,
+    /// From one to the next.
+    pub stride: usize,
+}
+
+/// `out[t] ← factor · table[ids[t]]`. An id outside the table leaves its row unchanged.
 ///
 /// Errors: [`GpuError::Shape`] if the widths differ, or there are too few ids.
 /// Exactness: that of `sterna_kernels::quant::decode_row`, except for products and differences that a device
@@ -33,14 +44,16 @@ params! {
 pub fn embed(
     recorder: &mut Recorder,
     table: &Linear,
-    (ids, ids_offset): (&Buffer, usize),
+    ids: &Ids,
     factor: f32,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
     out.check("embedding: output")?;
     expect("embedding: width of the output", table.k, out.width)?;
-    let n_ids = ids_offset.saturating_add(out.n_rows);
-    expect_most("embedding: ids", (ids.bytes() / 4) as usize, n_ids)?;
+    let last = out.n_rows.saturating_sub(1).saturating_mul(ids.stride);
+    let words = (ids.buffer.bytes() / 4) as usize;
+    let need = ids.offset.saturating_add(last).saturating_add(1);
+    expect_most("embedding: elements of the ids", words, need)?;
     let shader = match table.kind {
         WeightKind::Ternary => &shader::EMBED_TERNARY,
         WeightKind::Blocks(dtype) => match dtype {
@@ -68,7 +81,8 @@ pub fn embed(
                 begin: piece.begin as u32,
                 k: table.k as u32,
                 row_blocks: row_blocks(table.kind, table.k) as u32,
-                ids_offset: (ids_offset + first) as u32,
+                ids_offset: (ids.offset + first * ids.stride) as u32,
+                ids_stride: ids.stride as u32,
                 out_offset: (out.offset + first * out.stride) as u32,
                 out_stride: out.stride as u32,
                 factor,
@@ -76,7 +90,7 @@ pub fn embed(
             let bindings = [
                 (&piece.codes).into(),
                 (&piece.scales).into(),
-                ids.into(),
+                (&ids.buffer).into(),
                 out.buffer.into(),
             ];
             let grid = [table.k.div_ceil(8 * 64) as u32, n_rows as u32];

@@ -23,7 +23,7 @@ pub(crate) use dispatch::{
     COOP_SUMS_BYTES, LinearParams, has_matrix_units, rounds_itself, settled,
 };
 pub(crate) use embed::EmbedParams;
-pub use embed::embed;
+pub use embed::{Ids, embed};
 pub(crate) use stack::GroupRoutesParams;
 pub use stack::{Choice, Stack, can_choose, choose_and_multiply, multiply_routed};
 
