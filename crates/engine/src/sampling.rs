@@ -51,6 +51,17 @@ pub struct SamplerConfig {
     pub seed: u64,
 }
 
+impl SamplerConfig {
+    /// Whether both are the same but for the seed.
+    pub(crate) fn is_alike(&self, other: &SamplerConfig) -> bool {
+        let seed = other.seed;
+        SamplerConfig {
+            seed,
+            ..self.clone()
+        } == *other
+    }
+}
+
 impl Default for SamplerConfig {
     fn default() -> Self {
         Self {

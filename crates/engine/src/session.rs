@@ -115,6 +115,15 @@ pub struct Step<'a, B: Backend> {
 }
 
 impl<B: Backend> Step<'_, B> {
+    /// The same step, for a while.
+    fn reborrow(&mut self) -> Step<'_, B> {
+        Step {
+            session: &mut *self.session,
+            ids: self.ids,
+            logits: self.logits,
+        }
+    }
+
     /// Tokens whose logits are needed: the last ones.
     fn n_wanted(&self) -> usize {
         match self.logits {
@@ -448,14 +457,7 @@ impl<B: Backend> Session<B> {
         let is_rest = |drawn: &Option<u32>| drawn.is_none();
         let rest = (steps.iter_mut().zip(samplers).zip(&drawn))
             .filter(|(_, drawn)| is_rest(drawn))
-            .map(|((step, sampler), _)| {
-                let step = Step {
-                    session: &mut *step.session,
-                    ids: step.ids,
-                    logits: step.logits,
-                };
-                (step, *sampler)
-            });
+            .map(|((step, sampler), _)| (step.reborrow(), *sampler));
         let (mut rest, of_rest): (Vec<Step<'_, B>>, Vec<_>) = rest.unzip();
         let mut computed = decode_now(&weights, &mut rest, &of_rest).await?.into_iter();
         let decoded = steps
@@ -685,9 +687,21 @@ fn begin<B: Backend>(
     if steps.len() < 2 {
         return Ok(false);
     }
-    match max_lookahead(steps, samplers)? {
+    // Those that are sampled for alike come together.
+    let mut order: Vec<(Step<'_, B>, Option<&Sampler>)> = Vec::with_capacity(steps.len());
+    for (step, sampler) in steps.iter_mut().zip(samplers) {
+        let is_alike = |(_, other): &(_, Option<&Sampler>)| match (other, sampler) {
+            (Some(a), Some(b)) => a.config().is_alike(b.config()),
+            _ => false,
+        };
+        let last = order.iter().rposition(is_alike);
+        let at = last.map_or(order.len(), |last| last + 1);
+        order.insert(at, (step.reborrow(), *sampler));
+    }
+    let (mut steps, samplers): (Vec<_>, Vec<_>) = order.into_iter().unzip();
+    match max_lookahead(&mut steps, &samplers)? {
         0 | 1 => Ok(false),
-        n_steps => decode_ahead(weights, steps, samplers, n_steps),
+        n_steps => decode_ahead(weights, &mut steps, &samplers, n_steps),
     }
 }
 

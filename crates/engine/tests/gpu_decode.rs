@@ -608,6 +608,20 @@ impl Together {
         }
     }
 
+    /// The host goes back to `n` tokens after `prompt`; returns the others.
+    fn take_back(&mut self, prompt: &[u32], n: usize) -> Vec<u32> {
+        let others = self.ids.split_off(n);
+        let (config, n_vocab) = (
+            self.sampler.config().clone(),
+            self.session.model().config().n_vocab,
+        );
+        self.sampler = Sampler::new(config, n_vocab).unwrap();
+        let before = prompt.iter().chain(&self.ids);
+        before.for_each(|&id| self.sampler.accept(id));
+        self.last = self.ids[n - 1];
+        others
+    }
+
     /// The host goes on with `id`.
     fn choose(&mut self, id: u32) {
         self.sampler.accept(id);
@@ -642,23 +656,32 @@ fn decode_together<'a>(sequences: impl IntoIterator<Item = &'a mut Together>) {
 fn several_sequences_are_decoded_ahead() {
     let Some(gpu) = gpu() else { return };
     let model = load(&stories(), gpu.clone());
-    let configs = [
-        SamplerConfig::default(),
-        SamplerConfig {
-            temperature: 0.9,
-            top_k: 40,
-            logit_bias: vec![(7, 2.0)],
-            ..SamplerConfig::default()
-        },
-        SamplerConfig {
-            temperature: 1.0,
-            ..SamplerConfig::default()
-        },
-    ];
-    for config in configs {
-        let config = |seed| SamplerConfig {
-            seed,
-            ..config.clone()
+    let greedy = SamplerConfig::default();
+    let drawn = SamplerConfig {
+        temperature: 0.9,
+        top_k: 40,
+        logit_bias: vec![(7, 2.0)],
+        ..greedy.clone()
+    };
+    let of_all = SamplerConfig {
+        temperature: 1.0,
+        ..greedy.clone()
+    };
+    let penalized = SamplerConfig {
+        repeat_penalty: 1.2,
+        repeat_last_n: 16,
+        ..greedy.clone()
+    };
+    for configs in [
+        [&greedy; 5],
+        [&drawn; 5],
+        [&of_all; 5],
+        [&greedy, &penalized, &drawn, &greedy, &drawn],
+        [&penalized, &of_all, &greedy, &drawn, &penalized],
+    ] {
+        let config = |i: usize| SamplerConfig {
+            seed: i as u64,
+            ..configs[i].clone()
         };
         // Some cross from one page to the next, all of them contexts that commands are recorded for.
         let prompts: Vec<Vec<u32>> = (0..5u32)
@@ -671,11 +694,11 @@ fn several_sequences_are_decoded_ahead() {
         let alone = |i: usize, more: &[u32], n| {
             let prompt = [&prompts[i], more].concat();
             let (mut session, mut sampler) =
-                start(&model, &prompt, &config(i as u64), SessionOptions::new(300));
+                start(&model, &prompt, &config(i), SessionOptions::new(300));
             by_device(&mut session, *prompt.last().unwrap(), &mut sampler, n).0
         };
         let mut all: Vec<Together> = (0..5)
-            .map(|i| Together::new(&model, &prompts[i], &config(i as u64)))
+            .map(|i| Together::new(&model, &prompts[i], &config(i)))
             .collect();
         let mut late = all.pop().unwrap();
         decode_together(&mut all);
@@ -709,15 +732,12 @@ fn several_sequences_are_decoded_ahead() {
             decode_together(all.iter_mut().chain([&mut late]));
             decode_together([&mut fork]);
         }
-        // The host chooses otherwise.
+        // The host chooses otherwise, and takes another back, to compute the same once more.
         let n = all[0].ids.len();
         let other = all[0].ids[n - 1] ^ 1;
-        all[0].ids.pop();
-        all[0].last = other;
-        all[0].ids.push(other);
-        // And takes another back, to compute the same once more.
-        let taken_back = all[1].ids.split_off(20);
-        all[1].last = all[1].ids[19];
+        all[0].take_back(&prompts[0], n - 1);
+        all[0].choose(other);
+        let taken_back = all[1].take_back(&prompts[1], 20);
         all[1].session.truncate(prompts[1].len() - 1 + 20);
         for _ in 0..12 {
             decode_together(all.iter_mut().chain([&mut late]));

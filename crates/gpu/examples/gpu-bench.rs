@@ -834,6 +834,7 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
             to,
         )?;
         let samplers = Samplers {
+            first: 0,
             logits: to,
             states: &state,
             n: 1,

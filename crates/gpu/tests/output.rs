@@ -1,5 +1,7 @@
 //! From logits to tokens.
 
+use std::ops::Range;
+
 use crate::common::{Random, device, devices, floats, run};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::Position;
@@ -32,6 +34,7 @@ fn one<'a>(logits: &'a Buffer, width: usize, states: &'a Buffer) -> Samplers<'a>
     Samplers {
         logits: Rows::new(logits, 1, width),
         states,
+        first: 0,
         n: 1,
     }
 }
@@ -419,19 +422,28 @@ fn sequences_are_sampled_together_as_each_alone() {
             let logits = device.upload(&rows).unwrap();
             let states = members.map(|(row, position, seed)| state(position, row, seed));
             let memory = device.upload(states.as_flattened()).unwrap();
-            let samplers = Samplers {
+            let samplers = |members: Range<usize>| Samplers {
                 logits: Rows {
                     stride,
                     ..Rows::new(&logits, 6, n_vocab)
                 },
                 states: &memory,
+                first: members.start,
                 n: members.len(),
             };
             // There may be room for more.
             let room = TopK::new(device, n_vocab, k, 7).unwrap();
             let weights = Weights::new(device, n_vocab, 6).unwrap();
+            // Those behind others have the same room after them.
+            let parts = if k == 40 {
+                vec![0..5]
+            } else {
+                vec![0..2, 2..5]
+            };
             run_all(device, |r| {
-                record(r, samplers, method, &draw, (&room, &weights), None)
+                parts.into_iter().try_for_each(|part| {
+                    record(r, samplers(part), method, &draw, (&room, &weights), None)
+                })
             });
             let after: Vec<u32> = device
                 .read(&memory, 0..states.as_flattened().len())

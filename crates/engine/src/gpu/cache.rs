@@ -287,48 +287,48 @@ pub(super) fn groups(
     groups.collect()
 }
 
-/// The sampling operation for `sequences`, whose `logits`, a row of each, the current step computes. Positions and tokens of
-/// the step are in the operation's states, which it updates, so that the step can be repeated. `None` if there are no kernels
+/// The sampling operations for `sequences`, whose `logits`, a row of each, the current step computes. Positions and tokens of
+/// the step are in the operations' states, which they update, so that the step can be repeated. None if there are no kernels
 /// for that, or the step isn't one of these sequences alone.
 pub(super) fn continue_from(
     device: &Device,
     step: u64,
-    logits: View,
+    logits: &View,
     sequences: &mut [Continued<'_, GpuCache>],
-) -> Result<Option<SampleOp>, GpuError> {
-    let [first, others @ ..] = &mut *sequences else {
-        return Ok(None);
-    };
-    let is_alone = others.is_empty();
-    let Some(kind) = SampleKind::of(first.sampling.config) else {
-        return Ok(None);
+) -> Result<Vec<SampleOp>, GpuError> {
+    let Some(first) = sequences.first_mut() else {
+        return Ok(Vec::new());
     };
     let states = first.cache.position(device)?;
-    if !is_alone {
-        let lens = sequences.iter().map(|of| (of.cache.len, 1));
-        let table = &sequences[0].cache.batch;
-        let is_filled = table.step.0 == step && table.parts.len() == 1;
-        let rows = table.step.1.iter().map(|of| (of.0, of.1));
-        if !decode::are_alike(sequences) || !is_filled || !rows.eq(lens) {
-            return Ok(None);
-        }
+    let table = &sequences[0].cache.batch;
+    let lens = sequences.iter().map(|of| (of.cache.len, 1));
+    let rows = table.step.1.iter().map(|of| (of.0, of.1));
+    let is_filled = table.step.0 == step && table.parts.len() == 1 && rows.eq(lens);
+    // That of a single sequence has all that its layers read, be they without attention.
+    if !decode::are_alike(sequences) || sequences.len() > 1 && !is_filled {
+        return Ok(Vec::new());
     }
-    let chosen: Vec<_> = (sequences.iter())
-        .map(|of| (of.last, of.sampling.seed))
-        .collect();
-    let mut penalties = Vec::new();
-    for (i, sequence) in sequences.iter_mut().enumerate() {
+    let chosen = sequences.iter().map(|of| (of.last, of.sampling.seed));
+    let chosen: Vec<_> = chosen.collect();
+    (sequences[0].cache.batch).choose(device, &states, &chosen)?;
+    let mut samples = Vec::new();
+    for run in decode::runs(sequences) {
+        let mut penalties = Vec::new();
+        for (i, of) in run.clone().zip(&mut sequences[run.clone()]) {
+            penalties.extend(of.cache.penalty(device, (i, i), &of.sampling)?);
+            of.cache.is_forked = Arc::default();
+        }
         let Continued {
             cache, sampling, ..
-        } = sequence;
-        penalties.extend(cache.penalty(device, (i, i), sampling)?);
-        cache.is_forked = Arc::default();
+        } = &mut sequences[run.start];
+        let Some(kind) = SampleKind::of(sampling.config) else {
+            return Ok(Vec::new());
+        };
+        let states = (states.clone(), run);
+        let op = (cache.sampling).op(device, logits.clone(), states, kind, penalties)?;
+        samples.push(op);
     }
-    let first = &mut *sequences[0].cache;
-    first.batch.choose(device, &states, &chosen)?;
-    let n = chosen.len();
-    let op = (first.sampling).op(device, logits, (states, n), kind, penalties)?;
-    Ok(Some(op))
+    Ok(samples)
 }
 
 impl GpuCache {

@@ -4,6 +4,7 @@
 //! They read token and position of each where the previous step has written them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,19 +93,30 @@ pub(super) fn most_steps(n_sequences: usize) -> usize {
     }
 }
 
-/// Whether a step of all of `sequences` can be repeated: what changes from one to the next is in one table, and they are
-/// sampled for in the same dispatches, with no penalties, which need the tokens of each.
+/// The most [`runs`] that are sampled for ahead: each takes dispatches of its own.
+const MOST_RUNS: usize = 8;
+
+/// Whether a step of all of `sequences` can be repeated: what changes from one to the next is in one table.
 pub(super) fn are_alike(sequences: &[Continued<'_, GpuCache>]) -> bool {
     let [first, others @ ..] = sequences else {
         return false;
     };
-    let kind = SampleKind::of(first.sampling.config);
-    let is_alike = |of: &Continued<'_, GpuCache>| {
-        of.sampling.window == 0
-            && SampleKind::of(of.sampling.config) == kind
-            && of.cache.is_beside(first.cache)
-    };
-    others.is_empty() || sequences.iter().all(is_alike)
+    let is_beside = |of: &Continued<'_, GpuCache>| of.cache.is_beside(first.cache);
+    others.is_empty() || sequences.iter().all(is_beside) && runs(sequences).len() <= MOST_RUNS
+}
+
+/// Adjacent sequences that are sampled for in the same dispatches: those with penalties, which need the tokens of each, are
+/// alone.
+pub(super) fn runs(sequences: &[Continued<'_, GpuCache>]) -> Vec<Range<usize>> {
+    let kind = |of: &Continued<'_, GpuCache>| SampleKind::of(of.sampling.config);
+    let is_plain = |of: &Continued<'_, GpuCache>| of.sampling.window == 0;
+    let mut first = 0;
+    let runs = sequences.chunk_by(|a, b| is_plain(a) && is_plain(b) && kind(a) == kind(b));
+    let ranges = runs.map(|run| {
+        first += run.len();
+        first - run.len()..first
+    });
+    ranges.collect()
 }
 
 /// How the device samples: for sequences with the same all at once.
@@ -180,7 +192,7 @@ pub(super) fn sample_together(
         .iter()
         .flat_map(|word| word.to_ne_bytes());
     device.write(&memory, 0, &bytes.collect::<Vec<u8>>())?;
-    scratch.op(device, logits.clone(), (memory, n), kind, penalties)
+    scratch.op(device, logits.clone(), (memory, 0..n), kind, penalties)
 }
 
 /// Memory for sampling, reused with a sequence.
@@ -196,12 +208,12 @@ pub(super) struct SampleScratch {
 }
 
 impl SampleScratch {
-    /// The sampling operation for `n` sequences with these states.
+    /// The sampling operation for the sequences `run` of those with these states.
     pub(super) fn op(
         &mut self,
         device: &Device,
         logits: View,
-        (states, n): (Buffer, usize),
+        (states, run): (Buffer, Range<usize>),
         kind: SampleKind,
         penalties: Vec<PenaltyOp>,
     ) -> Result<SampleOp, GpuError> {
@@ -210,6 +222,7 @@ impl SampleScratch {
             temperature,
             draw,
         } = kind;
+        let n = run.len();
         let best = match self.best.take() {
             Some(best) if best.k() == method.k() && best.n_samplers() >= n => best,
             _ => Shared::new(TopK::new(device, logits.width, method.k(), n)?),
@@ -223,8 +236,9 @@ impl SampleScratch {
         (self.best, self.weights) = (Some(best.clone()), weights.clone());
         Ok(SampleOp {
             logits,
-            n,
             states,
+            first: run.start,
+            n,
             method,
             temperature,
             draw,

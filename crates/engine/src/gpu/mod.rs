@@ -1090,6 +1090,11 @@ impl Backend for Gpu {
             // Copies as memory grows would split the step in two.
             let room = of.cache.n_steps(&self.device, &mut self.graph.lock())?;
             n_steps = n_steps.min(can).min(room);
+            if of.sampling.window > 0 {
+                // There is room for as many tokens.
+                let len = of.cache.len();
+                n_steps = n_steps.min(cache::most_len(len + 1) - len);
+            }
         }
         Ok(n_steps)
     }
@@ -1103,11 +1108,11 @@ impl Backend for Gpu {
         let mut graph = self.graph.lock();
         let logits = logits.dense(&self.device, &mut graph)?;
         let step = graph.step();
-        let Some(sample) = cache::continue_from(&self.device, step, logits, sequences)? else {
+        let samples = cache::continue_from(&self.device, step, &logits, sequences)?;
+        let Some(states) = samples.first().map(|sample| sample.states.clone()) else {
             return Ok(None);
         };
-        let states = sample.states.clone();
-        let commands = graph.repeatable(sample)?;
+        let commands = graph.repeatable(samples)?;
         let positions: Vec<usize> = sequences.iter().map(|of| of.cache.len()).collect();
         Ok(commands.zip(sequences.first()).map(|(commands, first)| {
             let (is_forked, moves) = (first.cache.states(), first.cache.moves());

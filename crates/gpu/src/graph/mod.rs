@@ -203,22 +203,29 @@ impl Graph {
         self.device.submit(&[], reads)
     }
 
-    /// The operations of a whole step of one token of each sequence that `sample` samples for, and that after them, as
-    /// commands that find the tokens in their states; `None`, with nothing changed, if the pending operations are
-    /// something else.
+    /// The operations of a whole step of one token of each sequence, and `samples` after them, which sample for all in
+    /// order, as commands that find the tokens in the states of the sequences; `None`, with nothing changed, if the pending
+    /// operations are something else.
     ///
     /// Errors: as [`Graph::flush`].
-    pub fn repeatable(&mut self, sample: SampleOp) -> Result<Option<Arc<Commands>>, GpuError> {
-        if !matches!(self.ops.first(), Some(Op::Embed { out, .. }) if out.n_rows == sample.n) {
-            return Ok(None);
-        }
+    pub fn repeatable(
+        &mut self,
+        samples: Vec<SampleOp>,
+    ) -> Result<Option<Arc<Commands>>, GpuError> {
+        let n: usize = samples.iter().map(|sample| sample.n).sum();
+        let tokens = match (self.ops.first(), samples.first()) {
+            (Some(Op::Embed { out, .. }), Some(sample)) if out.n_rows == n => {
+                sample.tokens_of_all()
+            }
+            _ => return Ok(None),
+        };
         // Several tables may be looked up, all for the same tokens.
         for op in &mut self.ops {
             if let Op::Embed { ids, .. } = op {
-                *ids = sample.ids();
+                *ids = tokens.clone();
             }
         }
-        self.ops.push(Op::Sample(sample));
+        self.ops.extend(samples.into_iter().map(Op::Sample));
         self.commands().map(Some)
     }
 

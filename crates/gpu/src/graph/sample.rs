@@ -41,10 +41,12 @@ impl SampleMethod {
 pub struct SampleOp {
     /// Rows, among which are those of each sequence.
     pub logits: View,
+    /// Their states, among others, as [`Samplers::states`].
+    pub states: Buffer,
+    /// The number of the first of them.
+    pub first: usize,
     /// How many sequences there are.
     pub n: usize,
-    /// Their states, as [`Samplers::states`].
-    pub states: Buffer,
     /// The set of tokens to sample from.
     pub method: SampleMethod,
     /// Divides logits before Gumbel noise is added.
@@ -64,7 +66,7 @@ pub struct SampleOp {
 /// Penalties and biases of a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PenaltyOp {
-    /// Its number among those that are sampled for.
+    /// The number of its state.
     pub member: usize,
     /// The row of its logits.
     pub row: usize,
@@ -77,8 +79,8 @@ pub struct PenaltyOp {
 }
 
 impl SampleOp {
-    /// The tokens in the states.
-    pub(super) fn ids(&self) -> Ids {
+    /// The tokens in the states of all, also of those that others sample for.
+    pub(super) fn tokens_of_all(&self) -> Ids {
         Ids {
             buffer: self.states.clone(),
             offset: 1,
@@ -106,6 +108,7 @@ impl SampleOp {
         let samplers = Samplers {
             logits: self.logits.of(),
             states: &self.states,
+            first: self.first,
             n: self.n,
         };
         let (draw, best, weights) = (&self.draw, &*self.best, self.weights.as_deref());

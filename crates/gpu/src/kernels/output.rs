@@ -23,8 +23,10 @@ pub const STATE_LEN: usize = 8;
 pub struct Samplers<'a> {
     /// Rows of logits, among which are those of each.
     pub logits: Rows<'a>,
-    /// The state of each, `[n, STATE_LEN]`.
+    /// The states of these, among others: `[n_states, STATE_LEN]`.
     pub states: &'a Buffer,
+    /// The number of the first of them.
+    pub first: usize,
     /// How many there are.
     pub n: usize,
 }
@@ -34,13 +36,18 @@ impl Samplers<'_> {
     fn check(&self, n_results: usize) -> Result<(), GpuError> {
         self.logits.check("sampling: logits")?;
         let n_states = (self.states.bytes() / 4) as usize / STATE_LEN;
-        expect_most("sampling: states", n_states, self.n)?;
+        expect_most(
+            "sampling: states",
+            n_states,
+            self.first.saturating_add(self.n),
+        )?;
         expect_most("sampling: sequences", n_results, self.n)
     }
 }
 
 params! {
     TopKParams {
+        sampler: u32,
         n: u32,
         offset: u32,
         stride: u32,
@@ -117,6 +124,7 @@ pub fn top_k(recorder: &mut Recorder, samplers: Samplers<'_>, into: &TopK) -> Re
         let room = (round.bytes() / 8) as usize;
         expect_most("top-k: logits", room, groups * into.k * into.n)?;
         let params = TopKParams {
+            sampler: samplers.first as u32,
             n: n as u32,
             offset: logits.offset as u32,
             stride: logits.stride as u32,
@@ -220,6 +228,7 @@ pub struct Draw {
 
 params! {
     PerturbParams {
+        sampler: u32,
         n: u32,
         offset: u32,
         stride: u32,
@@ -240,6 +249,7 @@ pub fn perturb(
     samplers.check(samplers.n)?;
     let logits = samplers.logits;
     let params = PerturbParams {
+        sampler: samplers.first as u32,
         n: logits.width as u32,
         offset: logits.offset as u32,
         stride: logits.stride as u32,
@@ -282,6 +292,7 @@ impl Weights {
 
 params! {
     WeighParams {
+        sampler: u32,
         n: u32,
         offset: u32,
         stride: u32,
@@ -303,6 +314,7 @@ pub fn weigh(
     let logits = samplers.logits;
     expect("weights: sums", into.n_sums, logits.width.div_ceil(TILE))?;
     let params = WeighParams {
+        sampler: samplers.first as u32,
         n: logits.width as u32,
         offset: logits.offset as u32,
         stride: logits.stride as u32,
@@ -319,6 +331,7 @@ pub fn weigh(
 
 params! {
     SampleParams {
+        sampler: u32,
         k: u32,
         capacity: u32,
         of_all: u32,
@@ -376,6 +389,7 @@ fn sample_with(
     let tokens = tokens.filter(|_| samplers.n == 1);
     let capacity = tokens.map_or(0, |tokens| tokens.bytes() / 4);
     let params = SampleParams {
+        sampler: samplers.first as u32,
         k: best.k as u32,
         capacity: capacity.min(u64::from(u32::MAX)) as u32,
         of_all: u32::from(of_all),

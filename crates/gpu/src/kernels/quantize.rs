@@ -1,12 +1,11 @@
 //! Activations quantized to int8, as integer weights need them.
 
-use super::linear::COOP_SUMS_BYTES;
+use super::linear::{COOP_SUMS_BYTES, LEAST_COOP_TRITS};
 use super::norm::workgroup;
 use super::{Rows, fold};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::shader::{DEQUANTIZE, QUANTIZE, params};
-use crate::tuning::RowClass;
 use crate::{Device, GpuError, Recorder};
 
 /// How many activations share a scale.
@@ -46,7 +45,7 @@ impl QuantizedRows {
     pub fn new(device: &Device, most_rows: usize, most_width: usize) -> Result<Self, GpuError> {
         let padded = most_width.next_multiple_of(PADDING) as u64;
         let bytes = padded.saturating_mul(most_rows as u64);
-        let scratch = match device.has_matrix_units() && RowClass::of(most_rows) == RowClass::Many {
+        let scratch = match device.has_matrix_units() && most_rows >= LEAST_COOP_TRITS {
             true => device.buffer("scratch of products", COOP_SUMS_BYTES as u64)?,
             false => device.nothing()?,
         };

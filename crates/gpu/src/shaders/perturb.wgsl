@@ -9,6 +9,7 @@
 @group(0) @binding(1) var<storage, read> states: array<u32>;
 
 struct Params {
+    sampler: u32,
     n: u32,
     offset: u32,
     stride: u32,

@@ -15,6 +15,7 @@
 @group(0) @binding(3) var<storage, read_write> tokens: array<u32>;
 
 struct Params {
+    sampler: u32,
     k: u32,
     capacity: u32,
     // 1 if tokens beyond the candidates may be kept.
@@ -97,7 +98,7 @@ fn main(
         let is_number = (best[first].x & 0x7fffffffu) < 0x7f800000u;
         if within && is_number {
             let id = best[first + select(min(atomicLoad(&chosen), atomicLoad(&kept)), 0u, greedy)].y;
-            let at = 8u * group.x;
+            let at = 8u * (params.sampler + group.x);
             states[at] = position + 1u;
             states[at + 1u] = id;
             if position + 1u < params.capacity {

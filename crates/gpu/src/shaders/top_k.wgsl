@@ -13,6 +13,7 @@ override FIRST: u32 = 1u;
 @group(0) @binding(2) var<storage, read_write> best: array<vec2<u32>>;
 
 struct Params {
+    sampler: u32,
     n: u32,
     offset: u32,
     stride: u32,

@@ -9,6 +9,7 @@
 @group(0) @binding(2) var<storage, read_write> sums: array<vec2<f32>>;
 
 struct Params {
+    sampler: u32,
     n: u32,
     offset: u32,
     stride: u32,

@@ -29,6 +29,10 @@ pub(super) const COOP_FEW_TILE: usize = 64;
 const ENOUGH_COOP_PARTS: usize = 256;
 const LEAST_COOP_CHUNKS: usize = 4;
 
+/// Trits are multiplied by cooperative matrices with this many rows of activations or more. Blocks, which take few rows
+/// faster, are with more than [`GEMV_TOKENS`].
+pub(crate) const LEAST_COOP_TRITS: usize = 5;
+
 /// Bytes of the sums of all parts at most.
 pub(crate) const COOP_SUMS_BYTES: usize = ENOUGH_COOP_PARTS * COOP_FEW_TILE * COOP_FEW_TILE * 4;
 
@@ -450,13 +454,19 @@ pub(super) fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
         .unwrap_or_else(|| w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || w.k <= WIDE))
 }
 
+/// Whether a product of `w` and `n_rows` rows of activations is computed in tiles of them.
+fn is_tiled(device: &Device, config: LaunchConfig, w: &Linear, n_rows: usize) -> bool {
+    let few_trits = w.kind == WeightKind::Ternary && n_rows >= LEAST_COOP_TRITS;
+    RowClass::of(n_rows) == RowClass::Many || few_trits && by_matrix_units(device, config, w)
+}
+
 /// Whether every workgroup of the product should quantize the rows `x` for itself: if they are few, if vectors and
 /// shared memory permit, and if it pays.
 pub(crate) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
     let config = recorder.tuning().config(&w.product(x.n_rows));
     // Blocks, which have a step for each run, take longer.
     let few = match w.kind {
-        WeightKind::Ternary => x.n_rows <= GEMV_TOKENS,
+        WeightKind::Ternary => !is_tiled(recorder.device(), config, w, x.n_rows),
         WeightKind::Blocks(_) => x.n_rows == 1,
     };
     few && pays_to_round(config, w) && can_round_rows(recorder, w.k, x, x.n_rows, 0)
@@ -572,7 +582,7 @@ pub(super) fn multiply(
         let mut bindings = vec![(&piece.codes).into(), (&piece.scales).into()];
         bindings.extend_from_slice(&inputs);
         bindings.push(out.buffer.into());
-        if RowClass::of(out.n_rows) == RowClass::Many {
+        if is_tiled(recorder.device(), config, w, out.n_rows) {
             if let (Some(coop), Source::Stored(x)) = (&kernels.coop, &source) {
                 let launch = CoopLaunch::of(piece.n, w.k, out.n_rows);
                 let given = (&constants[..], &bindings[..], Binding::from(&x.scratch));

@@ -20,7 +20,7 @@ use crate::{Device, GpuError, Recorder};
 pub use crate::WeightKind;
 use dispatch::Source;
 pub(crate) use dispatch::{
-    COOP_SUMS_BYTES, LinearParams, has_matrix_units, rounds_itself, settled,
+    COOP_SUMS_BYTES, LEAST_COOP_TRITS, LinearParams, has_matrix_units, rounds_itself, settled,
 };
 pub(crate) use embed::EmbedParams;
 pub use embed::{Ids, embed};
