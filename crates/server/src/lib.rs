@@ -60,7 +60,9 @@ use model::ModelText;
 pub use api::{Keys, KeysError};
 pub use engine::{CacheFolder, EngineOptions};
 pub use model::Served;
-pub use settings::{CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, PARALLEL, QUEUE, Settings, Sign};
+pub use settings::{
+    CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, PARALLEL, PARALLEL_ON_GPU, QUEUE, Settings, Sign,
+};
 pub use signal::{Signal, SignalLimits};
 pub use trace::{Span, Trace, Tracer};
 

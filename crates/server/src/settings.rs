@@ -57,6 +57,8 @@ pub struct Settings {
 
 /// Answers at once unless another number is chosen: what a step of a small machine shares well.
 pub const PARALLEL: usize = 8;
+/// The same on a GPU, whose steps take little longer with more.
+pub const PARALLEL_ON_GPU: usize = 32;
 /// Requests that may wait.
 pub const QUEUE: usize = 64;
 /// Bytes of the cache.

@@ -17,8 +17,8 @@ use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_engine::plan::PlanOptions;
 use sterna_server::{
-    CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, Models, PARALLEL, QUEUE,
-    Served, Server, Settings, Sign, Signal, SignalLimits,
+    CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, Models, PARALLEL,
+    PARALLEL_ON_GPU, QUEUE, Served, Server, Settings, Sign, Signal, SignalLimits,
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
@@ -50,7 +50,7 @@ pub(super) struct ApiFlags {
     #[arg(long)]
     pub(super) no_pages: bool,
 
-    /// Answers of an engine at once; others wait [default: 8]
+    /// Answers of an engine at once; others wait [default: 8, on a GPU 32]
     #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_PARALLEL")]
     parallel: Option<NonZero<usize>>,
 
@@ -243,6 +243,8 @@ pub(super) struct Chosen {
     receipts: bool,
     /// Something about the API was asked for.
     is_asked: bool,
+    /// How many answers run at once isn't a default.
+    is_parallel_chosen: bool,
 }
 
 impl ApiFlags {
@@ -319,6 +321,7 @@ impl ApiFlags {
             allow_anyone,
             signal: self.signal || file.signal.unwrap_or(false),
             receipts,
+            is_parallel_chosen: parallel.is_some(),
             settings: Settings {
                 engine: EngineOptions {
                     parallel: parallel.map_or(PARALLEL, NonZero::get),
@@ -584,6 +587,9 @@ impl Chosen {
                     } = SchedulerOptions::gpu();
                     settings.engine.chunk = chunk;
                     settings.engine.chunk_beside = chunk_beside;
+                    if !self.is_parallel_chosen {
+                        settings.engine.parallel = PARALLEL_ON_GPU;
+                    }
                 } else if std::mem::take(&mut settings.engine.host_bytes) > 0 {
                     output::note(
                         "cache-host-memory: models are on the CPU, where cache-memory is that",

@@ -6,15 +6,15 @@
 // Activations over it are f16, over the range that coop_sums_blocks.wgsl says.
 const SHRINK: f32 = 64.0;
 
-const TURNS: u32 = 1u;
+// Turns of 64 columns: as many as there are registers for.
+override TURNS: u32 = select(1u, 2u, TOKENS == 32u);
 
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 
-// 64 columns: half of a row of weights, and a quarter of a token's, or of two.
+// Of the columns of each turn half of a row of weights, and a quarter of a token's, or of two in a single turn.
 struct Chunk {
-    w: array<vec4<u32>, 4>,
-    x: array<vec4<f32>, 4>,
-    y: array<vec4<f32>, 4>,
+    w: array<vec4<u32>, 8>,
+    x: array<vec4<f32>, 8>,
 }
 
 // Rows of activations from `token` on.
@@ -32,7 +32,7 @@ fn tile_of(group: vec3<u32>) -> Tile {
 }
 
 fn chunks_of(tile: Tile) -> vec2<u32> {
-    return vec2<u32>(0u, (params.row_blocks + 1u) / 2u);
+    return vec2<u32>(0u, (params.row_blocks + 2u * TURNS - 1u) / (2u * TURNS));
 }
 
 // The row of activations of a line of the tile; beyond the last, any.
@@ -53,43 +53,47 @@ fn put_line(tile: Tile, line: u32, row: u32, sums: vec2<f32>) {
     }
 }
 
-fn fetch_x(token: u32, quarter: u32) -> array<vec4<f32>, 4> {
-    return array<vec4<f32>, 4>(
-        x_at(token, quarter),
-        x_at(token, quarter + 1u),
-        x_at(token, quarter + 2u),
-        x_at(token, quarter + 3u),
-    );
-}
-
 fn fetch(tile: Tile, thread: u32, row0: u32, chunk: u32) -> Chunk {
+    let stored = stored_row(row0 + thread / 2u) * params.row_blocks * 4u;
+    let tokens = vec2<u32>(row_of(tile, thread / 4u), row_of(tile, thread / 4u + 32u));
     var next: Chunk;
-    let eighth = chunk * 8u + thread % 2u * 4u;
-    // Zeros beyond the row's end.
-    if eighth < params.row_blocks * 4u {
-        let first = stored_row(row0 + thread / 2u) * params.row_blocks * 4u + eighth;
+    for (var turn = 0u; turn < TURNS; turn++) {
+        let columns = chunk * TURNS + turn;
+        let eighth = columns * 8u + thread % 2u * 4u;
+        // Zeros beyond the row's end.
+        if eighth < params.row_blocks * 4u {
+            for (var i = 0u; i < 4u; i++) {
+                next.w[4u * turn + i] = codes[stored + eighth + i];
+            }
+        }
+        let quarter = columns * 16u + thread % 4u * 4u;
         for (var i = 0u; i < 4u; i++) {
-            next.w[i] = codes[first + i];
+            next.x[4u * turn + i] = x_at(tokens.x, quarter + i);
         }
     }
-    let quarter = chunk * 16u + thread % 4u * 4u;
-    next.x = fetch_x(row_of(tile, thread / 4u), quarter);
     if TOKENS == 64u {
-        next.y = fetch_x(row_of(tile, thread / 4u + 32u), quarter);
+        let quarter = chunk * 16u + thread % 4u * 4u;
+        for (var i = 0u; i < 4u; i++) {
+            next.x[4u + i] = x_at(tokens.y, quarter + i);
+        }
     }
     return next;
 }
 
+// The columns of the first turn; those of the next become the first.
 fn stage(thread: u32, now: Chunk) -> Chunk {
     let to_w = thread / 2u * 18u + thread % 2u * 8u;
     let to_x = thread / 4u * 18u + thread % 4u * 4u;
+    var later = now;
     for (var i = 0u; i < 4u; i++) {
         tile_w[to_w + 2u * i] = vec4<f16>(pair_of(now.w[i].x), pair_of(now.w[i].y));
         tile_w[to_w + 2u * i + 1u] = vec4<f16>(pair_of(now.w[i].z), pair_of(now.w[i].w));
         tile_x[to_x + i] = vec4<f16>(now.x[i] / SHRINK);
         if TOKENS == 64u {
-            tile_x[to_x + 576u + i] = vec4<f16>(now.y[i] / SHRINK);
+            tile_x[to_x + 576u + i] = vec4<f16>(now.x[4u + i] / SHRINK);
         }
+        later.w[i] = now.w[4u + i];
+        later.x[i] = now.x[4u + i];
     }
-    return now;
+    return later;
 }
