@@ -51,7 +51,7 @@ pub use ternary::{TernaryMatrix, TernaryPacking};
 use crate::Exec;
 use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
-use activations::{QuantizedRows, Scaling};
+use activations::{Order, QuantizedRows, Scaling};
 use float::rounding::{FloatRows, Precision};
 
 /// A weight matrix `[n, k]`.
@@ -302,6 +302,24 @@ fn begin(
     scratch.prepare(exec, x, k, outputs.iter().map(|(w, _)| *w))
 }
 
+/// A matrix, its activations, and where the products go.
+struct Target<'a, 'w> {
+    w: Matrix<'w>,
+    scratch: &'a Scratch,
+    out: Columns<'a>,
+}
+
+impl Target<'_, '_> {
+    /// Whether adjacent tasks are faster as one. Kernels that read rows once for every few rows of activations find the rows
+    /// of a small task in a cache; those for AMX have several panels share activations.
+    fn is_joined(&self) -> bool {
+        match self.w.form() {
+            Form::Int8(scaling) => self.scratch.quantized(scaling).tiles().order() != Order::Quads,
+            Form::Float(_) | Form::RoundedF32 => false,
+        }
+    }
+}
+
 /// Computes the products of batches whose activations are prepared, each with its outputs.
 fn run<'a, 'w: 'a, 'o: 'a>(
     exec: &Exec,
@@ -318,13 +336,14 @@ fn run<'a, 'w: 'a, 'o: 'a>(
                 tasks.push((targets.len(), start..w.n().min(start + rows)));
             }
             let (n, out) = (w.n(), SharedSlice::new(out));
-            targets.push((*w, scratch, Columns { out, n }));
+            let (w, out) = (*w, Columns { out, n });
+            targets.push(Target { w, scratch, out });
         }
     }
     // Experts are others for each token, and more rows take longer than what is between their products.
     match n_batches {
-        1 if targets.iter().all(|(w, _, out)| out.len() == w.n()) => {
-            (exec.lookahead).begin(targets.iter().map(|(w, ..)| Part {
+        1 if targets.iter().all(|of| of.out.len() == of.w.n()) => {
+            (exec.lookahead).begin(targets.iter().map(|Target { w, .. }| Part {
                 address: w.bytes().as_ptr().addr(),
                 len: w.bytes().len(),
                 per_task: rows_per_task(w, 1) * w.row_bytes(),
@@ -333,11 +352,10 @@ fn run<'a, 'w: 'a, 'o: 'a>(
         _ => exec.lookahead.skip(),
     }
     exec.pool.for_ranges(tasks.len(), 1, |range| {
-        // Adjacent rows together: what kernels make of activations and weights lasts for longer.
-        for adjacent in tasks[range].chunk_by(|(i, _), (j, _)| i == j) {
+        for adjacent in tasks[range].chunk_by(|(i, _), (j, _)| i == j && targets[*i].is_joined()) {
             let (i, Range { start, .. }) = &adjacent[0];
             let (_, Range { end, .. }) = &adjacent[adjacent.len() - 1];
-            let (w, scratch, out) = &targets[*i];
+            let Target { w, scratch, out } = &targets[*i];
             multiply(exec, w, *start..*end, scratch, out);
         }
     });
