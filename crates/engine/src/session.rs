@@ -436,9 +436,9 @@ impl<B: Backend> Session<B> {
     /// [`Session::decode_async`]; the logits that the step asks for, where it has none, or where the backend leaves that
     /// to the host. A step with a sampler asks for the logits of its last token.
     ///
-    /// A backend that samples decodes ahead, where all steps are single tokens that are sampled alike, as long as each call
-    /// has the same sessions with the tokens that the previous call returned. When a session leaves or another one comes,
-    /// those that go on still get what is in flight.
+    /// A backend that samples decodes ahead, where all steps are single tokens, as long as each call has the same sessions
+    /// with the tokens that the previous call returned. When a session leaves or another one comes, those that go on still
+    /// get what is in flight.
     ///
     /// Errors: those of [`Session::forward_together_async`].
     pub async fn decode_together_async(
@@ -454,9 +454,8 @@ impl<B: Backend> Session<B> {
         if drawn.iter().all(Option::is_none) && begin(&weights, steps, samplers)? {
             drawn = draw(steps, samplers, weights.number(), usize::MAX).await?;
         }
-        let is_rest = |drawn: &Option<u32>| drawn.is_none();
         let rest = (steps.iter_mut().zip(samplers).zip(&drawn))
-            .filter(|(_, drawn)| is_rest(drawn))
+            .filter(|(_, drawn)| drawn.is_none())
             .map(|((step, sampler), _)| (step.reborrow(), *sampler));
         let (mut rest, of_rest): (Vec<Step<'_, B>>, Vec<_>) = rest.unzip();
         let mut computed = decode_now(&weights, &mut rest, &of_rest).await?.into_iter();
