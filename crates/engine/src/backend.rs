@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -164,6 +164,11 @@ pub trait Backend: Sized {
     /// Begins to compute all operations so far, without waiting for them.
     fn flush(&self) -> Result<(), BackendError> {
         Ok(())
+    }
+
+    /// Held from the first operation of a step until it is submitted, where steps of several threads would mix.
+    fn exclusive(&self) -> Option<MutexGuard<'_, ()>> {
+        None
     }
 
     /// Begins a step: the operations from here to the next call are one forward pass over one batch.
@@ -496,8 +501,8 @@ pub trait Backend: Sized {
     fn write(&self, values: &[f32], width: usize, x: &mut Self::Buffer)
     -> Result<(), BackendError>;
 
-    /// Prepares to sample tokens as `sampling` specifies, and to decode on its own; returns how many steps
-    /// can be taken ahead, from the cache's next position on. 0, the default, leaves sampling to the host.
+    /// Prepares to sample tokens of all of `sequences`, and to decode on its own; returns how many steps of all together
+    /// can be taken ahead, from the caches' next positions on. 0, the default, leaves sampling to the host.
     fn max_lookahead(
         &self,
         _sequences: &mut [Continued<'_, Self::Cache>],

@@ -20,6 +20,8 @@ struct Lookahead {
     /// The weights it computes with.
     generation: u64,
     members: Vec<Member>,
+    /// Somebody waits for the next step.
+    is_awaited: bool,
 }
 
 struct Member {
@@ -52,6 +54,7 @@ impl Ahead {
             steps,
             generation,
             members,
+            is_awaited: false,
         }));
         numbers.map(move |member| Ahead {
             all: Arc::clone(&all),
@@ -89,9 +92,13 @@ impl Ahead {
             && own.recent == *sampling.recent
     }
 
-    /// [`Decoding::poll_next`] as a future; after it no session continues before it [takes](Ahead::take) its token.
+    /// [`Decoding::poll_next`] as a future; after it no session continues before it [takes](Ahead::take) its token. `None`,
+    /// too, if this session can't go on: of several threads that decode sessions of the same steps one has the next.
     /// Dropping the future loses nothing.
     pub(crate) async fn next(&self, wanted: usize) -> Result<Option<Vec<Sampled>>, BackendError> {
+        let Some(_awaiting) = Awaiting::begin(self) else {
+            return Ok(None);
+        };
         poll_fn(|cx| {
             let mut all = self.all();
             let sampled = all.steps.poll_next(wanted, cx);
@@ -114,5 +121,26 @@ impl Ahead {
             }
             own.recent.push_back(id);
         }
+    }
+}
+
+/// While it lives, nobody else waits for the next step.
+struct Awaiting<'a>(&'a Ahead);
+
+impl<'a> Awaiting<'a> {
+    /// `None` if somebody does, or the session has no token to go on with.
+    fn begin(ahead: &'a Ahead) -> Option<Awaiting<'a>> {
+        let mut all = ahead.all();
+        if all.is_awaited || all.members[ahead.member].last.is_none() {
+            return None;
+        }
+        all.is_awaited = true;
+        Some(Awaiting(ahead))
+    }
+}
+
+impl Drop for Awaiting<'_> {
+    fn drop(&mut self) {
+        self.0.all().is_awaited = false;
     }
 }

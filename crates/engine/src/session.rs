@@ -408,20 +408,14 @@ impl<B: Backend> Session<B> {
         steps
             .iter_mut()
             .for_each(|step| step.session.discard_lookahead());
-        let mut values = run_batch(&weights, steps, false).await?;
-        let mut out = Vec::with_capacity(steps.len());
-        for step in steps.iter().rev() {
-            let n_values = step.n_wanted() * step.session.model.config.n_vocab;
-            out.push(values.split_off(values.len() - n_values));
-        }
-        out.reverse();
-        Ok(out)
+        forward_now(&weights, steps).await
     }
 
     /// Blocking form of [`Session::decode_together_async`].
     pub fn decode_together(
         steps: &mut [Step<'_, B>],
         samplers: &[Option<&Sampler>],
+        wanted: usize,
     ) -> Result<Vec<Decoded>, EngineError> {
         let Some(first) = steps.first() else {
             return Ok(Vec::new());
@@ -429,30 +423,35 @@ impl<B: Backend> Session<B> {
         let model = Arc::clone(&first.session.model);
         model
             .backend
-            .wait(Session::decode_together_async(steps, samplers))?
+            .wait(Session::decode_together_async(steps, samplers, wanted))?
     }
 
     /// [`Session::forward_together_async`], and where a step has a sampler, the token that follows it, sampled as by
     /// [`Session::decode_async`]; the logits that the step asks for, where it has none, or where the backend leaves that
     /// to the host. A step with a sampler asks for the logits of its last token.
     ///
-    /// A backend that samples decodes ahead, where all steps are single tokens, as long as each call has the same sessions
+    /// A backend that samples decodes ahead, where several steps are all single tokens, as long as each call has the same sessions
     /// with the tokens that the previous call returned. When a session leaves or another one comes, those that go on still
-    /// get what is in flight.
+    /// get what is in flight. `wanted` is how many steps are still needed, this one included, if that is known: no more are
+    /// computed.
     ///
     /// Errors: those of [`Session::forward_together_async`].
     pub async fn decode_together_async(
         steps: &mut [Step<'_, B>],
         samplers: &[Option<&Sampler>],
+        wanted: usize,
     ) -> Result<Vec<Decoded>, EngineError> {
         check_together(steps)?;
         let Some(first) = steps.first() else {
             return Ok(Vec::new());
         };
         let weights = first.session.model.current();
-        let mut drawn = draw(steps, samplers, weights.number(), usize::MAX).await?;
-        if drawn.iter().all(Option::is_none) && begin(&weights, steps, samplers)? {
-            drawn = draw(steps, samplers, weights.number(), usize::MAX).await?;
+        let mut drawn = draw(steps, samplers, weights.number(), wanted).await?;
+        for (step, drawn) in steps.iter_mut().zip(&drawn) {
+            step.session.ahead.take_if(|_| drawn.is_none());
+        }
+        if drawn.iter().all(Option::is_none) && begin(&weights, steps, samplers, wanted)? {
+            drawn = draw(steps, samplers, weights.number(), wanted).await?;
         }
         let rest = (steps.iter_mut().zip(samplers).zip(&drawn))
             .filter(|(_, drawn)| drawn.is_none())
@@ -548,8 +547,9 @@ impl<B: Backend> Session<B> {
         self.ahead.iter().for_each(|ahead| ahead.take(id));
     }
 
-    /// Discards what was computed ahead: it is stored beyond the sequence's end.
-    fn discard_lookahead(&mut self) {
+    /// Discards what was computed ahead: it is stored beyond the sequence's end. A session that rests should, as memory of the
+    /// device that later steps don't use is kept for it.
+    pub fn discard_lookahead(&mut self) {
         self.ahead = None;
         self.host_steps = 0;
     }
@@ -677,13 +677,15 @@ fn max_lookahead<B: Backend>(
     }
 }
 
-/// Begins to decode `steps` ahead, if the backend can and there are several; returns whether it does.
+/// Begins to decode `steps` ahead, `wanted` times at most, if the backend can and there are several; returns whether it does.
 fn begin<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
     samplers: &[Option<&Sampler>],
+    wanted: usize,
 ) -> Result<bool, EngineError> {
-    if steps.len() < 2 {
+    let by_host = steps.iter().any(|step| step.session.host_steps > 0);
+    if steps.len() < 2 || wanted < 2 || by_host {
         return Ok(false);
     }
     // Those that are sampled for alike come together.
@@ -698,7 +700,7 @@ fn begin<B: Backend>(
         order.insert(at, (step.reborrow(), *sampler));
     }
     let (mut steps, samplers): (Vec<_>, Vec<_>) = order.into_iter().unzip();
-    match max_lookahead(&mut steps, &samplers)? {
+    match max_lookahead(&mut steps, &samplers)?.min(wanted) {
         0 | 1 => Ok(false),
         n_steps => decode_ahead(weights, &mut steps, &samplers, n_steps),
     }
@@ -712,6 +714,10 @@ fn decode_ahead<B: Backend>(
     samplers: &[Option<&Sampler>],
     n_steps: usize,
 ) -> Result<bool, EngineError> {
+    let Some(model) = steps.first().map(|step| Arc::clone(&step.session.model)) else {
+        return Ok(false);
+    };
+    let _exclusive = model.backend.exclusive();
     compute(weights, steps, n_steps, false)?;
     let mut logits = None;
     let (mut sequences, mut sessions) = (Vec::new(), Vec::new());
@@ -720,13 +726,12 @@ fn decode_ahead<B: Backend>(
             return Ok(false);
         };
         let Session {
-            model,
             cache,
             scratch,
             ahead,
             ..
         } = &mut *step.session;
-        logits.get_or_insert((model, scratch.logits()));
+        logits.get_or_insert(scratch.logits());
         sequences.push(Continued {
             cache,
             last: *last,
@@ -734,7 +739,7 @@ fn decode_ahead<B: Backend>(
         });
         sessions.push(ahead);
     }
-    let Some((model, logits)) = logits else {
+    let Some(logits) = logits else {
         return Ok(false);
     };
     let Some(decoding) = model.backend.decode(logits, &mut sequences, n_steps)? else {
@@ -748,6 +753,21 @@ fn decode_ahead<B: Backend>(
     Ok(true)
 }
 
+/// [`Session::forward_together_async`] of `steps` that nothing was computed ahead for.
+async fn forward_now<B: Backend>(
+    weights: &WeightSet<B>,
+    steps: &mut [Step<'_, B>],
+) -> Result<Vec<Vec<f32>>, EngineError> {
+    let mut values = run_batch(weights, steps, false).await?;
+    let mut out = Vec::with_capacity(steps.len());
+    for step in steps.iter().rev() {
+        let n_values = step.n_wanted() * step.session.model.config.n_vocab;
+        out.push(values.split_off(values.len() - n_values));
+    }
+    out.reverse();
+    Ok(out)
+}
+
 /// [`Session::decode_together_async`] of `steps` in one batch.
 // A backend that samples has all states on the device, where a step can be computed twice.
 async fn decode_now<B: Backend>(
@@ -756,22 +776,27 @@ async fn decode_now<B: Backend>(
     samplers: &[Option<&Sampler>],
 ) -> Result<Vec<Decoded>, EngineError> {
     let mut samples = Vec::with_capacity(steps.len());
-    for (step, sampler) in steps.chunks_mut(1).zip(samplers) {
-        let sampling = sampler.filter(|_| step[0].n_wanted() == 1);
-        samples.push(match sampling {
-            Some(sampler) if can_sample(&mut step[0], sampler)? => Some(sampler.sampling()),
+    for (step, sampler) in steps.iter_mut().zip(samplers) {
+        step.session.ahead = None;
+        let left = step.session.host_steps.checked_sub(1);
+        step.session.host_steps = left.unwrap_or(0);
+        let sampler = sampler.filter(|_| left.is_none() && step.n_wanted() == 1);
+        samples.push(match sampler {
+            Some(sampler) if can_sample(step, sampler)? => Some(sampler.sampling()),
             _ => None,
         });
     }
     if samples.iter().all(Option::is_none) {
-        let logits = Session::forward_together_async(steps).await?;
+        let logits = forward_now(weights, steps).await?;
         return Ok(logits.into_iter().map(Decoded::Logits).collect());
     }
-    steps
-        .iter_mut()
-        .for_each(|step| step.session.discard_lookahead());
-    compute(weights, steps, 1, false)?;
-    let read = read_rows(steps, samples)?.await?;
+    let model = Arc::clone(&steps[0].session.model);
+    let read = {
+        let _exclusive = model.backend.exclusive();
+        compute(weights, steps, 1, false)?;
+        read_rows(steps, samples)?
+    };
+    let read = read.await?;
     let mut decoded = Vec::with_capacity(steps.len());
     for (step, read) in steps.chunks_mut(1).zip(read) {
         decoded.push(match read {
@@ -779,9 +804,11 @@ async fn decode_now<B: Backend>(
             RowsRead::Logits(logits) => Decoded::Logits(logits),
             RowsRead::Undecided => {
                 // Penalties have changed the logits on the device: they are computed again.
-                compute(weights, step, 1, false)?;
-                let Session { model, scratch, .. } = &mut *step[0].session;
-                let logits = model.backend.submit(scratch.logits())?;
+                let logits = {
+                    let _exclusive = model.backend.exclusive();
+                    compute(weights, step, 1, false)?;
+                    model.backend.submit(step[0].session.scratch.logits())?
+                };
                 Decoded::Logits(logits.await?)
             }
         });
@@ -915,14 +942,21 @@ async fn run_batch<B: Backend>(
         has_ended: false,
     };
     let steps = &mut *begun.steps;
-    compute(weights, steps, 1, hidden)?;
     let wanted = steps.iter().any(|step| step.n_wanted() > 0);
-    let values = match steps.first_mut() {
-        Some(Step { session, .. }) if wanted => {
-            let backend = session.model.backend();
-            backend.submit(session.scratch.logits())?.await?
+    let model = steps.first().map(|step| Arc::clone(&step.session.model));
+    let submitted = {
+        let _exclusive = model.as_ref().and_then(|model| model.backend.exclusive());
+        compute(weights, steps, 1, hidden)?;
+        match (&model, steps.first_mut()) {
+            (Some(model), Some(Step { session, .. })) if wanted => {
+                Some(model.backend.submit(session.scratch.logits())?)
+            }
+            _ => None,
         }
-        _ => Vec::new(),
+    };
+    let values = match submitted {
+        Some(values) => values.await?,
+        None => Vec::new(),
     };
     for Step { session, ids, .. } in steps.iter_mut() {
         session.cache.advance(ids.len());

@@ -568,7 +568,7 @@ fn sequences_choose_together_what_each_would_alone() {
                 logits: Logits::Last,
             });
             samplers.push(None);
-            let decoded = Session::decode_together(&mut steps, &samplers).unwrap();
+            let decoded = Session::decode_together(&mut steps, &samplers, usize::MAX).unwrap();
             assert_eq!(decoded[0], Decoded::Logits(Vec::new()));
             assert!(matches!(&decoded[5], Decoded::Logits(logits) if logits.len() == n_vocab));
             for (j, (_, sampler)) in started.iter_mut().enumerate() {
@@ -622,6 +622,14 @@ impl Together {
         others
     }
 
+    fn decode_alone(&mut self) {
+        let id = match self.session.decode(self.last, &self.sampler, 3).unwrap() {
+            Decoded::Token(id) => id,
+            Decoded::Logits(logits) => self.sampler.sample(&logits),
+        };
+        self.choose(id);
+    }
+
     /// The host goes on with `id`.
     fn choose(&mut self, id: u32) {
         self.sampler.accept(id);
@@ -642,7 +650,7 @@ fn decode_together<'a>(sequences: impl IntoIterator<Item = &'a mut Together>) {
         });
         samplers.push(Some(&of.sampler));
     }
-    let decoded = Session::decode_together(&mut steps, &samplers).unwrap();
+    let decoded = Session::decode_together(&mut steps, &samplers, usize::MAX).unwrap();
     for (of, decoded) in sequences.into_iter().zip(decoded) {
         let Decoded::Token(id) = decoded else {
             panic!("logits");
@@ -743,6 +751,15 @@ fn several_sequences_are_decoded_ahead() {
             decode_together(all.iter_mut().chain([&mut late]));
             decode_together([&mut fork]);
         }
+        // From here on each in a thread of its own, of which one gets what is in flight. The host may have to choose, as it
+        // does alike where there is no chance.
+        if configs == [&greedy; 5] {
+            std::thread::scope(|scope| {
+                for of in &mut all[1..3] {
+                    scope.spawn(|| (0..6).for_each(|_| of.decode_alone()));
+                }
+            });
+        }
         let found = &all[0].ids;
         assert_eq!(found[..n - 1], alone(0, &[], n)[..n - 1]);
         assert_eq!(found[n..], alone(0, &found[..n], 12));
@@ -779,7 +796,7 @@ fn work_of_a_shared_step(gpu: &Gpu, model: &Arc<Model<Gpu>>, n_sequences: u32) -
             });
             samplers.push(Some(&*sampler));
         }
-        let decoded = Session::decode_together(&mut steps, &samplers).unwrap();
+        let decoded = Session::decode_together(&mut steps, &samplers, usize::MAX).unwrap();
         assert!(decoded.iter().all(|of| matches!(of, Decoded::Token(_))));
     };
     step(1);

@@ -413,6 +413,8 @@ impl<B: Backend> Scheduler<B> {
             [] => Vec::new(),
             [work] => vec![work.alone(draw_on_device).await?],
             works => {
+                let n_left = works.iter().filter_map(|work| work.draw.as_ref());
+                let wanted = n_left.map(|draw| draw.n_left).max().unwrap_or(1);
                 let steps = works.iter_mut().map(|work| {
                     let sampler = work.sampler(draw_on_device);
                     let step = Step {
@@ -423,7 +425,7 @@ impl<B: Backend> Scheduler<B> {
                     (step, sampler)
                 });
                 let (mut steps, samplers): (Vec<Step<'_, B>>, Vec<_>) = steps.unzip();
-                let decoded = Session::decode_together_async(&mut steps, &samplers).await?;
+                let decoded = Session::decode_together_async(&mut steps, &samplers, wanted).await?;
                 decoded.into_iter().map(given).collect()
             }
         };
@@ -641,6 +643,7 @@ impl<B: Backend> Slot<B> {
     fn finish(&mut self) -> Option<Generator> {
         let generator = self.generator.take()?;
         self.sequence.truncate(generator.n_held());
+        self.sequence.session_mut().discard_lookahead();
         Some(generator)
     }
 }

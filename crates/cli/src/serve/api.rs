@@ -50,7 +50,7 @@ pub(super) struct ApiFlags {
     #[arg(long)]
     pub(super) no_pages: bool,
 
-    /// Answers of an engine at once; others wait [default: 8, on a GPU 32]
+    /// Answers of an engine at once; others wait [default: 8, or 32 where a model is loaded to a GPU at first]
     #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_PARALLEL")]
     parallel: Option<NonZero<usize>>,
 

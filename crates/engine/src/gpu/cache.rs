@@ -288,7 +288,7 @@ pub(super) fn groups(
 }
 
 /// The sampling operations for `sequences`, whose `logits`, a row of each, the current step computes. Positions and tokens of
-/// the step are in the operations' states, which they update, so that the step can be repeated. None if there are no kernels
+/// the step are in the operations' states, which they update, so that the step can be repeated. Empty if there are no kernels
 /// for that, or the step isn't one of these sequences alone.
 pub(super) fn continue_from(
     device: &Device,
@@ -493,22 +493,23 @@ impl GpuCache {
         Ok(buffer)
     }
 
-    /// Makes room for the next step; returns how many steps there are pages for.
-    pub(super) fn n_steps(
-        &mut self,
-        device: &Device,
-        graph: &mut Graph,
-    ) -> Result<usize, GpuError> {
+    /// Makes room for the next step.
+    pub(super) fn prepare(&mut self, device: &Device, graph: &mut Graph) -> Result<(), GpuError> {
         self.states.prepare(device, graph, self.len)?;
-        let is_other = self.reserve(device, graph, 1)?;
-        if is_other || self.capacity() - self.len < PAGE_LEN / 2 {
+        self.reserve(device, graph, 1)?;
+        Ok(())
+    }
+
+    /// How many steps there are pages for; takes more where they are few.
+    pub(super) fn n_steps(&mut self) -> usize {
+        if self.capacity() - self.len <= PAGE_LEN {
             // As much more as there is anyway, for a sequence that may grow by half.
             let ahead = (self.len / 2).clamp(PAGE_LEN, MOST_STEPS);
             let end = (self.len + ahead).div_ceil(PAGE_LEN);
             let more = self.pool.take_free(end.saturating_sub(self.pages.len()));
             self.pages.extend(more);
         }
-        Ok(self.capacity() - self.len)
+        self.capacity() - self.len
     }
 
     /// Whether one table can have what changes from step to step of both sequences: layers have no states, which read

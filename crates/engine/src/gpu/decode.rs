@@ -25,7 +25,7 @@ use super::pages::Moves;
 use crate::backend::{BackendError, Continued, Decoding, KvCache, Sampled};
 use crate::sampling::{SamplerConfig, Sampling};
 
-/// Steps that are decoded ahead: rotations of as many positions are computed at once.
+/// Steps that are decoded ahead: rotations of as many positions are computed, and pages taken, at once.
 pub(super) const MOST_STEPS: usize = 256;
 
 /// The maximum penalty window: the time it takes grows quadratically.
@@ -331,7 +331,8 @@ impl SampleScratch {
 /// A step that is submitted repeatedly.
 pub(super) struct Steps {
     graph: SharedGraph,
-    commands: Arc<Commands>,
+    /// `None` once no more are submitted: they keep memory alive.
+    commands: Option<Arc<Commands>>,
     /// Position and token of each sequence in the next step, [`STATE_LEN`] words each.
     states: Buffer,
     under_way: VecDeque<Submission>,
@@ -359,7 +360,7 @@ impl Steps {
     ) -> Steps {
         Steps {
             graph: graph.clone(),
-            commands,
+            commands: Some(commands),
             states,
             under_way: VecDeque::with_capacity(MOST_UNDER_WAY),
             positions,
@@ -391,13 +392,19 @@ impl Decoding for Steps {
         let depth = self.pace.depth().min(wanted);
         let depth = depth.min(self.n_left).min(self.max_depth());
         let n_words = self.positions.len() * STATE_LEN;
-        while self.under_way.len() < depth {
+        if wanted == 0 {
+            self.commands = None;
+        }
+        while self.under_way.len() < depth
+            && let Some(commands) = &self.commands
+        {
             let mut graph = self.graph.lock();
             if self.moves.are_there() {
+                self.commands = None;
                 break;
             }
             let read = ReadRange::of::<u32>(&self.states, 0..n_words);
-            let submission = graph.run(&self.commands, &[read])?;
+            let submission = graph.run(commands, &[read])?;
             drop(graph);
             self.under_way.push_back(submission);
         }

@@ -22,7 +22,7 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use sterna_format::DType;
@@ -75,6 +75,8 @@ pub struct Gpu {
     host: Arc<Exec>,
     activations: Activations,
     graph: SharedGraph,
+    /// Held by the thread whose operations are in the graph.
+    step: Arc<Mutex<()>>,
     /// The staging buffers for uploading weights, while there are any to upload.
     upload: Arc<Mutex<Option<Upload>>>,
     rotations: Rotations,
@@ -94,6 +96,7 @@ impl Gpu {
     pub fn new(device: Device, n_threads: usize, isa: Isa) -> Gpu {
         Gpu {
             graph: SharedGraph::new(&device),
+            step: Arc::default(),
             device,
             host: Arc::new(Exec::new(n_threads, isa)),
             activations: Activations::default(),
@@ -368,6 +371,10 @@ impl Backend for Gpu {
     /// Submits what is pending of the previous step: its inputs are about to be replaced.
     fn flush(&self) -> Result<(), BackendError> {
         Ok(self.graph.lock().flush()?)
+    }
+
+    fn exclusive(&self) -> Option<MutexGuard<'_, ()>> {
+        Some(self.step.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn begin_step(&self) -> Result<(), BackendError> {
@@ -1082,14 +1089,17 @@ impl Backend for Gpu {
         let longest = sequences.iter().map(|of| of.cache.len()).max().unwrap_or(0);
         let most = cache::most_len(longest + 1) - longest;
         let mut n_steps = most.min(decode::most_steps(sequences.len()));
-        for of in sequences {
+        for of in &mut *sequences {
             let can = decode::steps_from(of.cache.len(), &of.sampling);
             if can == 0 {
                 return Ok(0);
             }
-            // Copies as memory grows would split the step in two.
-            let room = of.cache.n_steps(&self.device, &mut self.graph.lock())?;
-            n_steps = n_steps.min(can).min(room);
+            // Copies as memory grows would split the step in two. What each needs comes before what more there is.
+            of.cache.prepare(&self.device, &mut self.graph.lock())?;
+            n_steps = n_steps.min(can);
+        }
+        for of in sequences {
+            n_steps = n_steps.min(of.cache.n_steps());
             if of.sampling.window > 0 {
                 // There is room for as many tokens.
                 let len = of.cache.len();

@@ -379,6 +379,10 @@ impl Backend for Hybrid {
         self.device().map_or(Ok(()), Gpu::flush)
     }
 
+    fn exclusive(&self) -> Option<MutexGuard<'_, ()>> {
+        self.device().and_then(Gpu::exclusive)
+    }
+
     fn begin_step(&self) -> Result<(), BackendError> {
         self.device().map_or(Ok(()), Gpu::begin_step)
     }

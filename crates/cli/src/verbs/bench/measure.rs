@@ -287,37 +287,37 @@ fn time_batch(
         test: Elapsed::default(),
         alone: alone.as_ref().map(|_| Elapsed::default()),
     };
-    let mut chosen_alone = None;
-    let mut time_alone = |ids: &[u32]| -> Result<()> {
-        if let (Some(alone), Some(total)) = (&mut alone, &mut times.alone) {
-            *total += time_step(std::slice::from_mut(alone), &mut chosen_alone, ids, &greedy)?;
-        }
-        Ok(())
-    };
+    let n_steps = ids.len().div_ceil(together.len());
     let (mut chosen, mut left) = (None, Vec::new());
-    for ids in ids.chunks(together.len()) {
-        times.test += time_step(together, &mut chosen, ids, &greedy)?;
-        match chosen {
-            Some(_) => left.push(&ids[..1]),
-            None => time_alone(&ids[..1])?,
+    for (i, ids) in ids.chunks(together.len()).enumerate() {
+        times.test += time_step(together, &mut chosen, ids, (&greedy, n_steps - i))?;
+        match (&chosen, &mut alone, &mut times.alone) {
+            (Some(_), ..) => left.push(ids[0]),
+            (None, Some(alone), Some(total)) => {
+                let alone = std::slice::from_mut(&mut **alone);
+                *total += time_step(alone, &mut None, &ids[..1], (&greedy, 1))?;
+            }
+            _ => {}
         }
     }
-    left.into_iter().try_for_each(time_alone)?;
+    if let (Some(alone), Some(total)) = (alone, &mut times.alone) {
+        *total += time_decoding(alone, &left)?.test;
+    }
     Ok(times)
 }
 
 /// Appends to each of `sessions` the one of `chosen` that follows it, if there are any, else of `ids`; leaves in `chosen` what
-/// the sessions choose.
+/// the sessions choose. `wanted` steps follow, with this one.
 fn time_step(
     sessions: &mut [Session<Device>],
     chosen: &mut Option<Vec<u32>>,
     ids: &[u32],
-    greedy: &Sampler,
+    (greedy, wanted): (&Sampler, usize),
 ) -> Result<Elapsed> {
     let watch = Stopwatch::start();
     let ids = chosen.take().unwrap_or_else(|| ids.to_vec());
     let samplers = vec![Some(greedy); sessions.len()];
-    let decoded = Session::decode_together(&mut steps(sessions, &ids), &samplers)?;
+    let decoded = Session::decode_together(&mut steps(sessions, &ids), &samplers, wanted)?;
     let tokens = decoded.into_iter().map(|decoded| match decoded {
         Decoded::Token(id) => Some(id),
         Decoded::Logits(_) => None,
