@@ -447,9 +447,6 @@ impl<B: Backend> Session<B> {
         };
         let weights = first.session.model.current();
         let mut drawn = draw(steps, samplers, weights.number(), wanted).await?;
-        for (step, drawn) in steps.iter_mut().zip(&drawn) {
-            step.session.ahead.take_if(|_| drawn.is_none());
-        }
         if drawn.iter().all(Option::is_none) && begin(&weights, steps, samplers, wanted)? {
             drawn = draw(steps, samplers, weights.number(), wanted).await?;
         }
@@ -514,7 +511,6 @@ impl<B: Backend> Session<B> {
         let mut drawn = draw(steps, samplers, weights.number(), wanted).await?;
         if drawn[0].is_none() {
             let session = &mut *steps[0].session;
-            session.ahead = None;
             let n_steps = match session.host_steps.checked_sub(1) {
                 Some(left) => {
                     session.host_steps = left;
@@ -605,7 +601,7 @@ fn check_together<B: Backend>(steps: &[Step<'_, B>]) -> Result<(), EngineError> 
 /// The tokens that steps in flight have sampled for those of `steps` that continue them. More steps follow, as long as all
 /// sequences that are in flight together go on, alone: `wanted` at most, with this one.
 ///
-/// No token is [taken](Session::take) yet.
+/// No token is [taken](Session::take) yet. What the others of `steps` had in flight is let go.
 async fn draw<B: Backend>(
     steps: &mut [Step<'_, B>],
     samplers: &[Option<&Sampler>],
@@ -625,6 +621,7 @@ async fn draw<B: Backend>(
         }
     }
     let Some(group) = group else {
+        steps.iter_mut().for_each(|step| step.session.ahead = None);
         return Ok(vec![None; steps.len()]);
     };
     let goes_on = members.iter().all(Option::is_some) && members.len() == group.n_members();
@@ -635,13 +632,12 @@ async fn draw<B: Backend>(
     let mut drawn = Vec::with_capacity(steps.len());
     for (step, member) in steps.iter_mut().zip(&members) {
         let sampled = member.and_then(|member| found.get(member));
-        drawn.push(match sampled {
+        let id = match sampled {
             Some(Sampled::Token(id)) => Some(*id),
             _ => None,
-        });
-        if member.is_some() && drawn.last() == Some(&None) {
-            step.session.ahead = None;
-        }
+        };
+        step.session.ahead.take_if(|_| id.is_none());
+        drawn.push(id);
         if let Some(Sampled::Undecided) = sampled {
             step.session.host_steps = HOST_STEPS;
         }
@@ -650,7 +646,7 @@ async fn draw<B: Backend>(
     Ok(drawn)
 }
 
-/// How many steps the backend can take ahead, if all of `steps` are single tokens that it samples after; else 0.
+/// How many steps the backend can take ahead, if it samples after all of `steps`, which ask for a row of logits; else 0.
 fn max_lookahead<B: Backend>(
     steps: &mut [Step<'_, B>],
     samplers: &[Option<&Sampler>],
@@ -659,7 +655,7 @@ fn max_lookahead<B: Backend>(
     let mut sequences = Vec::with_capacity(steps.len());
     let mut model = None;
     for (step, sampler) in steps.iter_mut().zip(samplers) {
-        let (Some(sampler), &[last], 1) = (sampler, step.ids, step.n_wanted()) else {
+        let (Some(sampler), &[.., last], 1) = (sampler, step.ids, step.n_wanted()) else {
             return Ok(0);
         };
         let session = &mut *step.session;
@@ -684,8 +680,8 @@ fn begin<B: Backend>(
     samplers: &[Option<&Sampler>],
     wanted: usize,
 ) -> Result<bool, EngineError> {
-    let by_host = steps.iter().any(|step| step.session.host_steps > 0);
-    if steps.len() < 2 || wanted < 2 || by_host {
+    let is_fit = |step: &Step<'_, B>| step.ids.len() == 1 && step.session.host_steps == 0;
+    if steps.len() < 2 || wanted < 2 || !steps.iter().all(is_fit) {
         return Ok(false);
     }
     // Those that are sampled for alike come together.
@@ -777,12 +773,13 @@ async fn decode_now<B: Backend>(
 ) -> Result<Vec<Decoded>, EngineError> {
     let mut samples = Vec::with_capacity(steps.len());
     for (step, sampler) in steps.iter_mut().zip(samplers) {
-        step.session.ahead = None;
         let left = step.session.host_steps.checked_sub(1);
         step.session.host_steps = left.unwrap_or(0);
-        let sampler = sampler.filter(|_| left.is_none() && step.n_wanted() == 1);
+        let sampler = sampler.filter(|_| left.is_none());
         samples.push(match sampler {
-            Some(sampler) if can_sample(step, sampler)? => Some(sampler.sampling()),
+            Some(sampler) if max_lookahead(slice::from_mut(step), &[Some(sampler)])? > 0 => {
+                Some(sampler.sampling())
+            }
             _ => None,
         });
     }
@@ -817,20 +814,6 @@ async fn decode_now<B: Backend>(
         session.cache.advance(ids.len());
     }
     Ok(decoded)
-}
-
-/// Whether the backend samples what follows `step` as `sampler` would.
-fn can_sample<B: Backend>(step: &mut Step<'_, B>, sampler: &Sampler) -> Result<bool, EngineError> {
-    let Session { model, cache, .. } = &mut *step.session;
-    let Some(&last) = step.ids.last() else {
-        return Ok(false);
-    };
-    let mut sequence = [Continued {
-        cache,
-        last,
-        sampling: sampler.sampling(),
-    }];
-    Ok(model.backend.max_lookahead(&mut sequence)? > 0)
 }
 
 /// Submits `steps`, which were [computed](compute): the tokens that `samples` says how to sample, or logits.
