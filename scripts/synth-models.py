@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Write GGUF models of random weights in the shapes of real mixtures and models with states, for benchmarks.
 
-    scripts/synth-models.py --shape llama|olmoe|mamba2|lfm2|qwen35 [--type q4_k|q8_0|q4_0|q2_0|pq2_0] OUT.gguf
+    scripts/synth-models.py --shape SHAPE [--type q4_k|q4_k_m|q6_k|q8_0|q4_0|q2_0|pq2_0] OUT.gguf
 
-Shapes: Llama-3.2-1B, OLMoE-1B-7B (64 experts, 8 of them a token), Mamba2-1.3B, LFM2-1.2B, Qwen3.5-2B. Matrices are random
-blocks of the type, embeddings and the head Q6_K, but of PQ2_0, as published files have them (without a rotation: it takes
-no part in the speed of products).
+Shapes: Llama-3.2-1B (llama), Llama-3-8B (llama8b), Qwen3-0.6B (qwen3), OLMoE-1B-7B (olmoe; 64 experts, 8 of them a token),
+Mamba2-1.3B (mamba2), LFM2-1.2B (lfm2), Qwen3.5-2B (qwen35). Matrices are random blocks of the type, embeddings and the
+head Q6_K, but of PQ2_0, as published files have them (without a rotation: it takes no part in the speed of products).
+Of q4_k_m, half of the matrices for values and of those that narrow the feed-forward network are Q6_K, the others Q4_K.
 Answers are nonsense, at the speed of the real model. Needs the packages gguf and numpy.
 """
 
@@ -59,7 +60,7 @@ class Writer:
 
     def matrix(self, name: str, rows: int, columns: int, dtype: str | None = None, many: int = 0) -> None:
         """A matrix, or `many` of them, of random blocks that scale rows to about 1."""
-        code, length, size, scales = BLOCKS[dtype or self.dtype]
+        code, length, size, scales = BLOCKS[dtype or self.type_of(name)]
         n = rows * columns * max(many, 1) // length
         start = int(self.rng.integers(0, 4096))
         data = np.resize(self.pool[start:], n * size).reshape(n, size).copy()
@@ -69,6 +70,15 @@ class Writer:
         shape = [many] * (many > 0) + [rows, columns // length * size]
         self.file.add_tensor(name, data.reshape(shape), raw_dtype=code)
 
+    def type_of(self, name: str) -> str:
+        """The type of a matrix of a layer: of Q4_K_M, the first and last eighth and every third between are finer."""
+        if self.dtype != "q4_k_m":
+            return self.dtype
+        layer = int(name.split(".")[1])
+        eighth = self.layers // 8
+        is_finer = layer < eighth or layer >= 7 * self.layers // 8 or (layer - eighth) % 3 == 2
+        return "q6_k" if is_finer and ("attn_v" in name or "ffn_down" in name) else "q4_k"
+
     def floats(self, name: str, shape: list[int], value: float = 1.0) -> None:
         """Floats about `value`."""
         data = value + 0.02 * self.rng.standard_normal(shape)
@@ -76,6 +86,7 @@ class Writer:
 
     def common(self, hidden: int, layers: int, vocabulary: int, eps: float) -> None:
         """What all shapes have."""
+        self.layers = layers
         self.key("context_length", 32768)
         self.key("embedding_length", hidden)
         self.key("block_count", layers)
@@ -120,13 +131,13 @@ class Writer:
         self.file.close()
 
 
-def llama(w: Writer) -> None:
-    """Llama-3.2-1B."""
-    hidden, layers, width = 2048, 16, 8192
-    w.common(hidden, layers, 128256, 1e-5)
+def dense(w: Writer, hidden: int, layers: int, width: int, heads: int, dim: int, vocabulary: int, norms: bool) -> None:
+    """Layers of attention, with norms of heads or without, and a gated network."""
+    w.common(hidden, layers, vocabulary, 1e-5)
     for name, value in {
-        "feed_forward_length": width, "attention.head_count": 32, "attention.head_count_kv": 8,
-        "rope.freq_base": 500000.0, "rope.dimension_count": 64, "vocab_size": 128256,
+        "feed_forward_length": width, "attention.head_count": heads, "attention.head_count_kv": 8,
+        "attention.key_length": dim, "attention.value_length": dim,
+        "rope.freq_base": 500000.0, "rope.dimension_count": dim, "vocab_size": vocabulary,
     }.items():
         w.key(name, value)
     w.floats("output_norm.weight", [hidden])
@@ -134,8 +145,26 @@ def llama(w: Writer) -> None:
         at = f"blk.{i}."
         w.floats(f"{at}attn_norm.weight", [hidden])
         w.floats(f"{at}ffn_norm.weight", [hidden])
-        w.attention(at, hidden, 32, 8, 64)
+        w.attention(at, hidden, heads, 8, dim)
+        if norms:
+            w.floats(f"{at}attn_q_norm.weight", [dim])
+            w.floats(f"{at}attn_k_norm.weight", [dim])
         w.network(at, hidden, width)
+
+
+def llama(w: Writer) -> None:
+    """Llama-3.2-1B."""
+    dense(w, 2048, 16, 8192, 32, 64, 128256, norms=False)
+
+
+def llama8b(w: Writer) -> None:
+    """Llama-3-8B."""
+    dense(w, 4096, 32, 14336, 32, 128, 128256, norms=False)
+
+
+def qwen3(w: Writer) -> None:
+    """Qwen3-0.6B."""
+    dense(w, 1024, 28, 3072, 16, 128, 151936, norms=True)
 
 
 def olmoe(w: Writer) -> None:
@@ -246,7 +275,7 @@ def qwen35(w: Writer) -> None:
             w.matrix(f"{at}ssm_out.weight", hidden, inner)
 
 
-SHAPES = {"llama": llama, "olmoe": olmoe, "mamba2": mamba2, "lfm2": lfm2, "qwen35": qwen35}
+SHAPES = {"llama": llama, "llama8b": llama8b, "qwen3": qwen3, "olmoe": olmoe, "mamba2": mamba2, "lfm2": lfm2, "qwen35": qwen35}
 
 
 def main() -> int:
@@ -254,9 +283,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, required=True)
-    parser.add_argument("--type", choices=BLOCKS, default="q4_k")
+    parser.add_argument("--type", choices=[*BLOCKS, "q4_k_m"], default="q4_k")
     args = parser.parse_args()
-    writer = Writer(args.out, args.shape, args.type)
+    writer = Writer(args.out, args.shape.removesuffix("8b"), args.type)
     SHAPES[args.shape](writer)
     writer.finish()
     return 0

@@ -239,6 +239,10 @@ shaders! {
     ATTENTION_F32 = "attention", [SEQUENCES, PAGES, CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
     ATTENTION_F16 = "attention", [SEQUENCES, PAGES, CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
     ATTENTION_Q8_0 = "attention", [SEQUENCES, PAGES, CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_F16_COOP = "attention_coop", [SEQUENCES, PAGES, CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams,
+        [Need::F16, Need::CooperativeMatrix];
+    ATTENTION_Q8_0_COOP = "attention_coop", [SEQUENCES, PAGES, CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams,
+        [Need::F16, Need::CooperativeMatrix];
     ATTENTION_SPLIT_KV_F32 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_F32, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
     ATTENTION_SPLIT_KV_F16 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_F16, CACHE_WORDS, SOFTCAP],

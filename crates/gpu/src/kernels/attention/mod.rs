@@ -17,7 +17,7 @@ use super::Rows;
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::shader::{self, Shader, params};
-use crate::{GpuError, Recorder};
+use crate::{Device, GpuError, Recorder};
 use cache::row_shape;
 
 /// The window as a kernel parameter.
@@ -65,6 +65,10 @@ const TILE: usize = 32;
 
 /// Tiles of a head's values that one of its workgroups sums.
 const MAX_CHUNKS: usize = 8;
+
+/// Query-head pairs that `attention_coop.wgsl` takes at a time, and elements of a head at most.
+const COOP_TILE: usize = 64;
+const COOP_HEAD_DIM: usize = 128;
 
 params! {
     AttentionParams {
@@ -180,6 +184,18 @@ pub fn attention<'a>(
     Ok(())
 }
 
+/// The kernel that uses cooperative matrices, where there is one: it rounds to f16, which an f32 cache is there to avoid.
+fn coop_kernel(device: &Device, cache: &CacheLayer) -> Option<&'static Shader> {
+    if !device.has_matrix_units() || cache.head_dim > COOP_HEAD_DIM {
+        return None;
+    }
+    match cache.dtype {
+        CacheType::F32 => None,
+        CacheType::F16 => Some(&shader::ATTENTION_F16_COOP),
+        CacheType::Q8_0 => Some(&shader::ATTENTION_Q8_0_COOP),
+    }
+}
+
 /// [`attention`] of sequences that one dispatch takes; queries of a row are `q_step` apart.
 fn record(
     recorder: &mut Recorder,
@@ -230,12 +246,11 @@ fn record(
         scale: shape.scale,
         softcap: shape.softcap.unwrap_or(0.0),
     };
-    let kernel: &'static Shader = match cache.dtype {
-        CacheType::F32 => &shader::ATTENTION_F32,
-        CacheType::F16 => &shader::ATTENTION_F16,
-        CacheType::Q8_0 => &shader::ATTENTION_Q8_0,
-    };
-    let units = (sequences.n_rows * share).div_ceil(TILE) * sequences.n * n_kv_heads;
+    let n_pairs = sequences.n_rows * share;
+    let coop =
+        coop_kernel(recorder.device(), cache).filter(|_| states.is_none() && n_pairs >= COOP_TILE);
+    let tile = if coop.is_some() { COOP_TILE } else { TILE };
+    let units = n_pairs.div_ceil(tile) * sequences.n * n_kv_heads;
     let limits = recorder.device().limits();
     let most = limits.grid as usize;
     expect_most("attention: heads of queries in a batch", most, units)?;
@@ -250,9 +265,6 @@ fn record(
     let n_pieces = chunks.div_ceil(MAX_CHUNKS);
     let constants = [
         ("CHUNKS", chunks as f64),
-        ("PIECE", chunks.div_ceil(n_pieces) as f64),
-        ("SPLIT", f64::from(u8::from(states.is_some()))),
-        ("KEPT", kept as f64),
         ("PAGE", PAGE_LEN as f64),
         ("SOFTCAP", f64::from(u8::from(shape.softcap.is_some()))),
         scores.constant(),
@@ -267,6 +279,20 @@ fn record(
         scores.sinks.unwrap_or(sequences.table).into(),
         states.unwrap_or(out.buffer).into(),
     ];
+    if let Some(kernel) = coop {
+        return recorder.dispatch(kernel, &constants, &bindings, &params, [units as u32, 1]);
+    }
+    let kernel = match cache.dtype {
+        CacheType::F32 => &shader::ATTENTION_F32,
+        CacheType::F16 => &shader::ATTENTION_F16,
+        CacheType::Q8_0 => &shader::ATTENTION_Q8_0,
+    };
+    let tiles = [
+        ("PIECE", chunks.div_ceil(n_pieces) as f64),
+        ("SPLIT", f64::from(u8::from(states.is_some()))),
+        ("KEPT", kept as f64),
+    ];
+    let constants = [&constants[..], &tiles].concat();
     let grid = [units as u32, (n_pieces * n_splits) as u32];
     recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
     let Some(states) = states else {

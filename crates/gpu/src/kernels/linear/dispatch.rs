@@ -22,7 +22,7 @@ const COOP_TILE: [usize; 2] = [128, 128];
 
 /// Cooperative matrices in fewer workgroups than this, of [`COOP_TILE`], use smaller tiles: these rows of weights, and
 /// as many of activations or half as many. These and the next were found on an H100.
-const ENOUGH_COOP_TILES: usize = 96;
+const ENOUGH_COOP_TILES: usize = 80;
 pub(super) const COOP_FEW_TILE: usize = 64;
 
 /// Where even those are fewer workgroups than this, the columns are divided into parts, of so many times 64 at least.
@@ -451,7 +451,7 @@ fn can_round(limits: &Limits, width: usize, n_rows: usize, others: usize) -> boo
 pub(super) fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
     config
         .rounds_itself
-        .unwrap_or_else(|| w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || w.k <= WIDE))
+        .unwrap_or_else(|| w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || w.k < WIDE))
 }
 
 /// Whether a product of `w` and `n_rows` rows of activations is computed in tiles of them.

@@ -8,8 +8,12 @@ fn result_of(row: u32, token: u32, sums: vec2<f32>) -> vec2<f32> {
     let step = steps[token];
     let act = bitcast<f32>(step.x);
     let exact = vec2<f32>(vec2<i32>(4.0 * sums) - vec2<i32>(5 * bitcast<i32>(step.y)));
-    return exact * vec2<f32>(
-        divide(scales[matrix_begin() + stored_row(row)], act),
-        divide(scales[matrix_begin() + stored_row(row + 1u)], act),
-    );
+    let first = scales[matrix_begin() + stored_row(row)];
+    let second = scales[matrix_begin() + stored_row(row + 1u)];
+    // Most matrices have one scale for all rows, and an exact division takes long.
+    var quotients = vec2<f32>(divide(first, act));
+    if second != first {
+        quotients.y = divide(second, act);
+    }
+    return exact * quotients;
 }
