@@ -1,11 +1,12 @@
 //! Activations quantized to int8, as integer weights need them.
 
-use super::linear::{COOP_SUMS_BYTES, LEAST_COOP_TRITS};
+use super::linear::{COOP_SUMS_BYTES, LEAST_COOP_TRITS, WeightKind};
 use super::norm::workgroup;
 use super::{Rows, fold};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::shader::{DEQUANTIZE, QUANTIZE, params};
+use crate::tuning::RowClass;
 use crate::{Device, GpuError, Recorder};
 
 /// How many activations share a scale.
@@ -32,6 +33,8 @@ pub struct QuantizedRows {
     pub(super) q: Buffer,
     /// Scales and sums.
     pub(super) steps: Buffer,
+    /// The values of blocks as f16, for products with many rows by matrix units. Without these units, nothing.
+    pub(super) halves: Buffer,
     /// What products with them by matrix units need for a moment: sums of parts of the columns, or groups of routes.
     pub(super) scratch: Buffer,
     most_rows: usize,
@@ -49,8 +52,13 @@ impl QuantizedRows {
             true => device.buffer("scratch of products", COOP_SUMS_BYTES as u64)?,
             false => device.nothing()?,
         };
+        let halves = match device.has_matrix_units() && RowClass::of(most_rows) == RowClass::Many {
+            true => device.buffer("activations as f16", bytes.saturating_mul(2))?,
+            false => device.nothing()?,
+        };
         Ok(QuantizedRows {
             scratch,
+            halves,
             q: device.buffer("rounded activations", bytes)?,
             steps: device.buffer(
                 "scales of activations",
@@ -70,6 +78,14 @@ impl QuantizedRows {
             padded,
             width.next_multiple_of(PADDING),
         )
+    }
+
+    /// What products with many rows by matrix units take for weights of this kind: trits the codes.
+    pub(super) fn for_units(&self, kind: WeightKind) -> &Buffer {
+        match kind {
+            WeightKind::Ternary => &self.q,
+            WeightKind::Blocks(_) => &self.halves,
+        }
     }
 
     /// The quantized values of `n_rows` rows of `width`, read back: for tests.
@@ -149,6 +165,9 @@ pub fn quantize(
     } else {
         1
     };
+    let halves = scaling != Scaling::Row
+        && device.has_matrix_units()
+        && RowClass::of(x.n_rows) == RowClass::Many;
     let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
     let params = QuantizeParams {
         width: x.width as u32,
@@ -164,12 +183,14 @@ pub fn quantize(
         ("LANES", 8.0),
         ("SCALING", f64::from(scaling as u8)),
         ("NORM", f64::from(u8::from(norm.is_some()))),
+        ("HALVES", f64::from(u8::from(halves))),
     ];
     let bindings = [
         x.buffer.into(),
         weight.into(),
         (&out.q).into(),
         (&out.steps).into(),
+        (&out.halves).into(),
     ];
     recorder.dispatch(
         &QUANTIZE,

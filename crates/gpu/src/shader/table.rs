@@ -70,7 +70,11 @@ const COOP_ROUTED_ROWS: Lib = Lib::File(wgsl!(
     "../shaders/lib/coop_routed_rows.wgsl",
 ));
 const COOP_SUMS_TERNARY: Lib = Lib::File(wgsl!("../shaders/lib/coop_sums_ternary.wgsl"));
-const COOP_SUMS_BLOCKS: Lib = Lib::File(wgsl!("../shaders/lib/coop_sums_blocks.wgsl"));
+const HALF_RANGE: Lib = Lib::File(wgsl!("../shaders/lib/half_range.wgsl"));
+const COOP_SUMS_BLOCKS: Lib = Lib::File(wgsl!(
+    "../shaders/lib/half_range.wgsl",
+    "../shaders/lib/coop_sums_blocks.wgsl",
+));
 const COOP_BLOCKS: Lib = Lib::File(wgsl!("../shaders/lib/coop_blocks.wgsl"));
 const GRID: Lib = Lib::File(wgsl!("../shaders/lib/grid.wgsl"));
 const IO_SEPARATE: Lib = Lib::File(wgsl!("../shaders/lib/io_separate.wgsl"));
@@ -155,7 +159,7 @@ shaders! {
     RMS_NORM = "rms_norm", [Lib::Reduce, GRID, IO_SEPARATE], [Read, Write, Read], RmsNormParams, [];
     RMS_NORM_IN_PLACE = "rms_norm", [Lib::Reduce, GRID, IO_IN_PLACE], [Read, Write], RmsNormParams, [];
     LAYER_NORM = "layer_norm", [Lib::Reduce, GRID], [Read, Read, Read, Write], LayerNormParams, [];
-    QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT], [Read, Read, Write, Write], QuantizeParams, [];
+    QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE], [Read, Read, Write, Write, Write], QuantizeParams, [];
     ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], ElementwiseParams, [];
     TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];

@@ -5,17 +5,21 @@
 // the same floats. With NORM the sum of squares is added in another order.
 // Shapes: x [n_rows, width]; q [n_rows, padded / 4] words of four int8, padded with zeros; steps [n_rows] for
 // SCALING 0, of scale and sum; else [n_rows, padded / 32] of the step of the block and the sum of these 32
-// values. `padded` is a multiple of 256.
+// values. `padded` is a multiple of 256. With HALVES also halves [n_rows, padded / 4] of four values as products by
+// cooperative matrices take them: as f16, in the order in which these kernels unpack codes, the second after the third.
+// Needs `half_range.wgsl`.
 // `parts` workgroups of WG, a multiple of 64, per row: one, unless blocks are quantized without a norm.
 
 // 0, 1 or 2.
 override SCALING: u32 = 0u;
 override NORM: u32 = 0u;
+override HALVES: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> weight: array<f32>;
 @group(0) @binding(2) var<storage, read_write> q: array<u32>;
 @group(0) @binding(3) var<storage, read_write> steps: array<vec2<u32>>;
+@group(0) @binding(4) var<storage, read_write> halves: array<vec2<u32>>;
 
 struct Params {
     width: u32,
@@ -119,8 +123,13 @@ fn main(at: Invocation, group: Group) {
         let sum = eight_sum_i32(at, codes.x + codes.y + codes.z + codes.w);
         if live && i < words {
             q[row * words + i] = pack(codes);
+            let step = divide(1.0, scale);
+            if HALVES == 1u {
+                // In f32: steps of small activations would be too small for f16.
+                let x = step / SHRINK * vec4<f32>(codes);
+                halves[row * words + i] = vec2<u32>(pack2x16float(x.xz), pack2x16float(x.yw));
+            }
             if thread % 8u == 0u {
-                let step = divide(1.0, scale);
                 steps[(row * words + i) / 8u] = vec2<u32>(bitcast<u32>(step), bitcast<u32>(sum));
             }
         }

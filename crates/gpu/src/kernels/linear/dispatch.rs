@@ -584,6 +584,7 @@ pub(super) fn multiply(
         bindings.push(out.buffer.into());
         if is_tiled(recorder.device(), config, w, out.n_rows) {
             if let (Some(coop), Source::Stored(x)) = (&kernels.coop, &source) {
+                bindings[2] = x.for_units(w.kind).into();
                 let launch = CoopLaunch::of(piece.n, w.k, out.n_rows);
                 let given = (&constants[..], &bindings[..], Binding::from(&x.scratch));
                 multiply_by_units(recorder, coop, launch, epilogue, given, &mut params)?;

@@ -572,7 +572,7 @@ impl Grouping {
             let bindings = [
                 (&rows.codes).into(),
                 (&rows.scales).into(),
-                (&x.q).into(),
+                x.for_units(w.kind).into(),
                 (&x.steps).into(),
                 out.buffer.into(),
                 groups,

@@ -1,9 +1,10 @@
 // Blocks of integers and quantized activations for gemm_coop*.wgsl. Needs `codes_*.wgsl` and
-// `coop_sums_blocks.wgsl`.
+// `half_range.wgsl`.
 //
 // Agrees with `sterna_kernels::gemm` as block_gemm.wgsl does, except that both sides are rounded to f16, and
 // the scales of weights before that, to 11 bits each.
-// Shapes: weights as `codes_*.wgsl` says; steps [m, q_len / 2] of the step and the sum of each run of 32.
+// Shapes: weights as `codes_*.wgsl` says; instead of q, activations [m, 2 · q_len] of eight f16, as quantize.wgsl stores
+// them.
 
 // A run of a row.
 struct Weights {
@@ -13,8 +14,7 @@ struct Weights {
 
 // A run of a token.
 struct Activations {
-    x: array<vec4<u32>, 2>,
-    step: f32,
+    x: array<vec4<u32>, 4>,
 }
 
 // How many times 64 columns a row has.
@@ -34,11 +34,8 @@ fn fetch_w(row: u32, chunk: u32, half: u32) -> Weights {
 
 // Half `half` of a chunk. Rows of activations are padded to eight runs.
 fn fetch_x(token: u32, chunk: u32, half: u32) -> Activations {
-    let run = token * params.q_len / 2u + 2u * chunk + half;
-    return Activations(
-        array<vec4<u32>, 2>(q[2u * run], q[2u * run + 1u]),
-        bitcast<f32>(steps[run].x),
-    );
+    let at = 2u * token * params.q_len + 8u * chunk + 4u * half;
+    return Activations(array<vec4<u32>, 4>(q[at], q[at + 1u], q[at + 2u], q[at + 3u]));
 }
 
 // Eight vectors from `to` on.
@@ -52,10 +49,8 @@ fn stage_w(to: u32, f: Weights, half: u32) {
 
 // Likewise.
 fn stage_x(to: u32, f: Activations) {
-    // In f32: steps of small activations would be too small for f16.
-    let step = f.step / SHRINK;
     for (var i = 0u; i < 4u; i++) {
-        tile_x[to + i] = vec4<f16>(step * vec4<f32>(halves_of(f.x[0][i])));
-        tile_x[to + 4u + i] = vec4<f16>(step * vec4<f32>(halves_of(f.x[1][i])));
+        tile_x[to + 2u * i] = vec4<f16>(pair_of(f.x[i].x), pair_of(f.x[i].y));
+        tile_x[to + 2u * i + 1u] = vec4<f16>(pair_of(f.x[i].z), pair_of(f.x[i].w));
     }
 }
