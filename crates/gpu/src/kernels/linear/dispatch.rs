@@ -333,8 +333,9 @@ pub(super) struct GemvShape {
 }
 
 impl GemvShape {
-    /// Workgroups that keep a large device busy, and fewer where each has to quantize the input first: for
-    /// blocks, and for trits, whose rows are read quickly.
+    /// Workgroups that keep a large device busy: of one row and of several, which are of twice as many invocations; and
+    /// fewer where each has to quantize the input first: for blocks, and for trits, whose rows are read quickly.
+    const ENOUGH_OF_ONE: usize = 512;
     const ENOUGH: usize = 256;
     const ENOUGH_ROUNDING: usize = 100;
     const ENOUGH_TERNARY: usize = 80;
@@ -360,7 +361,7 @@ impl GemvShape {
         let (usual, enough) = match (own, w.kind) {
             (_, WeightKind::Ternary) if n_rows > 1 => (128, Self::ENOUGH),
             _ if n_rows > 1 => (256, Self::ENOUGH),
-            (false, _) => (128, Self::ENOUGH),
+            (false, _) => (128, Self::ENOUGH_OF_ONE),
             (true, WeightKind::Ternary) => (256, Self::ENOUGH_TERNARY),
             (true, _) if w.n > MANY_ROWS || w.k > WIDE => (512, Self::ENOUGH_ROUNDING),
             (true, _) => (256, Self::ENOUGH_ROUNDING),
