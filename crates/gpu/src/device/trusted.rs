@@ -9,8 +9,8 @@ use wgpu::{ShaderModuleDescriptor, ShaderRuntimeChecks};
 
 /// Opts in to features whose bugs may not surface as validation errors: cooperative matrices.
 pub(super) fn experimental_features() -> ExperimentalFeatures {
-    // SAFETY: the only experimental feature requested is cooperative matrices, used by one shader of this
-    // crate, whose loads and stores stay within its workgroup's memory.
+    // SAFETY: the only experimental feature requested is cooperative matrices, used by a few shaders of
+    // this crate, whose loads and stores stay within their workgroups' memory.
     unsafe { ExperimentalFeatures::enabled() }
 }
 
