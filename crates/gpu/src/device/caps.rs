@@ -27,7 +27,7 @@ impl AdapterCaps {
         }
     }
 
-    /// Whether matrix multiplications with many rows use cooperative matrices.
+    /// Whether matrix multiplications and attention of many rows use cooperative matrices.
     pub fn has_matrix_units(&self) -> bool {
         has_matrix_units(self.features, &self.limits)
     }

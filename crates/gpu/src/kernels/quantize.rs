@@ -33,7 +33,7 @@ pub struct QuantizedRows {
     pub(super) q: Buffer,
     /// Scales and sums.
     pub(super) steps: Buffer,
-    /// The values of blocks as f16, for products with many rows by matrix units. Without these units, nothing.
+    /// The values of blocks as f16, for products with many rows by matrix units. Without such units or rows, nothing.
     pub(super) halves: Buffer,
     /// What products with them by matrix units need for a moment: sums of parts of the columns, or groups of routes.
     pub(super) scratch: Buffer,

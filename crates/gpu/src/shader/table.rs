@@ -45,6 +45,7 @@ const RANDOM: Lib = Lib::File(wgsl!("../shaders/lib/random.wgsl"));
 const ACTIVATION: Lib = Lib::File(wgsl!("../shaders/lib/activation.wgsl"));
 const SOFTPLUS: Lib = Lib::File(wgsl!("../shaders/lib/softplus.wgsl"));
 const EPILOGUE: Lib = Lib::File(wgsl!("../shaders/lib/epilogue.wgsl"));
+const ATTENTION_IO: Lib = Lib::File(wgsl!("../shaders/lib/attention_io.wgsl"));
 const HALVES: Lib = Lib::File(wgsl!("../shaders/lib/halves.wgsl"));
 const COOP: Lib = Lib::File(wgsl!(
     "../shaders/lib/halves.wgsl",
@@ -240,12 +241,12 @@ shaders! {
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], EmbedParams, [];
     HEADS = "heads", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], HeadsParams, [];
-    ATTENTION_F32 = "attention", [SEQUENCES, PAGES, CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
-    ATTENTION_F16 = "attention", [SEQUENCES, PAGES, CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
-    ATTENTION_Q8_0 = "attention", [SEQUENCES, PAGES, CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
-    ATTENTION_F16_COOP = "attention_coop", [SEQUENCES, PAGES, CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams,
+    ATTENTION_F32 = "attention", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_F16 = "attention", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_Q8_0 = "attention", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
+    ATTENTION_F16_COOP = "attention_coop", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams,
         [Need::F16, Need::CooperativeMatrix];
-    ATTENTION_Q8_0_COOP = "attention_coop", [SEQUENCES, PAGES, CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams,
+    ATTENTION_Q8_0_COOP = "attention_coop", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams,
         [Need::F16, Need::CooperativeMatrix];
     ATTENTION_SPLIT_KV_F32 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_F32, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];

@@ -10,52 +10,18 @@
 // The weights are relative to a bound near the largest score so far: sums are scaled anew only where a score exceeds it by
 // more than SLACK, since matrices have to pass through shared memory for that.
 
-// 1: t attends to no positions after its own. 0: to those of all rows.
-override CAUSAL: u32 = 1u;
-// Whether each head has a score that has no value, in `sinks`.
-override SINKS: u32 = 0u;
 // Runs of 32 elements of a head, at most 4.
 override CHUNKS: u32 = 4u;
+// Whether keys and values may be beyond the range of f16: they are clamped to it then.
+override BEYOND_F16: u32 = 0u;
 
-@group(0) @binding(0) var<storage, read> q: array<f32>;
-@group(0) @binding(1) var<storage, read> keys: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read> values: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> sequences: array<u32>;
-@group(0) @binding(4) var<storage, read> sinks: array<f32>;
-@group(0) @binding(5) var<storage, read_write> out: array<f32>;
-
-struct Params {
-    // The most rows of a sequence.
-    n_rows: u32,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    q_offset: u32,
-    q_stride: u32,
-    // From one query of a row to the next.
-    q_step: u32,
-    out_offset: u32,
-    out_stride: u32,
-    sequences: u32,
-    n_sequences: u32,
-    pages: u32,
-    page_stride: u32,
-    row_len: u32,
-    row_scales: u32,
-    scales: u32,
-    // How many positions a query attends to; 0xffffffff for all.
-    window: u32,
-    n_splits: u32,
-    split_len: u32,
-    scale: f32,
-    softcap: f32,
-}
 @group(1) @binding(0) var<uniform> params: Params;
 
-// A score at the bound has the weight e^RAISE, which is 16, so that more of the small ones are f16; the largest weight, e^(RAISE + SLACK),
-// is one, too.
+// A score at the bound has the weight e^RAISE, which is 16, so that more of the small ones are f16. The largest weight,
+// e^(RAISE + SLACK), is one, too.
 const SLACK: f32 = 8.0;
 const RAISE: f32 = 2.7725887;
+const LARGEST: f32 = 65504.0;
 
 // 32 positions of 128 elements, in lines 34 vectors apart, so that they are in different banks; before that, 64 queries of
 // 64 elements.
@@ -118,10 +84,17 @@ fn fetch_values(row: u32, part: u32) -> Position {
     return own;
 }
 
+fn half_of(x: vec4<f32>) -> vec4<f16> {
+    if BEYOND_F16 == 1u {
+        return vec4<f16>(clamp(x, vec4<f32>(-LARGEST), vec4<f32>(LARGEST)));
+    }
+    return vec4<f16>(x);
+}
+
 fn stage_eight(to: u32, x: Eight) {
     let both = floats(x);
-    tile[to] = vec4<f16>(both[0]);
-    tile[to + 1u] = vec4<f16>(both[1]);
+    tile[to] = half_of(both[0]);
+    tile[to + 1u] = half_of(both[1]);
 }
 
 fn stage(to: u32, x: Position) {
@@ -144,7 +117,7 @@ fn stage_query(to: u32, source: u32, first: u32) {
         let e = vec4<u32>(first + 4u * i) + vec4<u32>(0u, 1u, 2u, 3u);
         let at = vec4<u32>(source) + min(e, vec4<u32>(last));
         let x = select(vec4<f32>(), vec4<f32>(q[at.x], q[at.y], q[at.z], q[at.w]), e <= vec4<u32>(last));
-        tile[to + i] = vec4<f16>(params.scale * x);
+        tile[to + i] = vec4<f16>(clamp(params.scale * x, vec4<f32>(-LARGEST), vec4<f32>(LARGEST)));
     }
 }
 
@@ -189,10 +162,12 @@ fn put_sums(thread: u32, e: u32) {
 
 @compute @workgroup_size(128)
 fn main(
-    @builtin(local_invocation_index) thread: u32,
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
 ) {
+    // Two that share a pair are adjacent in a subgroup.
+    let thread = subgroup * 32u + lane;
     let share = params.n_heads / params.n_kv_heads;
     let kv = group.x % params.n_kv_heads;
     let s = group.x / params.n_kv_heads % params.n_sequences;
@@ -216,7 +191,7 @@ fn main(
     // This invocation's pair, half of its positions, and what the pair attends to.
     let pair = first_pair + thread / 2u;
     let half = thread % 2u;
-    let own_pair = min(pair, n_pairs - 1u);
+    let own_pair = min(pair, max(n_pairs, 1u) - 1u);
     let own_row = own_pair / share;
     let head = kv * share + own_pair % share;
     let here = origin + own_row;
@@ -236,7 +211,9 @@ fn main(
     for (var i = thread; i < 576u; i += 128u) {
         scores[i] = vec4<f32>();
     }
-    let source = params.q_offset + (own.first_row + own_row) * params.q_stride + head * params.q_step;
+    // Without rows, any that there is.
+    let row_of_pair = select(own.first_row + own_row, 0u, n_pairs == 0u);
+    let source = params.q_offset + row_of_pair * params.q_stride + head * params.q_step;
     let query_at = thread / 2u * QUERY_LINE + half * 8u;
     stage_query(query_at, source, half * 32u);
     workgroupBarrier();
@@ -277,8 +254,12 @@ fn main(
     // Of this pair: the bound, and this invocation's part of the sum of weights.
     var top = LOWEST;
     var weight = 0.0;
-    var row = row_of(page_of(s, begin), kv, min(begin + thread / 4u, end - 1u));
-    var next_keys = fetch_keys(row, part);
+    var row = 0u;
+    var next_keys = Position();
+    if begin < end {
+        row = row_of(page_of(s, begin), kv, min(begin + thread / 4u, end - 1u));
+        next_keys = fetch_keys(row, part);
+    }
     for (var j0 = begin; j0 < end; j0 += 32u) {
         if thread == 0u {
             atomicStore(&rescales[0], 0u);
@@ -422,7 +403,7 @@ fn main(
         total = total * shrink + exp(sink - both + RAISE);
     }
     if half == 0u {
-        let row_at = params.out_offset + (own.first_row + own_row) * params.out_stride;
+        let row_at = params.out_offset + row_of_pair * params.out_stride;
         places[thread / 2u] = select(NOWHERE, row_at + head * params.head_dim, pair < n_pairs);
         scores[score_at + 8u].x = shrink / total;
     }

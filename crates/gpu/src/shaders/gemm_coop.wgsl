@@ -1,7 +1,7 @@
 // out[t, i] ← Σ_j w[i, j] · x[t, j], for many rows t, by cooperative matrices
 //
 // `coop_*.wgsl` loads both sides into shared memory as f16, and says what it agrees with.
-// Shapes: codes and scales as there; q [m, q_len] of 16 int8; steps as there; out f32.
+// Shapes: codes and scales as there; q and steps as there; out f32.
 // Workgroups of 256, eight subgroups of 32: 128 rows of weights by 128 of activations, 64 by 32 per subgroup,
 // 64 columns at a time.
 

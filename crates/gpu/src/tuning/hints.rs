@@ -154,8 +154,8 @@ pub fn resolve(hints: &RuntimeOptimizations, gpu: Option<&Capabilities>) -> Reso
         let (outcome, reason) = match hint {
             Hint::Kernel { operation, variant } => {
                 let decision = kernel(operation, variant, hints, gpu);
-                // The only effect of preferring floats: nothing but cooperative matrices would round them
-                // further.
+                // The only effect of preferring floats: nothing but cooperative matrices, of products and of
+                // attention, would round them further.
                 if decision.0 == Outcome::Taken
                     && (operation, variant) == ("matmul", "f32")
                     && gpu.is_some_and(|gpu| gpu.matrix_units)
@@ -272,7 +272,7 @@ fn kernel(
         return overruled(format!("attentionTier is {tier}"));
     }
     match (operation, variant) {
-        ("matmul", "f32") => taken("products that round activations to f16 are not used"),
+        ("matmul", "f32") => taken("kernels that round activations to f16 are not used"),
         ("matmul", "f16") if !gpu.matrix_units => ignored(format!(
             "products in f16 need cooperative matrices, which {} doesn't have",
             gpu.name

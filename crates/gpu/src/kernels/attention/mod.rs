@@ -247,8 +247,10 @@ fn record(
         softcap: shape.softcap.unwrap_or(0.0),
     };
     let n_pairs = sequences.n_rows * share;
-    let coop =
-        coop_kernel(recorder.device(), cache).filter(|_| states.is_none() && n_pairs >= COOP_TILE);
+    // Sequences share a dispatch whose rows are as many up to the next power of two: which kernel it is doesn't depend on
+    // who is there.
+    let enough = sequences.n_rows.next_power_of_two() * share >= COOP_TILE;
+    let coop = coop_kernel(recorder.device(), cache).filter(|_| states.is_none() && enough);
     let tile = if coop.is_some() { COOP_TILE } else { TILE };
     let units = n_pairs.div_ceil(tile) * sequences.n * n_kv_heads;
     let limits = recorder.device().limits();
@@ -280,6 +282,12 @@ fn record(
         states.unwrap_or(out.buffer).into(),
     ];
     if let Some(kernel) = coop {
+        // A scale of int8 may be the largest f16.
+        let beyond = (
+            "BEYOND_F16",
+            f64::from(u8::from(cache.dtype == CacheType::Q8_0)),
+        );
+        let constants = [&constants[..], &[beyond]].concat();
         return recorder.dispatch(kernel, &constants, &bindings, &params, [units as u32, 1]);
     }
     let kernel = match cache.dtype {

@@ -21,7 +21,7 @@ const GEMM_TILE: [usize; 2] = [64, 64];
 const COOP_TILE: [usize; 2] = [128, 128];
 
 /// Cooperative matrices in fewer workgroups than this, of [`COOP_TILE`], use smaller tiles: these rows of weights, and
-/// as many of activations or half as many. These and the next were found on an H100.
+/// as many of activations or half as many. Found on an H200, the next on an H100.
 const ENOUGH_COOP_TILES: usize = 80;
 pub(super) const COOP_FEW_TILE: usize = 64;
 
@@ -45,6 +45,8 @@ const MAX_COOP_K: usize = 22_000;
 /// Shared memory of the cooperative-matrix kernels, of whichever takes more.
 const COOP_BYTES: u32 = (2304 + 2304) * 8 + 2560 * 4;
 const _: () = assert!(COOP_BYTES >= (1152 + 1152) * 8 + 1280 * 4);
+// Of attention_coop.wgsl.
+const _: () = assert!(COOP_BYTES >= (1086 + 640) * 8 + 576 * 16 + (64 + 4) * 4);
 
 params! {
     LinearParams {
@@ -455,6 +457,11 @@ pub(super) fn pays_to_round(config: LaunchConfig, w: &Linear) -> bool {
         .unwrap_or_else(|| w.n < VERY_MANY_ROWS && (w.kind == WeightKind::Ternary || w.k < WIDE))
 }
 
+/// The same for an expert's matrix: what quantizes in every workgroup may choose the experts, too.
+pub(super) fn pays_to_round_for_experts(config: LaunchConfig, w: &Linear) -> bool {
+    pays_to_round(config, w) || config.rounds_itself.is_none() && w.k == WIDE
+}
+
 /// Whether a product of `w` and `n_rows` rows of activations is computed in tiles of them.
 fn is_tiled(device: &Device, config: LaunchConfig, w: &Linear, n_rows: usize) -> bool {
     let few_trits = w.kind == WeightKind::Ternary && n_rows >= LEAST_COOP_TRITS;
@@ -543,6 +550,7 @@ pub(super) fn multiply(
 ) -> Result<(), GpuError> {
     let config = recorder.tuning().config(&w.product(out.n_rows));
     let kernels = Kernels::of(recorder, config, w, &source)?;
+    let is_tiled = is_tiled(recorder.device(), config, w, out.n_rows);
     let nothing = recorder.device().nothing()?;
     let own = matches!(source, Source::Own { .. });
     let shape = GemvShape::of(recorder.device().limits(), config, w, out.n_rows, own);
@@ -558,7 +566,13 @@ pub(super) fn multiply(
     // What kernels for few rows have after the output.
     let mut norms: Option<(Binding<'_>, (&'static str, f64))> = None;
     match source {
-        Source::Stored(x) => inputs.extend([Binding::from(&x.q), Binding::from(&x.steps)]),
+        Source::Stored(x) => {
+            let rows = match is_tiled && kernels.coop.is_some() {
+                true => x.for_units(w.kind),
+                false => &x.q,
+            };
+            inputs.extend([Binding::from(rows), Binding::from(&x.steps)]);
+        }
         Source::Floats(x, norm) => {
             (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
             inputs.push(x.buffer.into());
@@ -583,9 +597,8 @@ pub(super) fn multiply(
         let mut bindings = vec![(&piece.codes).into(), (&piece.scales).into()];
         bindings.extend_from_slice(&inputs);
         bindings.push(out.buffer.into());
-        if is_tiled(recorder.device(), config, w, out.n_rows) {
+        if is_tiled {
             if let (Some(coop), Source::Stored(x)) = (&kernels.coop, &source) {
-                bindings[2] = x.for_units(w.kind).into();
                 let launch = CoopLaunch::of(piece.n, w.k, out.n_rows);
                 let given = (&constants[..], &bindings[..], Binding::from(&x.scratch));
                 multiply_by_units(recorder, coop, launch, epilogue, given, &mut params)?;

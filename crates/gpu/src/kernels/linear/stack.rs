@@ -4,7 +4,7 @@ use sterna_format::DType;
 
 use super::dispatch::{
     COOP_FEW_TILE, GemvShape, LinearParams, Source, by_matrix_units, can_round_rows, constants_of,
-    in_vectors, linear_params, pays_to_round, rounding, unsupported,
+    in_vectors, linear_params, pays_to_round_for_experts, rounding, unsupported,
 };
 use super::planes::Planes;
 use super::{Epilogue, Form, Input, Linear, WeightKind, check_norm, most_bytes};
@@ -205,7 +205,7 @@ impl Stack {
     fn rounds_itself(&self, recorder: &Recorder, x: &Rows<'_>, others: usize) -> bool {
         let one = self.one();
         let config = recorder.tuning().config(&one.product(1));
-        pays_to_round(config, &one) && can_round_rows(recorder, self.k, x, 1, others)
+        pays_to_round_for_experts(config, &one) && can_round_rows(recorder, self.k, x, 1, others)
     }
 }
 

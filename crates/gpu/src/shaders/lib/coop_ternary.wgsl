@@ -3,7 +3,7 @@
 // Agrees with `sterna_kernels::gemm` for ternary weights bit for bit: int8 and quarters from 1 to 1½ are
 // exact in f16, and so are sums in f32 while 4 · 1½ · 127 · k is less than 2^24, which k up to 22000 is.
 // Shapes: codes [rows, 2 · blocks] of 16 bytes, the working layout of `sterna_kernels::quant::ternary`;
-// scales [rows] f32; steps [m] of scale and sum.
+// scales [rows] f32; q [m, q_len] of 16 int8; steps [m] of scale and sum.
 
 // Sixteen bytes of a row: 64 columns, half a block.
 struct Weights {
