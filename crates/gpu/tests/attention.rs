@@ -387,7 +387,8 @@ impl Case {
                         decode(r, scores, &heads, twin, split_kv, out_rows)
                     });
                     let error = nmse(&fused, &got);
-                    // A norm's sum in another order may move a code to the other side of a half.
+                    // A norm's sum in another order may move a code to the other side of a half, besides what
+                    // hardware does without one: 3.6e-8 was seen on an H200.
                     let bound = if self.norms { bound.max(near) } else { near };
                     assert!(error < bound, "{what} at {pos}, in one: {error:e}");
                 }
