@@ -26,6 +26,11 @@ pub const PADDING: usize = 256;
 /// Values that share a stored scale and sum.
 const RUN: usize = 32;
 
+/// Whether products of blocks with so many rows may take them as f16.
+fn takes_halves(device: &Device, n_rows: usize) -> bool {
+    device.has_matrix_units() && RowClass::of(n_rows) == RowClass::Many
+}
+
 /// Memory for quantized activations, `[most_rows, most_width]` of any scaling.
 #[derive(Debug, Clone)]
 pub struct QuantizedRows {
@@ -52,7 +57,7 @@ impl QuantizedRows {
             true => device.buffer("scratch of products", COOP_SUMS_BYTES as u64)?,
             false => device.nothing()?,
         };
-        let halves = match device.has_matrix_units() && RowClass::of(most_rows) == RowClass::Many {
+        let halves = match takes_halves(device, most_rows) {
             true => device.buffer("activations as f16", bytes.saturating_mul(2))?,
             false => device.nothing()?,
         };
@@ -165,9 +170,7 @@ pub fn quantize(
     } else {
         1
     };
-    let halves = scaling != Scaling::Row
-        && device.has_matrix_units()
-        && RowClass::of(x.n_rows) == RowClass::Many;
+    let halves = scaling != Scaling::Row && takes_halves(&device, x.n_rows);
     let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
     let params = QuantizeParams {
         width: x.width as u32,

@@ -151,11 +151,10 @@ fn main(
                 score[1] += vec4<f32>(dot(q0, k1), dot(q1, k1), dot(q2, k1), dot(q3, k1));
             }
         }
-        var sees = array<vec4<bool>, 2>();
+        var seen = array<vec4<bool>, 2>();
         for (var i = 0u; i < 2u; i++) {
-            let j = vec4<u32>(j0 + column + 16u * i);
-            sees[i] = (j < vec4<u32>(end)) & (j <= last) & (here - min(j, here) < vec4<u32>(params.window));
-            score[i] = select(vec4<f32>(LOWEST), bounded(score[i]), sees[i]);
+            seen[i] = sees(vec4<u32>(j0 + column + 16u * i), end, last, here);
+            score[i] = select(vec4<f32>(LOWEST), bounded(score[i]), seen[i]);
             weights[(column + 16u * i) * 8u + quad] = score[i];
         }
         workgroupBarrier();
@@ -171,7 +170,7 @@ fn main(
         }
         workgroupBarrier();
         for (var i = 0u; i < 2u; i++) {
-            let visible = select(vec4<f32>(), exp(score[i] - now), sees[i]);
+            let visible = select(vec4<f32>(), exp(score[i] - now), seen[i]);
             weights[(column + 16u * i) * 8u + quad] = visible;
         }
         for (var c = from_chunk; c < to_chunk; c++) {

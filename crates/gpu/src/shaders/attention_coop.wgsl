@@ -124,9 +124,7 @@ fn stage_query(to: u32, source: u32, first: u32) {
 // The scores of four positions from `first` on, without those that a pair isn't to attend to.
 fn masked(score: vec4<f32>, first: u32, end: u32, last: u32, here: u32) -> vec4<f32> {
     let j = vec4<u32>(first) + vec4<u32>(0u, 1u, 2u, 3u);
-    let sees = (j < vec4<u32>(end)) & (j <= vec4<u32>(last))
-        & (vec4<u32>(here) - min(j, vec4<u32>(here)) < vec4<u32>(params.window));
-    return select(vec4<f32>(LOWEST), score, sees);
+    return select(vec4<f32>(LOWEST), score, sees(j, end, vec4<u32>(last), vec4<u32>(here)));
 }
 
 // Puts the weights of four scores into shared memory, as f16, and returns their sum.

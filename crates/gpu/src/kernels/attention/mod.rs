@@ -257,14 +257,6 @@ fn record(
     let most = limits.grid as usize;
     expect_most("attention: heads of queries in a batch", most, units)?;
     let chunks = d.div_ceil(TILE);
-    // Rows of a tile are nine vectors apart. Shared memory also holds a tile of keys and weights.
-    let all = chunks * TILE * 9 * 16 + 9216;
-    let kept = if all <= limits.workgroup_bytes as usize {
-        chunks
-    } else {
-        1
-    };
-    let n_pieces = chunks.div_ceil(MAX_CHUNKS);
     let constants = [
         ("CHUNKS", chunks as f64),
         ("PAGE", PAGE_LEN as f64),
@@ -295,6 +287,14 @@ fn record(
         CacheType::F16 => &shader::ATTENTION_F16,
         CacheType::Q8_0 => &shader::ATTENTION_Q8_0,
     };
+    // Rows of a tile are nine vectors apart. Shared memory also holds a tile of keys and weights.
+    let all = chunks * TILE * 9 * 16 + 9216;
+    let kept = if all <= limits.workgroup_bytes as usize {
+        chunks
+    } else {
+        1
+    };
+    let n_pieces = chunks.div_ceil(MAX_CHUNKS);
     let tiles = [
         ("PIECE", chunks.div_ceil(n_pieces) as f64),
         ("SPLIT", f64::from(u8::from(states.is_some()))),

@@ -4,6 +4,7 @@
 override CAUSAL: u32 = 1u;
 // Whether each head has a score that has no value, in `sinks`.
 override SINKS: u32 = 0u;
+
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> keys: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> values: array<vec4<u32>>;
@@ -36,4 +37,9 @@ struct Params {
     split_len: u32,
     scale: f32,
     softcap: f32,
+}
+
+// Whether pairs attend to positions j: of a pair at `here`, those up to `last` and before `end`, in its window.
+fn sees(j: vec4<u32>, end: u32, last: vec4<u32>, here: vec4<u32>) -> vec4<bool> {
+    return (j < vec4<u32>(end)) & (j <= last) & (here - min(j, here) < vec4<u32>(params.window));
 }
