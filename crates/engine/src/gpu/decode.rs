@@ -13,11 +13,12 @@ use std::time::Duration;
 #[cfg(not(target_arch = "wasm32"))]
 use std::time::Instant;
 
+use sterna_gpu::graph::Step;
 use sterna_gpu::graph::{PenaltyOp, SampleMethod, SampleOp, Shared, SharedGraph, View};
 use sterna_gpu::kernels::output::{Draw, MAX_TOP_K, STATE_LEN, TopK, Weights};
 use sterna_gpu::kernels::recurrent::SLOTS;
 use sterna_gpu::memory::Buffer;
-use sterna_gpu::{Commands, Device, GpuError, ReadRange, Submission};
+use sterna_gpu::{Device, GpuError, ReadRange, Submission};
 
 use super::GpuCache;
 use super::buffer::room;
@@ -332,7 +333,7 @@ impl SampleScratch {
 pub(super) struct Steps {
     graph: SharedGraph,
     /// `None` once no more are submitted: they keep memory alive.
-    commands: Option<Arc<Commands>>,
+    commands: Option<Step>,
     /// Position and token of each sequence in the next step, [`STATE_LEN`] words each.
     states: Buffer,
     under_way: VecDeque<Submission>,
@@ -352,7 +353,7 @@ impl Steps {
     /// where layers have states, until these are shared.
     pub(super) fn new(
         graph: &SharedGraph,
-        commands: Arc<Commands>,
+        commands: Step,
         states: Buffer,
         (positions, n_steps): (Vec<usize>, usize),
         is_forked: Option<Arc<AtomicBool>>,

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::kernels::linear::Form;
 use crate::memory::Buffer;
-use crate::tuning::Sample;
+use crate::tuning::{RowClass, Sample};
 use crate::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Timing};
 use fuse::fuse;
 use op::{Workspace, record};
@@ -112,13 +112,21 @@ pub struct Graph {
     /// Rows that one operation writes and the next reads.
     scratch: Option<Buffer>,
     /// Recently run steps, the latest first.
-    replays: Vec<(Vec<Op>, Arc<Commands>)>,
+    replays: Vec<(Vec<Op>, Step)>,
     work: Work,
     timings: Timings,
 }
 
+/// A recorded step. Its pieces are submitted one by one.
+#[derive(Debug, Clone)]
+pub struct Step(Arc<[Commands]>);
+
 /// Number of steps kept for replay: those of prompts and of decoding, each before and after a cache grows.
 const KEPT: usize = 4;
+
+/// Dispatches of the first piece of a step that is submitted in pieces, each twice as long as the one before: few, so that
+/// the device has something to do soon, and enough to last while the next are recorded and encoded.
+const FIRST_PIECE: usize = 16;
 
 impl Graph {
     fn new(device: &Device) -> Graph {
@@ -182,14 +190,45 @@ impl Graph {
     ///
     /// Errors: as [`Graph::flush`].
     pub fn submit(&mut self, reads: &[ReadRange]) -> Result<Submission, GpuError> {
-        let commands = self.commands()?;
-        self.run(&commands, reads)
+        let ops = std::mem::take(&mut self.ops);
+        if let Some(step) = self.replay(&ops) {
+            return self.run(&step, reads);
+        }
+        let fused = self.begin_recording(&ops)?;
+        let (mut rest, mut most) = match is_long(&fused) {
+            true => (&fused[..], FIRST_PIECE),
+            false => (&fused[..], usize::MAX),
+        };
+        let mut pieces = Vec::new();
+        let submission = loop {
+            let (piece, next) = self.record(rest, most)?;
+            (rest, most) = (next, most.saturating_mul(2));
+            let is_last = rest.is_empty();
+            let submission = self.run_piece(&piece, if is_last { reads } else { &[] })?;
+            pieces.push(piece);
+            if is_last {
+                break submission;
+            }
+        };
+        self.keep(ops, Step(pieces.into()));
+        Ok(submission)
     }
 
-    /// Submits `commands`.
+    /// Submits `step`; reads are enqueued after it.
     ///
     /// Errors: as [`Device::submit`].
-    pub fn run(
+    pub fn run(&mut self, step: &Step, reads: &[ReadRange]) -> Result<Submission, GpuError> {
+        let Some((last, others)) = step.0.split_last() else {
+            return self.device.submit(&[], reads);
+        };
+        for piece in others {
+            // Whoever waits for the last waits for all.
+            drop(self.run_piece(piece, &[])?);
+        }
+        self.run_piece(last, reads)
+    }
+
+    fn run_piece(
         &mut self,
         commands: &Commands,
         reads: &[ReadRange],
@@ -208,10 +247,7 @@ impl Graph {
     /// operations are something else.
     ///
     /// Errors: as [`Graph::flush`].
-    pub fn repeatable(
-        &mut self,
-        samples: Vec<SampleOp>,
-    ) -> Result<Option<Arc<Commands>>, GpuError> {
+    pub fn repeatable(&mut self, samples: Vec<SampleOp>) -> Result<Option<Step>, GpuError> {
         let n: usize = samples.iter().map(|sample| sample.n).sum();
         let tokens = match (self.ops.first(), samples.first()) {
             (Some(Op::Embed { out, .. }), Some(sample)) if out.n_rows == n => {
@@ -226,30 +262,52 @@ impl Graph {
             }
         }
         self.ops.extend(samples.into_iter().map(Op::Sample));
-        self.commands().map(Some)
+        let ops = std::mem::take(&mut self.ops);
+        if let Some(step) = self.replay(&ops) {
+            return Ok(Some(step));
+        }
+        // In one piece: steps follow one another without a pause, and each submission would be one.
+        let fused = self.begin_recording(&ops)?;
+        let (whole, _) = self.record(&fused, usize::MAX)?;
+        Ok(Some(self.keep(ops, Step([whole].into()))))
     }
 
-    /// The commands of all operations so far, which are removed from the graph.
-    fn commands(&mut self) -> Result<Arc<Commands>, GpuError> {
-        let ops = std::mem::take(&mut self.ops);
-        let known = self.replays.iter().position(|(known, _)| *known == ops);
-        let replay = match known {
-            Some(i) => self.replays.remove(i),
-            None => {
-                self.work.n_recorded += 1;
-                let fused = fuse(&ops);
-                self.workspace.fit(&self.device, &fused)?;
-                let mut recorder = Recorder::new(&self.device);
-                for op in &fused {
-                    record(&mut recorder, &self.workspace, op)?;
-                }
-                self.replays.truncate(KEPT - 1);
-                (ops, Arc::new(recorder.finish()?))
-            }
-        };
-        let commands = Arc::clone(&replay.1);
+    /// The step that was recorded of the same operations, if it is kept.
+    fn replay(&mut self, ops: &[Op]) -> Option<Step> {
+        let known = self.replays.iter().position(|(known, _)| known == ops)?;
+        let replay = self.replays.remove(known);
+        let step = replay.1.clone();
         self.replays.insert(0, replay);
-        Ok(commands)
+        Some(step)
+    }
+
+    /// The operations, fused, with memory for what they need.
+    fn begin_recording(&mut self, ops: &[Op]) -> Result<Vec<Op>, GpuError> {
+        self.work.n_recorded += 1;
+        let fused = fuse(ops);
+        self.workspace.fit(&self.device, &fused)?;
+        Ok(fused)
+    }
+
+    /// The commands of the first operations, with `most` dispatches and what the last of them adds, and the other
+    /// operations.
+    fn record<'a>(&self, ops: &'a [Op], most: usize) -> Result<(Commands, &'a [Op]), GpuError> {
+        let mut recorder = Recorder::new(&self.device);
+        let mut rest = ops;
+        while let Some((op, next)) = rest.split_first()
+            && recorder.len() < most
+        {
+            record(&mut recorder, &self.workspace, op)?;
+            rest = next;
+        }
+        Ok((recorder.finish()?, rest))
+    }
+
+    /// Keeps a step for replay.
+    fn keep(&mut self, ops: Vec<Op>, step: Step) -> Step {
+        self.replays.truncate(KEPT - 1);
+        self.replays.insert(0, (ops, step.clone()));
+        step
     }
 
     /// The matrix multiplications of the most recent steps, four at most, each in order: what a
@@ -280,4 +338,13 @@ impl Graph {
     pub fn work(&self) -> Work {
         self.work
     }
+}
+
+/// Whether a step takes so long that the device should begin before all of it is recorded and encoded: it has products with
+/// many rows.
+fn is_long(ops: &[Op]) -> bool {
+    ops.iter().any(|op| match op {
+        Op::Linear { x, .. } => RowClass::of(x.n_rows) == RowClass::Many,
+        _ => false,
+    })
 }
