@@ -151,7 +151,7 @@ pub(crate) struct EngineFlags {
     ctx: Option<NonZero<usize>>,
 
     /// Data type of the KV cache; f16 halves its size, q8_0 nearly quarters it [default: what a package says,
-    /// else f32]
+    /// else f16 on a GPU and f32 on the CPU]
     #[arg(long, value_enum, value_name = "TYPE")]
     cache: Option<CacheFlag>,
 
@@ -360,7 +360,7 @@ impl EngineFlags {
         let session = settings.session();
         EngineFlags {
             ctx: NonZero::new(session.ctx_len),
-            cache: Some(CacheFlag::of(session.cache)),
+            cache: session.cache.map(CacheFlag::of),
             activations: Some(ActivationsFlag::of(settings.activations())),
             ..self
         }
@@ -415,13 +415,22 @@ impl EngineFlags {
         }
     }
 
-    /// Data type of the KV cache.
-    pub(crate) fn cache(&self) -> CacheType {
-        match self.cache {
-            None | Some(CacheFlag::F32) => CacheType::F32,
-            Some(CacheFlag::F16) => CacheType::F16,
-            Some(CacheFlag::Q8_0) => CacheType::Q8_0,
-        }
+    /// Data type of the KV cache, if one is asked for.
+    fn cache(&self) -> Option<CacheType> {
+        self.cache.map(|cache| match cache {
+            CacheFlag::F32 => CacheType::F32,
+            CacheFlag::F16 => CacheType::F16,
+            CacheFlag::Q8_0 => CacheType::Q8_0,
+        })
+    }
+
+    /// Data type of the KV cache, before there is a device: as it is on a GPU if one is asked for.
+    pub(crate) fn expected_cache(&self) -> CacheType {
+        let usual = match self.device.asks_for_gpu() {
+            true => CacheType::F16,
+            false => CacheType::F32,
+        };
+        self.cache().unwrap_or(usual)
     }
 
     /// Settings of a session that holds `ctx_len` tokens.

@@ -92,6 +92,11 @@ impl DeviceFlags {
         }
     }
 
+    /// Whether a GPU is asked for, and not just any device.
+    pub(crate) fn asks_for_gpu(&self) -> bool {
+        self.backend == BackendFlag::Gpu || self.gpu.is_some()
+    }
+
     /// The hints of a package, where the user gives no others.
     pub(crate) fn hints(&self, package: RuntimeOptimizations) -> RuntimeOptimizations {
         match &self.kernel_hints {

@@ -469,9 +469,11 @@ pub(crate) fn setup(
     adapted: &Adapted<Device>,
 ) -> Result<Setup> {
     let device = computing(adapted.model().backend())?;
-    let (activations, session) = (flags.activations(), flags.session(ctx_len));
+    let activations = flags.activations();
+    let cache = flags.session(ctx_len).cache_on(adapted.model().backend());
     let digest = digest(files)?;
-    let setup = Setup::new(files.stem(), digest, plan, activations, session, device);
+    let name = files.stem();
+    let setup = Setup::new(name, digest, plan, activations, ctx_len, cache, device);
     Ok(setup.with_adapters(adapted)?)
 }
 

@@ -102,7 +102,7 @@ fn load(path: &Path, gpu: Gpu) -> Result<Arc<Model<Gpu>>, Failure> {
 fn round(model: &Arc<Model<Gpu>>, random: &mut Random, watch: &mut Watch) -> Result<(), Failure> {
     let n_vocab = model.config().n_vocab;
     let options = SessionOptions {
-        cache: [CacheType::F32, CacheType::F16, CacheType::Q8_0][random.below(3)],
+        cache: Some([CacheType::F32, CacheType::F16, CacheType::Q8_0][random.below(3)]),
         chunk: 1 + random.below(256),
         ..SessionOptions::new(CTX_LEN)
     };

@@ -58,6 +58,11 @@ pub trait Backend: Sized {
     /// Threads of this machine, for repacking weights before they are loaded.
     fn host(&self) -> &Exec;
 
+    /// The data type of cached keys and values where none is asked for.
+    fn usual_cache(&self) -> CacheType {
+        CacheType::F32
+    }
+
     /// Whether blocks of `dtype` in rows of `k` columns, or packed trits (I2_S), are rewritten when they are loaded, so that
     /// the bytes they are given in needn't stay in memory.
     fn rewrites(&self, _dtype: DType, _k: usize) -> bool {

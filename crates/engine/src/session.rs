@@ -32,20 +32,25 @@ pub struct SessionOptions {
     /// Rotary embeddings that depend on the length of the context use this, so that results don't depend on
     /// how a prompt is chunked.
     pub ctx_len: usize,
-    /// Data type of cached keys and values.
-    pub cache: CacheType,
+    /// Data type of cached keys and values; `None` for what the backend usually has ([`SessionOptions::cache_on`]).
+    pub cache: Option<CacheType>,
     /// Maximum tokens per forward pass.
     pub chunk: usize,
 }
 
 impl SessionOptions {
-    /// A context of `ctx_len` tokens, an f32 cache, chunks of 512.
+    /// A context of `ctx_len` tokens, the backend's usual cache, chunks of 512.
     pub fn new(ctx_len: usize) -> SessionOptions {
         SessionOptions {
             ctx_len,
-            cache: CacheType::F32,
+            cache: None,
             chunk: 512,
         }
+    }
+
+    /// The data type of cached keys and values on `backend`: what is asked for, else f16 on GPUs and f32 elsewhere.
+    pub fn cache_on<B: Backend>(&self, backend: &B) -> CacheType {
+        self.cache.unwrap_or_else(|| backend.usual_cache())
     }
 }
 

@@ -509,7 +509,7 @@ fn compare<T: Backend>(
     let ids: Vec<u32> = (0..12).map(|i| (1 + i * 37) % n_vocab).collect();
     model.backend().begin(comparison);
     let options = SessionOptions {
-        cache,
+        cache: Some(cache),
         ..SessionOptions::new(64)
     };
     let mut session = Session::new(Arc::clone(model), options).unwrap();

@@ -9,7 +9,7 @@ use crate::common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_HELD, MAX_ERROR_INT8, Source, check_logits, error, logits,
 };
 use crate::common::{
-    self, Reference, cpu, load_on, load_with_prompt, plan_gguf, plan_hf, read, testdata,
+    self, Reference, cpu, in_f32, load_on, load_with_prompt, plan_gguf, plan_hf, read, testdata,
 };
 use bytes::Bytes;
 use serde_json::Value;
@@ -36,7 +36,7 @@ fn gpu() -> Option<Gpu> {
 fn logits_in_parts(model: &Arc<Model<Gpu>>, ids: &[u32]) -> Vec<f32> {
     let options = SessionOptions {
         chunk: 7,
-        ..SessionOptions::new(ids.len())
+        ..in_f32(ids.len())
     };
     let mut session = Session::new(Arc::clone(model), options).unwrap();
     let (chunks, last) = ids[1..].split_at(ids.len() - 5);
@@ -54,7 +54,7 @@ fn check_model(gpu: &Gpu, source: &Source, ids: &[u32], bound: f64) {
     let n_vocab = on_cpu.config().n_vocab;
     let options = SessionOptions {
         chunk: 1000,
-        ..SessionOptions::new(ids.len())
+        ..in_f32(ids.len())
     };
     let want = logits(&on_cpu, ids, options);
     let got = logits(&on_gpu, ids, options);
@@ -165,7 +165,7 @@ fn large_tables_are_loaded_by_rows() {
     let others: Vec<u32> = (ids.iter().zip(0..))
         .map(|(id, i)| id + (i % times * n_vocab) as u32)
         .collect();
-    let options = SessionOptions::new(ids.len());
+    let options = in_f32(ids.len());
     let want = logits(&on_cpu, &ids, options);
     let check = || {
         let got = logits(&on_gpu, &others, options);
@@ -209,7 +209,7 @@ fn an_expert_is_replaced_alone() {
         };
         let model = load_on(plan.clone(), &files, gpu.clone()).unwrap();
         let ids: Vec<u32> = (3..30).collect();
-        let options = SessionOptions::new(64);
+        let options = in_f32(64);
         let before = logits(&model, &ids, options);
         let mut revision: Vec<Vec<u8>> = files.iter().map(|file| file.to_vec()).collect();
         let expert = Group::Expert {
@@ -251,7 +251,7 @@ fn a_fork_and_its_model_take_turns() {
     }
     swap.finish().unwrap();
     let ids: Vec<u32> = (3..30).collect();
-    let options = SessionOptions::new(64);
+    let options = in_f32(64);
     let [want, want_of_fork] = [&model, &fork].map(|model| logits(model, &ids, options));
     assert!(error(&want, &want_of_fork) > 1e-6);
     let mut sessions =
@@ -322,7 +322,7 @@ fn every_stored_type() {
             .iter()
             .any(|word| name.contains(word))
         {
-            let options = SessionOptions::new(ids.len());
+            let options = in_f32(ids.len());
             let on_cpu = source.load(cpu().with_activations(Activations::F32));
             let on_gpu = source.load(gpu.clone().with_activations(Activations::F32));
             let want = logits(&on_cpu, &ids, options);
@@ -346,7 +346,7 @@ fn check_tales(gpu: &Gpu, source: &Source, (cases, from): (&Value, usize), next:
     for case in cases.as_array().unwrap().iter().skip(from % 3).step_by(3) {
         let mut ids = self::ids(&case["prompt_ids"]);
         ids.extend(self::ids(&case[next]));
-        let options = SessionOptions::new(ids.len());
+        let options = in_f32(ids.len());
         let want = logits(&on_cpu, &ids, options);
         let got = logits(&on_gpu, &ids, options);
         let n_vocab = on_cpu.config().n_vocab;
@@ -430,9 +430,9 @@ fn caches_of_every_type_grow() {
     let ids = story_ids(266);
     for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
         let options = SessionOptions {
-            cache,
+            cache: Some(cache),
             chunk: 64,
-            ..SessionOptions::new(512)
+            ..in_f32(512)
         };
         let want = logits(&on_cpu, &ids, options);
         let mut session = Session::new(Arc::clone(&on_gpu), options).unwrap();
@@ -454,7 +454,7 @@ fn a_prompt_computed_while_weights_arrive_changes_nothing() {
     for name in ["stories260K/hf", "reference-states/hf/qwen3.5"] {
         let (plan, files) = plan_hf(&testdata().join(name));
         let ids: Vec<u32> = story_ids(40).iter().map(|id| id % 380).collect();
-        let options = SessionOptions::new(64);
+        let options = in_f32(64);
         let model = load_on(plan.clone(), &files, gpu.clone()).unwrap();
         let n_vocab = model.config().n_vocab;
         let mut straight = Session::new(model, options).unwrap();
@@ -480,7 +480,7 @@ fn sequences_fork_and_go_back() {
 }
 
 fn forks(model: &Arc<Model<Gpu>>, bound: f64) {
-    let options = SessionOptions::new(512);
+    let options = in_f32(512);
     let ids = ids_for(model, 40);
     let other: Vec<u32> = ids.iter().rev().copied().collect();
     let last =
@@ -524,7 +524,7 @@ fn sequences_run_together() {
 }
 
 fn together(model: &Arc<Model<Gpu>>, bound: f64) {
-    let options = SessionOptions::new(128);
+    let options = in_f32(128);
     let ids = ids_for(model, 60);
     let starts = [&ids[..1], &ids[..30], &ids[10..17]];
     let steps: [&[u32]; 3] = [&ids[20..25], &ids[3..4], &ids[40..60]];
@@ -561,7 +561,7 @@ fn tokens_are_decoded_by_the_same_commands() {
     let gpu = Gpu::new(device, 2, Isa::detect());
     let source = Source::Hf(testdata().join("bitllama-3M/hf-packed"));
     let model = source.load(gpu.clone());
-    let mut session = Session::new(Arc::clone(&model), SessionOptions::new(512)).unwrap();
+    let mut session = Session::new(Arc::clone(&model), in_f32(512)).unwrap();
     session.forward(&story_ids(130), Logits::Last).unwrap();
     session.forward(&[5], Logits::Last).unwrap();
     let before = (gpu.work(), gpu.device().memory().used);
@@ -595,8 +595,8 @@ fn forks_share_pages_until_they_are_written_to() {
     let model = stories().load(gpu.clone());
     for cache in [CacheType::F32, CacheType::Q8_0] {
         let options = SessionOptions {
-            cache,
-            ..SessionOptions::new(512)
+            cache: Some(cache),
+            ..in_f32(512)
         };
         let ids = story_ids(400);
         let mut first = Session::new(Arc::clone(&model), options).unwrap();
@@ -645,9 +645,9 @@ fn sequences_that_no_buffer_holds_together_are_in_several() {
     };
     let model = stories().load(Gpu::new(device, 2, Isa::detect()));
     let options = SessionOptions {
-        cache: CacheType::F32,
+        cache: Some(CacheType::F32),
         chunk: 64,
-        ..SessionOptions::new(512)
+        ..in_f32(512)
     };
     let ids = story_ids(512);
     let mut sessions = Vec::new();
@@ -743,7 +743,7 @@ fn adapted<B: Backend>(model: &Arc<Model<B>>, ids: &[u32], chunk: usize) -> Vec<
         .unwrap();
     let options = SessionOptions {
         chunk,
-        ..SessionOptions::new(ids.len())
+        ..in_f32(ids.len())
     };
     let mut session = Session::new(Arc::clone(model), options).unwrap();
     session
@@ -768,7 +768,7 @@ fn adapters_change_the_same() {
         let on_gpu = source.load(gpu.clone());
         let n_vocab = on_cpu.config().n_vocab;
         let want = adapted(&on_cpu, &ids, 1000);
-        let plain = logits(&on_cpu, &ids, SessionOptions::new(ids.len()));
+        let plain = logits(&on_cpu, &ids, in_f32(ids.len()));
         // The change is more than what is let pass.
         assert!(
             error(&want, &plain) > 10.0 * bound,
@@ -807,8 +807,8 @@ fn a_restored_sequence_goes_on_as_the_saved_one() {
 fn saved(model: &Arc<Model<Gpu>>) {
     for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
         let options = SessionOptions {
-            cache,
-            ..SessionOptions::new(512)
+            cache: Some(cache),
+            ..in_f32(512)
         };
         let new = || Session::new(Arc::clone(model), options).unwrap();
         let ids = ids_for(model, 300);

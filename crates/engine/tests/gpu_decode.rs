@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::{cpu, load_on, plan_hf, testdata};
+use crate::common::{cpu, in_f32, load_on, plan_hf, testdata};
 use sterna_engine::lora::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
 };
@@ -118,7 +118,7 @@ fn check_kind(kind: &str) {
     for dir in dirs.filter(|path| path.join("config.json").exists()) {
         let model = load(&dir, gpu.clone());
         let name = dir.display().to_string();
-        let options = SessionOptions::new(64);
+        let options = in_f32(64);
         // From the first position, where all rotations are alike, too; and past all windows.
         check(&name, &model, &[1], &greedy, options, 4);
         check(&name, &model, &[1, 5, 3, 7, 2], &greedy, options, 14);
@@ -153,8 +153,8 @@ fn greedy_tokens_of_trained_models_are_the_hosts() {
         (CacheType::Q8_0, &[1, 249]),
     ] {
         let options = SessionOptions {
-            cache,
-            ..SessionOptions::new(600)
+            cache: Some(cache),
+            ..in_f32(600)
         };
         for len in lens {
             check("stories260K", &model, &prompt[..*len], &greedy, options, 16);
@@ -162,7 +162,7 @@ fn greedy_tokens_of_trained_models_are_the_hosts() {
     }
     let tales = testdata().join("../crates/sterna/models/tiny-tales");
     let model = load(&tales, gpu);
-    let options = SessionOptions::new(200);
+    let options = in_f32(200);
     check("tiny-tales", &model, &[1, 300, 4], &greedy, options, 40);
 }
 
@@ -182,14 +182,7 @@ fn greedy_tokens_of_mixtures_are_the_hosts() {
             gpu.clone(),
         );
         let greedy = SamplerConfig::default();
-        check(
-            name,
-            &model,
-            &[1, 5, 3, 7, 2],
-            &greedy,
-            SessionOptions::new(64),
-            20,
-        );
+        check(name, &model, &[1, 5, 3, 7, 2], &greedy, in_f32(64), 20);
     }
 }
 
@@ -198,7 +191,7 @@ fn penalties_and_biases_choose_the_same() {
     let Some(gpu) = gpu() else { return };
     let model = load(&stories(), gpu);
     let mut prompt = vec![1, 403, 407, 261, 378, 403];
-    let options = SessionOptions::new(400);
+    let options = in_f32(400);
     let greedy = SamplerConfig::default();
     let repeat = SamplerConfig {
         repeat_penalty: 1.3,
@@ -278,7 +271,7 @@ fn chances() -> Vec<(SamplerConfig, bool)> {
 fn seeds_repeat() {
     let Some(gpu) = gpu() else { return };
     let model = load(&stories(), gpu);
-    let options = SessionOptions::new(200);
+    let options = in_f32(200);
     let prompt = [1, 403];
     for (config, always) in chances() {
         let draw = |seed, parts: &[usize]| {
@@ -314,8 +307,7 @@ fn chances_are_the_hosts() {
     let n = 200;
     for (config, _) in chances() {
         let count = |on_device: bool| {
-            let (mut session, mut sampler) =
-                start(&model, &[1, 403, 407], &config, SessionOptions::new(64));
+            let (mut session, mut sampler) = start(&model, &[1, 403, 407], &config, in_f32(64));
             let logits = session.forward(&[407], Logits::Last).unwrap();
             let mut counts = vec![0.0; n_vocab];
             for seed in 0..n {
@@ -387,10 +379,10 @@ fn the_host_chooses_what_the_device_cannot() {
             ..SamplerConfig::default()
         },
     ] {
-        let (mut session, mut sampler) = start(&model, &[1, 403], &config, SessionOptions::new(64));
+        let (mut session, mut sampler) = start(&model, &[1, 403], &config, in_f32(64));
         let (got, n_drawn) = by_device(&mut session, 403, &mut sampler, 30);
         assert_eq!(n_drawn, 0, "{config:?}");
-        let (mut session, mut sampler) = start(&model, &[1, 403], &config, SessionOptions::new(64));
+        let (mut session, mut sampler) = start(&model, &[1, 403], &config, in_f32(64));
         assert_eq!(by_host(&mut session, 403, &mut sampler, 30), got);
     }
 }
@@ -399,7 +391,7 @@ fn the_host_chooses_what_the_device_cannot() {
 fn the_cpu_leaves_it_to_the_host() {
     let model = load(&stories(), cpu());
     let config = SamplerConfig::default();
-    let options = SessionOptions::new(64);
+    let options = in_f32(64);
     let (mut session, mut sampler) = start(&model, &[1, 403], &config, options);
     let (got, n_drawn) = by_device(&mut session, 403, &mut sampler, 20);
     let (mut session, mut sampler) = start(&model, &[1, 403], &config, options);
@@ -409,7 +401,7 @@ fn the_cpu_leaves_it_to_the_host() {
 
 /// Logits after `ids`, by a session that has computed nothing else.
 fn fresh(model: &Arc<Model<Gpu>>, ids: &[u32]) -> Vec<f32> {
-    let mut session = Session::new(Arc::clone(model), SessionOptions::new(600)).unwrap();
+    let mut session = Session::new(Arc::clone(model), in_f32(600)).unwrap();
     session.forward(ids, Logits::Last).unwrap()
 }
 
@@ -426,7 +418,7 @@ fn what_was_computed_in_advance_is_taken_back() {
     let config = SamplerConfig::default();
     let prompt: Vec<u32> = (0..120).map(|i| 1 + i * 37 % 500).collect();
     let last = prompt[prompt.len() - 1];
-    let options = SessionOptions::new(600);
+    let options = in_f32(600);
     let (mut session, mut sampler) = start(&model, &prompt, &config, options);
     let decode = |session: &mut Session<Gpu>, last, sampler: &mut Sampler, n| {
         let mut last = last;
@@ -522,7 +514,7 @@ fn sequences_choose_together_what_each_would_alone() {
                 ..greedy.clone()
             },
         ];
-        let options = SessionOptions::new(96);
+        let options = in_f32(96);
         let prompts: Vec<Vec<u32>> = (0..configs.len() as u32)
             .map(|i| {
                 (0..3 + 7 * i)
@@ -599,7 +591,7 @@ struct Together {
 
 impl Together {
     fn new(model: &Arc<Model<Gpu>>, prompt: &[u32], config: &SamplerConfig) -> Together {
-        let (session, sampler) = start(model, prompt, config, SessionOptions::new(300));
+        let (session, sampler) = start(model, prompt, config, in_f32(300));
         Together {
             session,
             sampler,
@@ -701,8 +693,7 @@ fn several_sequences_are_decoded_ahead() {
             .collect();
         let alone = |i: usize, more: &[u32], n| {
             let prompt = [&prompts[i], more].concat();
-            let (mut session, mut sampler) =
-                start(&model, &prompt, &config(i), SessionOptions::new(300));
+            let (mut session, mut sampler) = start(&model, &prompt, &config(i), in_f32(300));
             by_device(&mut session, *prompt.last().unwrap(), &mut sampler, n).0
         };
         let mut all: Vec<Together> = (0..5)
@@ -783,7 +774,7 @@ fn work_of_a_shared_step(gpu: &Gpu, model: &Arc<Model<Gpu>>, n_sequences: u32) -
     let mut started: Vec<_> = (0..n_sequences)
         .map(|i| {
             let prompt: Vec<u32> = (0..5 + i).map(|j| 1 + (i * 31 + j * 17) % 250).collect();
-            start(model, &prompt, &config, SessionOptions::new(64))
+            start(model, &prompt, &config, in_f32(64))
         })
         .collect();
     let mut step = |id: u32| {
@@ -830,7 +821,7 @@ fn others_may_grow_while_a_sequence_decodes_ahead() {
     let states = testdata().join("reference-states/hf/qwen3.5");
     for model in [load(&stories(), gpu.clone()), load(&states, gpu)] {
         let config = SamplerConfig::default();
-        let options = SessionOptions::new(512);
+        let options = in_f32(512);
         let prompts: [Vec<u32>; 2] =
             [1, 7].map(|i| (0..50).map(|j| 1 + (i * j * 31) % 250).collect());
         const N: usize = 100;
@@ -875,7 +866,7 @@ fn a_context_ends() {
     let Some(gpu) = gpu() else { return };
     let model = load(&stories(), gpu);
     let config = SamplerConfig::default();
-    let (mut session, mut sampler) = start(&model, &[1, 403], &config, SessionOptions::new(24));
+    let (mut session, mut sampler) = start(&model, &[1, 403], &config, in_f32(24));
     let (ids, n_drawn) = by_device(&mut session, 403, &mut sampler, 23);
     assert_eq!((n_drawn, session.len()), (23, 24));
     let full = session.decode(ids[22], &sampler, 5).unwrap_err();
@@ -919,7 +910,7 @@ fn adapters_apply() {
         .unwrap();
     let config = SamplerConfig::default();
     let decode = |scale: f32, on_device: bool| {
-        let (mut session, mut sampler) = start(&model, &[1, 403], &config, SessionOptions::new(64));
+        let (mut session, mut sampler) = start(&model, &[1, 403], &config, in_f32(64));
         // What was computed in advance was computed without.
         by_device(&mut session, 403, &mut sampler, 4);
         session.decode(9, &sampler, 9).unwrap();
@@ -943,7 +934,7 @@ fn what_is_timed_is_what_is_done_meanwhile() {
         return;
     }
     let model = load(&stories(), gpu.clone());
-    let mut session = Session::new(Arc::clone(&model), SessionOptions::new(64)).unwrap();
+    let mut session = Session::new(Arc::clone(&model), in_f32(64)).unwrap();
     let n_done = || gpu.work().n_dispatches;
     let mut step = || -> Result<(), GpuError> {
         // Whose operations are handed over by what comes next.
@@ -993,7 +984,7 @@ fn one_submit_a_token_and_no_more_memory() {
         seed: 5,
         ..SamplerConfig::default()
     };
-    let options = SessionOptions::new(512);
+    let options = in_f32(512);
     let prompt: Vec<u32> = (0..130).map(|i| 1 + i * 37 % 500).collect();
     let last = prompt[prompt.len() - 1];
     let (mut session, mut sampler) = start(&model, &prompt, &config, options);
@@ -1036,7 +1027,7 @@ fn inputs_of_layers_are_read_where_they_are() {
     let Some(gpu) = gpu() else { return };
     let model = load(&testdata().join("reference-layers/hf/gemma4"), gpu.clone());
     let greedy = SamplerConfig::default();
-    let (mut session, mut sampler) = start(&model, &[1, 5], &greedy, SessionOptions::new(64));
+    let (mut session, mut sampler) = start(&model, &[1, 5], &greedy, in_f32(64));
     by_device(&mut session, 5, &mut sampler, 2);
     let before = gpu.work().n_dispatches;
     by_device(&mut session, 7, &mut sampler, 20);

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::common::compare::{MAX_ERROR_FLOAT, Source, error};
-use crate::common::{cpu, load_on, max_difference, read, testdata};
+use crate::common::{cpu, in_f32, load_on, max_difference, read, testdata};
 use sterna_engine::compare::{Compare, Comparison};
 use sterna_engine::hybrid::{Hybrid, OffloadPlan};
 use sterna_engine::{Backend, Gpu, Model, Session, SessionOptions};
@@ -51,7 +51,7 @@ fn texts() -> Vec<(Vec<u32>, Vec<f32>)> {
 fn hidden<B: Backend>(model: &Arc<Model<B>>, chunk: usize) -> Vec<Vec<f32>> {
     let options = SessionOptions {
         chunk,
-        ..SessionOptions::new(64)
+        ..in_f32(64)
     };
     let mut session = Session::new(Arc::clone(model), options).unwrap();
     let hidden = texts().into_iter().map(|(ids, _)| {
@@ -91,7 +91,7 @@ fn texts_of_every_length_are_the_cpus() {
     let Some(gpu) = gpu() else { return };
     let [source, _] = sources();
     let (on_cpu, on_gpu) = (source.load(cpu()), source.load(gpu));
-    let options = SessionOptions::new(64);
+    let options = in_f32(64);
     let mut a = Session::new(on_cpu, options).unwrap();
     let mut b = Session::new(on_gpu, options).unwrap();
     for n in [1, 2, 8, 9, 31, 32, 33, 64] {
@@ -111,7 +111,7 @@ fn layers_on_either_side() {
         let want = hidden(&source.load(cpu()), 64);
         for n in 0..=3 {
             let (plan, files) = source.plan();
-            let share = OffloadPlan::new(&plan, &SessionOptions::new(64)).with_layers(n);
+            let share = OffloadPlan::new(&plan, &SessionOptions::new(64), &gpu).with_layers(n);
             let hybrid = Hybrid::split(gpu.clone(), cpu(), share);
             let model = load_on(plan, &files, hybrid).unwrap();
             assert_eq!(model.backend().n_gpu_layers(), n);

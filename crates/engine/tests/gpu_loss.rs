@@ -4,11 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{load_on, plan_gguf, testdata};
+use crate::common::{in_f32, load_on, plan_gguf, testdata};
 use bytes::Bytes;
 use sterna_engine::{
-    BackendError, EngineError, Gpu, LoadError, Loader, Logits, Model, ModelPlan, Session,
-    SessionOptions, Step,
+    BackendError, EngineError, Gpu, LoadError, Loader, Logits, Model, ModelPlan, Session, Step,
 };
 use sterna_gpu::DeviceOptions;
 use sterna_kernels::Isa;
@@ -35,7 +34,7 @@ fn loaded(gpu: &Gpu) -> Arc<Model<Gpu>> {
 }
 
 fn session(model: &Arc<Model<Gpu>>) -> Session<Gpu> {
-    Session::new(Arc::clone(model), SessionOptions::new(512)).unwrap()
+    Session::new(Arc::clone(model), in_f32(512)).unwrap()
 }
 
 #[track_caller]
@@ -112,7 +111,7 @@ fn between_steps() {
             logits: Logits::Last,
         });
         expect_lost(Session::forward_together(&mut steps));
-        let mut late = match Session::new(Arc::clone(&model), SessionOptions::new(64)) {
+        let mut late = match Session::new(Arc::clone(&model), in_f32(64)) {
             Ok(late) => late,
             Err(error) => {
                 assert!(error.is_lost(), "{error}");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits,
 };
-use crate::common::{Reference, cpu, load_on, max_difference, testdata};
+use crate::common::{Reference, cpu, in_f32, load_on, max_difference, testdata};
 use sterna_engine::hybrid::{Hybrid, OffloadPlan};
 use sterna_engine::{
     Backend, Decoded, Gpu, Logits, Model, Sampler, SamplerConfig, Session, SessionOptions, Step,
@@ -65,7 +65,7 @@ fn load<B: Backend>(name: &str, backend: B) -> Arc<Model<B>> {
 }
 
 fn session<B: Backend>(model: &Arc<Model<B>>) -> Session<B> {
-    Session::new(Arc::clone(model), SessionOptions::new(256)).unwrap()
+    Session::new(Arc::clone(model), in_f32(256)).unwrap()
 }
 
 /// Ids of all vocabularies.
@@ -99,7 +99,7 @@ fn logits_are_the_cpus() {
             let n_vocab = on_cpu.config().n_vocab;
             let whole = SessionOptions {
                 chunk: 1000,
-                ..SessionOptions::new(ids.len())
+                ..in_f32(ids.len())
             };
             let want = logits(&on_cpu, ids, whole);
             for chunk in [1000, 7, 1] {
@@ -125,7 +125,7 @@ fn rotated_models_are_the_cpus() {
         let source = Source::Gguf(file.join("model.gguf"));
         let (on_cpu, on_gpu) = (source.load(cpu()), source.load(gpu.clone()));
         let (ids, n_vocab) = (ids(40), on_cpu.config().n_vocab);
-        let options = SessionOptions::new(64);
+        let options = in_f32(64);
         let want = logits(&on_cpu, &ids, options);
         for chunk in [64, 7, 1] {
             let got = logits(&on_gpu, &ids, SessionOptions { chunk, ..options });
@@ -215,7 +215,7 @@ fn sequences_of_two_threads_have_their_own() {
         let want = parts.each_ref().map(|ids| last(&mut session(&model), ids));
         let options = SessionOptions {
             chunk: 8,
-            ..SessionOptions::new(256)
+            ..in_f32(256)
         };
         std::thread::scope(|scope| {
             for (ids, want) in parts.iter().zip(&want) {
@@ -365,7 +365,7 @@ fn layers_on_either_side() {
         let n_layers = plan.config().n_layers;
         for n in [0, 1, n_layers / 2 + 1, n_layers] {
             let (plan, files) = source.plan();
-            let share = OffloadPlan::new(&plan, &SessionOptions::new(256)).with_layers(n);
+            let share = OffloadPlan::new(&plan, &SessionOptions::new(256), &gpu).with_layers(n);
             let hybrid = Hybrid::split(gpu.clone(), cpu(), share);
             let model = load_on(plan, &files, hybrid).unwrap();
             let mut session = session(&model);

@@ -8,15 +8,17 @@ use std::sync::Arc;
 use crate::common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits,
 };
-use crate::common::{best, cpu, load_on, testdata};
+use crate::common::{best, cpu, in_f32, load_on, testdata};
 use sterna_engine::hybrid::OffloadPlan;
 use sterna_engine::lora::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
 };
 use sterna_engine::swap::{Group, Swap};
-use sterna_engine::{Gpu, Hybrid, Logits, Model, ModelConfig, Session, SessionOptions, Step};
+use sterna_engine::{
+    CacheType, Gpu, Hybrid, Logits, Model, ModelConfig, Session, SessionOptions, Step,
+};
 use sterna_format::DType;
-use sterna_gpu::{Device, DeviceOptions};
+use sterna_gpu::{AdapterKind, Device, DeviceOptions};
 use sterna_kernels::Isa;
 
 /// Each test has a device of its own: a software one computes in one thread.
@@ -30,7 +32,7 @@ const CTX_LEN: usize = 64;
 fn options(chunk: usize) -> SessionOptions {
     SessionOptions {
         chunk,
-        ..SessionOptions::new(CTX_LEN)
+        ..in_f32(CTX_LEN)
     }
 }
 
@@ -48,7 +50,7 @@ fn split_for(
 ) -> Arc<Model<Hybrid>> {
     let (plan, files) = source.plan();
     let gpu = Gpu::new(device.clone(), 2, Isa::detect());
-    let share = OffloadPlan::new(&plan, options).with_layers(layers);
+    let share = OffloadPlan::new(&plan, options, &gpu).with_layers(layers);
     load_on(plan, &files, Hybrid::split(gpu, cpu(), share)).unwrap()
 }
 
@@ -203,7 +205,7 @@ fn what_is_kept_is_enough_for_the_whole_context() {
     let ids = ids(600, c.n_vocab);
     let options = SessionOptions {
         chunk: 64,
-        ..SessionOptions::new(ids.len())
+        ..in_f32(ids.len())
     };
     let want = logits(&on_cpu, &ids, options);
     let mut counts = Vec::new();
@@ -445,4 +447,21 @@ fn the_same_tokens_are_chosen() {
         }
         next = vec![id];
     }
+}
+
+#[test]
+fn a_cache_is_as_asked_for_or_as_the_device_has_it() {
+    let (plain, asked) = (SessionOptions::new(8), in_f32(8));
+    let both = |backend: &Hybrid| (plain.cache_on(backend), asked.cache_on(backend));
+    let f32 = CacheType::F32;
+    assert_eq!(both(&Hybrid::cpu(cpu())), (f32, f32));
+    let Some(device) = device() else { return };
+    let usual = match device.info().kind {
+        AdapterKind::Software => f32,
+        _ => CacheType::F16,
+    };
+    let gpu = Gpu::new(device, 2, Isa::detect());
+    let (plan, _) = hf("reference-logits/bitnet-packed").plan();
+    let share = OffloadPlan::new(&plan, &plain, &gpu);
+    assert_eq!(both(&Hybrid::split(gpu, cpu(), share)), (usual, f32));
 }

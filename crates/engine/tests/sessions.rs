@@ -289,7 +289,7 @@ fn a_half_precision_cache_stays_close() {
     let mut half = Session::new(
         Arc::clone(&model),
         SessionOptions {
-            cache: CacheType::F16,
+            cache: Some(CacheType::F16),
             ..SessionOptions::new(N_CTX)
         },
     )
@@ -380,7 +380,7 @@ fn latent_vectors_are_kept_once() {
             assert_eq!(plan.cache_bytes(100, cache), 100 * of_position as u64);
             // What is saved is what is there, in pages of 64 positions.
             let options = SessionOptions {
-                cache,
+                cache: Some(cache),
                 ..SessionOptions::new(N_CTX)
             };
             let mut session = Session::new(Arc::clone(&model), options).unwrap();
@@ -524,7 +524,7 @@ fn a_restored_sequence_goes_on_with_the_bits_of_the_saved_one() {
     for model in attending.iter().chain(&stateful()) {
         for cache in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
             let options = SessionOptions {
-                cache,
+                cache: Some(cache),
                 ..SessionOptions::new(N_CTX)
             };
             let new = || Session::new(Arc::clone(model), options).unwrap();
@@ -579,7 +579,7 @@ fn what_does_not_fit_is_not_restored() {
     }
     // Of another type, for another context, for another model of the same shape.
     let options = SessionOptions {
-        cache: CacheType::F16,
+        cache: Some(CacheType::F16),
         ..SessionOptions::new(N_CTX)
     };
     let mut other = Session::new(Arc::clone(&model), options).unwrap();

@@ -123,10 +123,9 @@ impl Server {
                 .and_then(|first| first.source.loaded.as_ref());
             devices.resize(loaded.map_or(1, Vec::len).max(1), String::new());
         }
-        let token_bytes = listed.first().map_or(0, |served| {
-            let bytes = &served.source.cache_bytes;
-            bytes(1).saturating_sub(bytes(0))
-        });
+        let token_bytes = listed
+            .first()
+            .map_or(0, |served| served.source.token_bytes());
         let metrics = Metrics::new(&devices, settings.engine.cache_bytes, token_bytes);
         let (metrics, shelf) = (Arc::new(metrics), Arc::new(Shelf::default()));
         let tell = {

@@ -40,13 +40,12 @@ impl<B: Backend> Served<B> {
         warnings: &mut Vec<Warning>,
     ) -> Result<Served<B>> {
         let text = ModelText::new(name.into(), files, &plan, session.ctx_len, warnings)?;
-        let cache = session.cache;
         let source = ModelSource {
             name: text.name.clone(),
             hash: None,
             bytes: plan.memory_bytes(),
             session,
-            cache_bytes: Arc::new(move |len| plan.cache_bytes(len, cache)),
+            cache_bytes: Arc::new(move |len, cache| plan.cache_bytes(len, cache)),
             describe: None,
             loaded: None,
             load: None,

@@ -8,7 +8,7 @@ use sterna::native::{BUILTIN, LocalModel, builtin};
 use sterna::receipt::{Checked, Device, Difference, Receipt, Setup};
 use sterna::{Adapted, AdapterFiles};
 use sterna_engine::plan::PlanOptions;
-use sterna_engine::{Activations, Backend, Cpu, SessionOptions};
+use sterna_engine::{Activations, Backend, CacheType, Cpu, SessionOptions};
 use sterna_server::{Served, Settings};
 
 const CTX_LEN: usize = 600;
@@ -16,9 +16,17 @@ const CTX_LEN: usize = 600;
 fn described<B: Backend>(adapted: &Adapted<B>) -> sterna::Result<Setup> {
     let files = LocalModel::open(BUILTIN, builtin(), None, None)?;
     let plan = files.plan(&PlanOptions::default())?;
-    let (digest, session) = (files.digest(&|_| {})?, SessionOptions::new(CTX_LEN));
+    let (digest, cache) = (files.digest(&|_| {})?, CacheType::F32);
     let device = Device::Cpu("some".to_owned());
-    let setup = Setup::new("tales", digest, &plan, Activations::Int8, session, device);
+    let setup = Setup::new(
+        "tales",
+        digest,
+        &plan,
+        Activations::Int8,
+        CTX_LEN,
+        cache,
+        device,
+    );
     setup.with_adapters(adapted)
 }
 

@@ -80,7 +80,9 @@ impl Case {
         }
         let digest = files.digest(&|_| {}).unwrap();
         let (activations, session) = (self.activations, self.session);
-        let setup = Setup::new("tiny", digest, &plan, activations, session, device);
+        let cache = session.cache_on(adapted.model().backend());
+        let ctx_len = session.ctx_len;
+        let setup = Setup::new("tiny", digest, &plan, activations, ctx_len, cache, device);
         let setup = setup.with_adapters(&adapted).unwrap();
         (adapted, setup)
     }
@@ -190,11 +192,11 @@ fn receipts_check_on_every_instruction_set() {
         Case::of(BITLLAMA),
         Case::of("testdata/stories260K/hf"),
         Case {
-            session: cache(CacheType::Q8_0),
+            session: cache(Some(CacheType::Q8_0)),
             ..Case::of(STORIES)
         },
         Case {
-            session: cache(CacheType::F16),
+            session: cache(Some(CacheType::F16)),
             activations: Activations::F32,
             ..Case::of(STORIES)
         },
@@ -332,7 +334,7 @@ fn settings_are_part_of_it() {
         },
         Case {
             session: SessionOptions {
-                cache: CacheType::F16,
+                cache: Some(CacheType::F16),
                 ..case.session
             },
             ..case.clone()

@@ -679,7 +679,7 @@ fn the_device_is_waited_for_whose_turn_it_is() {
 
     let Some(gpu) = common::gpu() else { return };
     let files = Files::tiny_tales();
-    let share = OffloadPlan::new(&files.plan, &SessionOptions::new(200));
+    let share = OffloadPlan::new(&files.plan, &SessionOptions::new(200), &gpu);
     let models = [
         files.load(Hybrid::cpu(cpu())),
         files.load(Hybrid::split(gpu, cpu(), share)),

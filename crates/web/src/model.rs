@@ -88,7 +88,8 @@ impl Model {
         let early = early.as_ref();
         let (loaded, reason) = match place {
             Place::Gpu(gpu) => {
-                let loaded = match place::trust(&gpu, &plan, files.cache_type()).await {
+                let cache = files.session(0).cache_on(&*gpu);
+                let loaded = match place::trust(&gpu, &plan, cache).await {
                     Ok(()) => {
                         let scheduling = place::scheduling(&gpu);
                         Core::load(&files, from, plan, *gpu, scheduling, early, progress).await

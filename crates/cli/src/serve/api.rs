@@ -714,8 +714,18 @@ pub(super) fn open(
         let (activations, name) = (engines[0].activations(), served.name().to_owned());
         let described = plan.clone();
         served = served.with_receipts(move |adapted| {
-            let device = model::computing(adapted.model().backend()).map_err(library_error)?;
-            let setup = Setup::new(&name, digest, &described, activations, session, device);
+            let backend = adapted.model().backend();
+            let (device, cache) = (model::computing(backend), session.cache_on(backend));
+            let device = device.map_err(library_error)?;
+            let setup = Setup::new(
+                &name,
+                digest,
+                &described,
+                activations,
+                ctx_len,
+                cache,
+                device,
+            );
             setup.with_adapters(adapted)
         });
     }

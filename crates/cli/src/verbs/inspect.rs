@@ -347,7 +347,7 @@ impl ModelReport {
             max_ctx: config.max_ctx,
             memory: MemoryReport {
                 weight_bytes: plan.memory_bytes(),
-                cache_bytes: plan.cache_bytes(ctx_len, flags.cache()),
+                cache_bytes: plan.cache_bytes(ctx_len, flags.expected_cache()),
                 ctx_len,
             },
         }

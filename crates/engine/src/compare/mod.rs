@@ -236,6 +236,10 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         self.reference.host()
     }
 
+    fn usual_cache(&self) -> CacheType {
+        self.tested.usual_cache()
+    }
+
     fn load_linear(&self, source: LinearSource) -> Result<Linear<R, T>, BackendError> {
         Ok(ComparedLinear {
             n: source.n,

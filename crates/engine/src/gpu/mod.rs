@@ -36,18 +36,18 @@ use sterna_gpu::kernels::recurrent::{ScanShape, StepWeights};
 use sterna_gpu::kernels::rotate::Rotation;
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::Sample;
-use sterna_gpu::{Device, GpuError, ReadRange, Submission, Timing};
+use sterna_gpu::{AdapterKind, Device, GpuError, ReadRange, Submission, Timing};
 use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::delta::HeadOrder;
 use sterna_kernels::experts::{Gating, Routing};
 use sterna_kernels::{Exec, Isa};
 
 use crate::backend::{
-    Attention, Backend, BackendError, BlockMatrix, CacheShape, CausalConvolution, Continued,
-    Decoding, DeltaNet, DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices, ExpertProduct,
-    KvCache, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout, PendingRows,
-    Product, ROTATIONS, RowsRead, RowsWanted, ScreenedRows, SelectiveScan, Sequence, SnapshotError,
-    Ssm, TimeMix, TokenShift, WeightData,
+    Attention, Backend, BackendError, BlockMatrix, CacheShape, CacheType, CausalConvolution,
+    Continued, Decoding, DeltaNet, DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices,
+    ExpertProduct, KvCache, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout,
+    PendingRows, Product, ROTATIONS, RowsRead, RowsWanted, ScreenedRows, SelectiveScan, Sequence,
+    SnapshotError, Ssm, TimeMix, TokenShift, WeightData,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Activations;
@@ -233,6 +233,14 @@ impl Backend for Gpu {
 
     fn host(&self) -> &Exec {
         &self.host
+    }
+
+    /// Half of the bytes, and what prompts by matrix units read. Software gains nothing by it.
+    fn usual_cache(&self) -> CacheType {
+        match self.device.info().kind {
+            AdapterKind::Software => CacheType::F32,
+            _ => CacheType::F16,
+        }
     }
 
     fn load_linear(&self, source: LinearSource) -> Result<GpuLinear, BackendError> {

@@ -21,10 +21,10 @@ use sterna_kernels::activation::{Activation, Function};
 use sterna_kernels::experts::Routing;
 
 use crate::backend::{
-    Attention, Backend, BackendError, CacheShape, CausalConvolution, Continued, Decoding, DeltaNet,
-    ExpertInput, ExpertMatrices, ExpertMemory, ExpertProduct, LatentInputs, LayerContents,
-    LinearSource, LowRank, OutputLayout, PendingRows, Product, Recurrence, RowsWanted,
-    ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
+    Attention, Backend, BackendError, CacheShape, CacheType, CausalConvolution, Continued,
+    Decoding, DeltaNet, ExpertInput, ExpertMatrices, ExpertMemory, ExpertProduct, LatentInputs,
+    LayerContents, LinearSource, LowRank, OutputLayout, PendingRows, Product, Recurrence,
+    RowsWanted, ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Cpu;
@@ -224,6 +224,13 @@ impl Backend for Hybrid {
 
     fn host(&self) -> &Exec {
         self.cpu.host()
+    }
+
+    fn usual_cache(&self) -> CacheType {
+        match &self.gpu {
+            Some(part) => part.gpu.usual_cache(),
+            None => self.cpu.usual_cache(),
+        }
     }
 
     fn rewrites(&self, dtype: DType, k: usize) -> bool {

@@ -37,8 +37,8 @@ pub struct OffloadPlan {
 const GROWTH: u64 = 2;
 
 impl OffloadPlan {
-    /// As much as fits next to a session with these `options`.
-    pub fn new(plan: &ModelPlan, options: &SessionOptions) -> OffloadPlan {
+    /// As much as fits next to a session on `gpu` with these `options`.
+    pub fn new(plan: &ModelPlan, options: &SessionOptions, gpu: &Gpu) -> OffloadPlan {
         let c = plan.config();
         let needs = (c.layers.iter().enumerate()).map(|(i, layer)| LayerNeeds {
             heads: (layer.mixer.attends() && c.shared_layer(i).is_none()).then(|| c.heads_of(i)),
@@ -91,7 +91,7 @@ impl OffloadPlan {
         OffloadPlan {
             most_layers: usize::MAX,
             layers: needs.collect(),
-            cache: options.cache,
+            cache: options.cache_on(gpu),
             ctx_len: options.ctx_len,
             activations: 4 * words,
         }

@@ -31,7 +31,7 @@ impl<B: Backend> Start<B> {
         let ropes = ropes.map(|rope| Rope::new(rope, options.ctx_len)).collect();
         let cache = backend.cache(&CacheShape {
             layers: config.kv_heads(),
-            dtype: options.cache,
+            dtype: options.cache_on(backend),
         })?;
         Ok(Start {
             options,

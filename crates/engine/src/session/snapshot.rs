@@ -100,7 +100,10 @@ impl<B: Backend> Session<B> {
             ("layers", c.n_layers as u64),
             ("key-value heads", c.n_kv_heads as u64),
             ("elements of a head", c.head_dim as u64),
-            ("type of the cache", self.options.cache as u64),
+            (
+                "type of the cache",
+                self.options.cache_on(self.model.backend()) as u64,
+            ),
         ]
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sterna_engine::plan::PlanOptions;
 use sterna_engine::{
-    Backend, Cpu, LoadError, Loader, Logits, Model, ModelPlan, Session, SessionOptions,
+    Backend, CacheType, Cpu, LoadError, Loader, Logits, Model, ModelPlan, Session, SessionOptions,
 };
 use sterna_format::gguf::{self, Gguf};
 use sterna_format::hf;
@@ -40,6 +40,14 @@ pub(crate) fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
 
 pub(crate) fn cpu() -> Cpu {
     Cpu::new(2, Isa::detect())
+}
+
+/// Sessions of `ctx_len` tokens with the same cache on every device.
+pub(crate) fn in_f32(ctx_len: usize) -> SessionOptions {
+    SessionOptions {
+        cache: Some(CacheType::F32),
+        ..SessionOptions::new(ctx_len)
+    }
 }
 
 pub(crate) fn load(

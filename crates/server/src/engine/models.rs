@@ -9,7 +9,7 @@ use sterna::receipt::Setup;
 use sterna::swap::SwappedGroup;
 use sterna::{Adapted, AdapterFiles, Context, Error, ErrorCode, Result};
 use sterna_engine::lora::ActiveAdapter;
-use sterna_engine::{Backend, Model, SessionOptions};
+use sterna_engine::{Backend, CacheType, Model, SessionOptions};
 
 use super::dispatch::{Dispatch, Errand};
 use super::{AdapterKey, Adapters, LoadAdapter};
@@ -24,18 +24,26 @@ pub(super) struct EngineModel<B: Backend> {
     pub(super) weights: u64,
     /// Settings of its sequences.
     pub(super) session: SessionOptions,
+    /// Data type of their caches.
+    pub(super) cache: CacheType,
     /// Says what computes answers, if receipts of them are written.
     pub(super) describe: Option<Arc<Describe<B>>>,
-    /// Bytes of a sequence's cache by its number of tokens.
-    pub(super) cache_bytes: Arc<CacheBytes>,
+    cache_bytes: Arc<CacheBytes>,
     /// Adapters that requests may name, beside those of all sequences. All engines share them.
     pub(super) adapters: Arc<Adapters<B>>,
     /// Is told when this is gone.
     _guard: CopyGuard,
 }
 
-/// Bytes of a sequence's cache by its number of tokens.
-pub(crate) type CacheBytes = dyn Fn(usize) -> u64 + Send + Sync;
+impl<B: Backend> EngineModel<B> {
+    /// Bytes of the cache of a sequence of `len` tokens.
+    pub(super) fn cache_bytes(&self, len: usize) -> u64 {
+        (self.cache_bytes)(len, self.cache)
+    }
+}
+
+/// Bytes of a sequence's cache by its number of tokens and its data type.
+pub(crate) type CacheBytes = dyn Fn(usize, CacheType) -> u64 + Send + Sync;
 
 /// Loads a model for the engines with these numbers; what it returns is in their order.
 pub(crate) type LoadModel<B> = dyn Fn(&[usize]) -> Result<Vec<Adapted<B>>> + Send + Sync;
@@ -93,6 +101,19 @@ pub(crate) struct ModelSource<B: Backend> {
     pub(crate) swap: Option<Box<SwapGroups<B>>>,
     /// Adapters that are loaded with it.
     pub(crate) adapters: Vec<AdapterSource>,
+}
+
+impl<B: Backend> ModelSource<B> {
+    /// Bytes of a token in the cache; where nothing is loaded yet and no data type asked for, in f32.
+    pub(crate) fn token_bytes(&self) -> u64 {
+        let loaded = self.loaded.as_ref().and_then(|loaded| loaded.first());
+        let cache = match loaded {
+            Some(adapted) => self.session.cache_on(adapted.model().backend()),
+            None => self.session.cache.unwrap_or(CacheType::F32),
+        };
+        let bytes = |len| (self.cache_bytes)(len, cache);
+        bytes(1).saturating_sub(bytes(0))
+    }
 }
 
 /// An adapter that is loaded with its model.
@@ -271,6 +292,7 @@ where
     ) {
         self.dispatch.held(number);
         let model = EngineModel {
+            cache: source.session.cache_on(adapted.model().backend()),
             adapted,
             weights,
             hash: source.hash.clone(),

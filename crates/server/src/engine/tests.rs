@@ -11,7 +11,7 @@ use sterna::generate::Request;
 use sterna::native::{LoadFrom, LocalFolder, LocalModel, Located, Weights, open_adapter};
 use sterna::{Adapted, AdapterFiles};
 use sterna_engine::plan::PlanOptions;
-use sterna_engine::{Cpu, Sampler, SamplerConfig, SessionOptions};
+use sterna_engine::{CacheType, Cpu, Sampler, SamplerConfig, SessionOptions};
 use sterna_kernels::Isa;
 
 use super::*;
@@ -117,7 +117,7 @@ impl<'a> Setup<'a> {
         let session = SessionOptions::new(400);
         let cache_bytes = {
             let plan = plan.clone();
-            Arc::new(move |len| plan.cache_bytes(len, session.cache))
+            Arc::new(move |len, cache| plan.cache_bytes(len, cache))
         };
         let own = own.map(str::to_owned);
         let load = move || {
@@ -445,7 +445,7 @@ fn the_cache_is_bounded_and_forgets_what_was_used_least_recently() {
         LocalModel::open(folder, Located::at(&testdata(folder)).unwrap(), None, None).unwrap();
     let plan = files.plan(&PlanOptions::default()).unwrap();
     // Room for two conversations of this length.
-    let room = plan.cache_bytes(2 * 115, SessionOptions::new(400).cache);
+    let room = plan.cache_bytes(2 * 115, CacheType::F32);
     let tested = engine(folder, options(room, 1));
     let prompts: Vec<Vec<u32>> = (1..4).map(|salt| prompt(100, salt * 5)).collect();
     let ask = |i: usize| tested.answer(&prompts[i]).n_cached;

@@ -10,7 +10,7 @@ use sterna::receipt::{AdapterId, Setup};
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::{SavedSequence, Sequence};
 use sterna::{Error, ErrorCode, Result};
-use sterna_engine::{Backend, EngineError, Logits, Session, SessionOptions};
+use sterna_engine::{Backend, EngineError, Logits, Session};
 
 use super::dispatch::{Dispatch, Given, Report, names};
 use super::models::{EngineModel, Table};
@@ -177,7 +177,7 @@ impl<B: Backend> Idle<B> {
     }
 
     fn n_bytes(&self) -> u64 {
-        (self.model.cache_bytes)(self.sequence.len())
+        self.model.cache_bytes(self.sequence.len())
     }
 
     /// Whether the model still has the weights that have computed it.
@@ -621,7 +621,7 @@ impl<B: Backend> Worker<B> {
         model: &EngineModel<B>,
         adapter: Option<&AdapterKey>,
     ) -> Identity {
-        let (own, SessionOptions { ctx_len, cache, .. }) = (&model.adapted, model.session);
+        let (own, cache, ctx_len) = (&model.adapted, model.cache, model.session.ctx_len);
         let adapter = adapter.map(|key| model.adapters.id(key));
         // One that is gone has no sequences.
         let adapter = adapter.map(|id| id.map_or(String::new(), |id| form(&id)));
@@ -972,7 +972,7 @@ impl<B: Backend> Worker<B> {
         let idle: u64 = self.idle.iter().map(Idle::n_bytes).sum();
         let busy = self.running.iter().map(|running| {
             let len = self.scheduler.sequence(running.id).map_or(0, Sequence::len);
-            (running.of.model.cache_bytes)(len)
+            running.of.model.cache_bytes(len)
         });
         idle + busy.sum::<u64>()
     }
@@ -1010,7 +1010,7 @@ impl<B: Backend> Worker<B> {
         model: &EngineModel<B>,
         sequence: &mut Sequence<B>,
     ) {
-        let n_bytes = (model.cache_bytes)(sequence.len());
+        let n_bytes = model.cache_bytes(sequence.len());
         match sequence.snapshot(n_bytes.try_into().unwrap_or(usize::MAX)) {
             // Weights may have been replaced meanwhile.
             Ok(saved) if model.adapted.model().generation() == identity.generation => {

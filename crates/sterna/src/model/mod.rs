@@ -531,10 +531,9 @@ impl ModelFiles {
 
     /// Settings of a session that holds `ctx_len` tokens, with the cache that a package asks for.
     pub fn session(&self, ctx_len: usize) -> SessionOptions {
-        let options = SessionOptions::new(ctx_len);
         SessionOptions {
-            cache: self.cache_type().unwrap_or(options.cache),
-            ..options
+            cache: self.cache_type(),
+            ..SessionOptions::new(ctx_len)
         }
     }
 

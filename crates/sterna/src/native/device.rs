@@ -186,9 +186,10 @@ pub fn load_on_device(
     let Some(device) = opened else {
         return load(Device::cpu(compute.cpu()), warn);
     };
-    let share = OffloadPlan::new(plan, &compute.session);
+    let gpu = compute.gpu(device);
+    let share = OffloadPlan::new(plan, &compute.session, &gpu);
     let share = share.with_layers(request.gpu_layers.unwrap_or(usize::MAX));
-    let both = Device::split(compute.gpu(device), compute.cpu(), share);
+    let both = Device::split(gpu, compute.cpu(), share);
     match load(both, warn) {
         Ok(model) => {
             let is_as_asked = preference == GpuPreference::Required && is_all_on_gpu(&model);

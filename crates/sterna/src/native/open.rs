@@ -200,9 +200,9 @@ mod tests {
             manifest["quantizationInfo"]["activations"] = json!("f32");
         });
         let asking = open(path, &on_cpu()).unwrap();
-        assert_eq!(asking.session_options().cache, CacheType::F16);
+        assert_eq!(asking.session_options().cache, Some(CacheType::F16));
         let plain = open(testdata(PACKAGE).to_str().unwrap(), &on_cpu()).unwrap();
-        assert_eq!(plain.session_options().cache, CacheType::F32);
+        assert_eq!(plain.session_options().cache, None);
         let logits = |model: &TextModel<Device>, cache| {
             let options = SessionOptions {
                 cache,
@@ -212,11 +212,11 @@ mod tests {
             session.forward(&[2, 7, 9], Logits::All).unwrap()
         };
         // Other activations, whatever the cache.
-        let f32 = CacheType::F32;
+        let f32 = Some(CacheType::F32);
         assert_ne!(logits(&asking, f32), logits(&plain, f32));
         let mut sequence = asking.sequence(8).unwrap();
         let found = sequence.forward(&[2, 7, 9], Logits::All).unwrap();
-        assert_eq!(found, logits(&asking, CacheType::F16));
+        assert_eq!(found, logits(&asking, Some(CacheType::F16)));
     }
 
     #[test]

@@ -143,11 +143,12 @@ impl Settings {
     pub(super) fn of(
         plan: &ModelPlan,
         activations: Activations,
-        session: SessionOptions,
+        ctx_len: usize,
+        cache: CacheType,
     ) -> Settings {
         Settings {
-            context: session.ctx_len as u64,
-            cache: match session.cache {
+            context: ctx_len as u64,
+            cache: match cache {
                 CacheType::F32 => Cache::F32,
                 CacheType::F16 => Cache::F16,
                 CacheType::Q8_0 => Cache::Q8_0,
@@ -166,11 +167,11 @@ impl Settings {
     /// The settings of sessions.
     pub fn session(&self) -> SessionOptions {
         SessionOptions {
-            cache: match self.cache {
+            cache: Some(match self.cache {
                 Cache::F32 => CacheType::F32,
                 Cache::F16 => CacheType::F16,
                 Cache::Q8_0 => CacheType::Q8_0,
-            },
+            }),
             // More than fits into memory holds as many tokens as are needed.
             ..SessionOptions::new(usize::try_from(self.context).unwrap_or(usize::MAX))
         }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use sterna_delivery::hash::Digest;
 use sterna_engine::compare::logits_bound;
-use sterna_engine::{Activations, Backend, ModelPlan, SessionOptions};
+use sterna_engine::{Activations, Backend, CacheType, ModelPlan};
 
 use crate::adapted::Adapted;
 use crate::error::{Result, bail};
@@ -48,13 +48,14 @@ pub struct Setup {
 
 impl Setup {
     /// The model of `plan`, called `name`, whose files have the [digest](crate::ModelFiles::digest) `digest`, in
-    /// sessions of `session`, on `device`. No adapters yet.
+    /// sessions of `ctx_len` tokens with a cache of type `cache`, on `device`. No adapters yet.
     pub fn new(
         name: &str,
         digest: Digest,
         plan: &ModelPlan,
         activations: Activations,
-        session: SessionOptions,
+        ctx_len: usize,
+        cache: CacheType,
         device: Device,
     ) -> Setup {
         Setup {
@@ -64,9 +65,9 @@ impl Setup {
                 blake3: digest.into(),
             },
             adapters: Vec::new(),
-            settings: Settings::of(plan, activations, session),
+            settings: Settings::of(plan, activations, ctx_len, cache),
             n_vocab: plan.config().n_vocab,
-            bound: logits_bound(plan, session.cache),
+            bound: logits_bound(plan, cache),
         }
     }
 

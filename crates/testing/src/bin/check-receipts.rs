@@ -91,12 +91,15 @@ impl Model {
         let plan = opened.plan(&PlanOptions::default())?;
         let digest = drive(opened.digest(|_| {}), files)?;
         let device = Device::Cpu(isa.name().to_owned());
-        let setup = Setup::new("builtin", digest, &plan, Activations::Int8, session, device);
+        let cpu = Cpu::new(1, isa);
+        let (ctx_len, cache) = (session.ctx_len, session.cache_on(&cpu));
+        let int8 = Activations::Int8;
+        let setup = Setup::new("builtin", digest, &plan, int8, ctx_len, cache, device);
         let options = LoadOptions {
             verification: Verification::ByLoading,
             ..LoadOptions::default()
         };
-        let loaded = drive(opened.load(plan, Cpu::new(1, isa), options), files)?;
+        let loaded = drive(opened.load(plan, cpu, options), files)?;
         Ok(Self {
             adapted: Adapted::new(loaded.model),
             setup,

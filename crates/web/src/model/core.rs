@@ -115,11 +115,11 @@ impl<B: Backend + 'static> Core<B> {
             Some(early) => early.prompt(files, options)?,
             None => None,
         };
+        let cache = options.cache_on(&backend);
         let sizes = Sizes {
             parameters: files.tensors().n_parameters(),
             weight_bytes: plan.memory_bytes(),
-            cache_bytes_per_token: plan.cache_bytes(2, options.cache)
-                - plan.cache_bytes(1, options.cache),
+            cache_bytes_per_token: plan.cache_bytes(2, cache) - plan.cache_bytes(1, cache),
         };
         let revisions = Revisions::of(files, &plan);
         let total = plan.weight_bytes();
@@ -470,7 +470,9 @@ impl<B: Backend + 'static> Core<B> {
         let plan = files.plan(&PlanOptions::default())?;
         let activations = files.activations().unwrap_or_default();
         let options = receipt.settings().session();
-        let setup = Setup::new(files.stem(), digest, &plan, activations, options, device);
+        let cache = options.cache_on(self.backend());
+        let (name, ctx_len) = (files.stem(), options.ctx_len);
+        let setup = Setup::new(name, digest, &plan, activations, ctx_len, cache, device);
         let mut setup = setup.with_adapters(&Adapted::new(Arc::clone(&self.model)))?;
         for used in uses {
             let (_, digest) = self.adapter(&used.name)?;

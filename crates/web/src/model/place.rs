@@ -91,8 +91,7 @@ fn because(code: &'static str, message: &str) -> Reason {
 /// Compares each family of kernels that `plan` needs with the CPU.
 ///
 /// Errors: the GPU gives other results, or fails.
-pub(super) async fn trust(gpu: &Gpu, plan: &ModelPlan, cache: Option<CacheType>) -> Result<()> {
-    let cache = cache.unwrap_or(CacheType::F32);
+pub(super) async fn trust(gpu: &Gpu, plan: &ModelPlan, cache: CacheType) -> Result<()> {
     let tested = self_test(gpu, &plan.kernels(), cache).await;
     tested.map_err(|error| Error::typed(ErrorCode::Compute, error).context("the GPU"))
 }

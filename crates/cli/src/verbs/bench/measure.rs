@@ -5,7 +5,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use bytes::Bytes;
 use sterna_engine::{
-    Decoded, Logits, ModelConfig, ModelPlan, Sampler, SamplerConfig, Session, SessionOptions, Step,
+    CacheType, Decoded, Logits, ModelConfig, ModelPlan, Sampler, SamplerConfig, Session,
+    SessionOptions, Step,
 };
 use sterna_kernels::{Exec, Isa};
 
@@ -88,8 +89,8 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// What bounds `test` of the planned model, with caches as in `session`.
-    pub(super) fn of(test: Test, plan: &ModelPlan, session: &SessionOptions) -> Work {
+    /// What bounds `test` of the planned model, with caches of this type.
+    pub(super) fn of(test: Test, plan: &ModelPlan, cache: CacheType) -> Work {
         match test {
             Test::Prefill(n) => Work {
                 bytes: None,
@@ -97,12 +98,12 @@ impl Work {
             },
             Test::Decode { n, depth, batch } => {
                 // Weights once per step, and for each sequence its cache so far.
-                let cache: u64 = (depth..depth + n)
-                    .map(|pos| cache_bytes(plan, session, pos))
+                let cached: u64 = (depth..depth + n)
+                    .map(|pos| cache_bytes(plan, cache, pos))
                     .sum();
                 let tokens = (n * batch) as u64;
                 Work {
-                    bytes: Some(plan.bytes_per_token() * n as u64 + cache * batch as u64),
+                    bytes: Some(plan.bytes_per_token() * n as u64 + cached * batch as u64),
                     multiply_adds: (batch > 1).then(|| plan.prefill_multiply_adds(1) * tokens),
                 }
             }
@@ -111,14 +112,14 @@ impl Work {
 }
 
 /// Bytes of the cache that the last of `n` positions attends to.
-fn cache_bytes(plan: &ModelPlan, session: &SessionOptions, n: usize) -> u64 {
+fn cache_bytes(plan: &ModelPlan, cache: CacheType, n: usize) -> u64 {
     let ModelConfig {
         n_layers, layers, ..
     } = plan.config();
     let seen = layers
         .iter()
         .map(|layer| layer.window.map_or(n, |window| window.min(n)));
-    seen.map(|seen| plan.cache_bytes(seen, session.cache) / *n_layers as u64)
+    seen.map(|seen| plan.cache_bytes(seen, cache) / *n_layers as u64)
         .sum()
 }
 
@@ -183,6 +184,11 @@ impl Candidate {
     /// The GPU that the model is computed on, if any, and how much of it.
     pub(super) fn gpu_share(&self) -> Option<String> {
         native::gpu_share(self.model.model())
+    }
+
+    /// Data type of the caches of sessions with these options.
+    pub(super) fn cache(&self, options: &SessionOptions) -> CacheType {
+        options.cache_on(self.model.model().backend())
     }
 
     /// Fills the caches that `tests` begin with.

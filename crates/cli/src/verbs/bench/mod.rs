@@ -118,9 +118,6 @@ impl Bench {
         }
 
         let plan = model::plan(&files, &self.flags.files)?;
-        let works: Vec<Work> = (tests.iter())
-            .map(|test| Work::of(*test, &plan, &options))
-            .collect();
         let model = ModelReport {
             name: files.name().to_owned(),
             family: plan.config().family.name.to_owned(),
@@ -135,6 +132,12 @@ impl Bench {
             let exec = Exec::new(threads, args::isa()?);
             candidates.push(Candidate::new(threads, load_ms, model, exec));
         }
+        // All are on the same device.
+        let works: Vec<Work> = candidates.first().map_or_else(Vec::new, |candidate| {
+            let cache = candidate.cache(&options);
+            let works = tests.iter().map(|test| Work::of(*test, &plan, cache));
+            works.collect()
+        });
         let mapped = files.sources().iter().map(SourceFile::bytes);
         let mapped: Vec<Bytes> = mapped.collect::<sterna::Result<_>>()?;
         let plan = measure::Plan {

@@ -396,7 +396,7 @@ fn what_leaves_the_memory_of_the_host_goes_to_disk() {
     let files =
         LocalModel::open(folder, Located::at(&testdata(folder)).unwrap(), None, None).unwrap();
     let plan = files.plan(&PlanOptions::default()).unwrap();
-    let one = plan.cache_bytes(128, SessionOptions::new(400).cache) * 3 / 2;
+    let one = plan.cache_bytes(128, CacheType::F32) * 3 / 2;
     let tested = engines_with(1, folder, None, small(one), Some(&cache));
     for prompt in &prompts {
         tested.answer(prompt);
