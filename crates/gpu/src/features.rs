@@ -24,10 +24,13 @@ pub struct Features {
     pub pipeline_cache: bool,
     /// Cooperative matrices: 16×16 products of f16 with f32 accumulators, by a subgroup. Needs `f16`.
     pub cooperative_matrix: bool,
+    /// The kernels that use cooperative matrices run without them, natively: to test these kernels, which are slow then.
+    /// Not one of [`Features::ALL`]; devices with cooperative matrices don't have it.
+    pub emulated_matrix: bool,
 }
 
 impl Features {
-    /// All of them.
+    /// All of them that are to be had.
     pub const ALL: Features = Features {
         subgroups: true,
         f16: true,
@@ -36,6 +39,7 @@ impl Features {
         immediates: true,
         pipeline_cache: true,
         cooperative_matrix: true,
+        emulated_matrix: false,
     };
 
     /// None of them: the baseline of every device.
@@ -47,6 +51,7 @@ impl Features {
         immediates: false,
         pipeline_cache: false,
         cooperative_matrix: false,
+        emulated_matrix: false,
     };
 
     /// Those that both have.
@@ -60,6 +65,7 @@ impl Features {
             immediates: self.immediates && other.immediates,
             pipeline_cache: self.pipeline_cache && other.pipeline_cache,
             cooperative_matrix: self.cooperative_matrix && other.cooperative_matrix,
+            emulated_matrix: self.emulated_matrix && other.emulated_matrix,
         }
     }
 
@@ -74,6 +80,7 @@ impl Features {
             immediates: !other.immediates,
             pipeline_cache: !other.pipeline_cache,
             cooperative_matrix: !other.cooperative_matrix,
+            emulated_matrix: !other.emulated_matrix,
         })
     }
 

@@ -1,6 +1,8 @@
 //! Preparing heads, caches, and attention, against the CPU.
 
-use crate::common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use crate::common::{
+    Random, device, devices, emulated, floats, nmse, run, scalar, spread, spread_rows,
+};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
     Angles, AttentionShape, CacheLayer, CacheType, CachedValues, HeadNorms, Heads, PAGE_LEN,
@@ -598,6 +600,52 @@ fn many_rows_agree_with_the_cpu() {
     ] {
         case.check(device, &[100, 37, 64]);
     }
+}
+
+#[test]
+fn many_rows_by_emulated_matrix_units_agree_with_the_cpu() {
+    let Some(device) = emulated() else { return };
+    let case = Case {
+        n_heads: 8,
+        dtype: CacheType::F16,
+        ..PLAIN
+    };
+    for case in [
+        Case {
+            head_dim: 33,
+            rope_dim: 32,
+            window: Some(40),
+            ..case
+        },
+        Case {
+            gated: true,
+            n_heads: 6,
+            softcap: Some(1.5),
+            dtype: CacheType::Q8_0,
+            ..case
+        },
+        Case {
+            head_dim: 96,
+            causal: false,
+            sinks: true,
+            ..case
+        },
+        // The largest score grows from tile to tile.
+        Case {
+            scale: 3.0,
+            head_dim: 128,
+            ..case
+        },
+    ] {
+        case.check(&device, &[70]);
+    }
+}
+
+#[test]
+fn sequences_of_a_batch_by_emulated_matrix_units_are_as_each_alone() {
+    let Some(device) = emulated() else { return };
+    let sequences = [(0, 20), (50, 64), (70, 30)];
+    check_batch(&device, CacheType::Q8_0, Some(50), &sequences);
 }
 
 /// Of texts that are read as a whole, also behind others, and with a window behind each position.

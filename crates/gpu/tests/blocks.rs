@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::common::{device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use crate::common::{device, devices, emulated, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
@@ -294,6 +294,23 @@ fn shapes_of_real_models() {
         for m in [1, 3] {
             check(device, dtype, (64, 71 * 128, m), Epilogue::Store);
         }
+    }
+}
+
+#[test]
+fn emulated_matrix_units_agree_with_the_cpu() {
+    let Some(device) = emulated() else { return };
+    for dtype in TYPES {
+        let block = dtype.block_len().max(32);
+        check(&device, dtype, (67, 5 * block, 9), Epilogue::Store);
+        check(&device, dtype, (34, 2 * block, 10), Epilogue::Add);
+    }
+    let gate = Epilogue::Gate(Activation::Relu2);
+    check(&device, DType::Q4_K, (66, 512, 33), gate);
+    // Wide tiles, the last of them in part; and parts of the columns.
+    for dtype in [DType::Q4_K, DType::Q6_K] {
+        check(&device, dtype, (1290, 256, 1030), Epilogue::Store);
+        check(&device, dtype, (300, 4096, 40), Epilogue::Add);
     }
 }
 

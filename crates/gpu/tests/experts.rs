@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use crate::common::{
+    Random, device, devices, emulated, floats, nmse, run, scalar, spread, spread_rows,
+};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
@@ -562,6 +564,27 @@ fn every_type_is_multiplied_as_on_the_cpu() {
                 };
                 assert_eq!(check(device, &case), 1);
             }
+        }
+    }
+}
+
+#[test]
+fn emulated_matrix_units_agree_with_the_cpu() {
+    let Some(device) = emulated() else { return };
+    let kinds = [DType::Q8_0, DType::Q4_K, DType::Q6_K].map(WeightKind::Blocks);
+    for kind in [WeightKind::Ternary].into_iter().chain(kinds) {
+        for (n_experts, n_rows, n_used, shared) in [(8, 17, 4, true), (6, 90, 1, false)] {
+            let case = Case {
+                kind,
+                n: 70,
+                k: 512,
+                n_experts,
+                n_rows,
+                n_used,
+                shared,
+                gated: shared,
+            };
+            assert_eq!(check(&device, &case), 1);
         }
     }
 }

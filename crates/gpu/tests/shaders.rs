@@ -2,7 +2,7 @@
 
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use sterna_gpu::Features;
-use sterna_gpu::shader::{ALL, Shader, Target};
+use sterna_gpu::shader::{ALL, Need, Shader, Target};
 
 fn variants() -> impl Iterator<Item = Features> {
     (0..8).map(|bits| Features {
@@ -59,6 +59,25 @@ fn every_variant_is_valid_wgsl() {
             assert_eq!(browser.contains("enable subgroups;"), uses_subgroups);
         }
     }
+}
+
+#[test]
+fn cooperative_matrices_can_be_emulated() {
+    let features = Features {
+        cooperative_matrix: false,
+        emulated_matrix: true,
+        ..Features::ALL
+    };
+    let with_matrices = |shader: &&&Shader| shader.needs.contains(&Need::CooperativeMatrix);
+    let mut n = 0;
+    for shader in ALL.iter().filter(with_matrices) {
+        assert!(shader.runs_with(features));
+        let text = shader.assemble(Target::Native, features);
+        assert!(!text.contains("coop_mat"), "{}", shader.name);
+        validate(shader, &text);
+        n += 1;
+    }
+    assert!(n > 20, "{n}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Quantizing to int8, and ternary linear layers: the same bits as on the CPU.
 
-use crate::common::{Random, device, devices, floats, nmse, run, scalar, spread, spread_rows};
+use crate::common::{
+    Random, device, devices, emulated, floats, nmse, run, scalar, spread, spread_rows,
+};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{Epilogue, Input, Linear, WeightKind, multiply};
@@ -330,6 +332,24 @@ fn shapes_of_real_models() {
     if device.has_matrix_units() {
         check(device, 1400, 130, 1100, Epilogue::Store);
         check(device, 300, 4100, 40, Epilogue::Add);
+    }
+}
+
+#[test]
+fn emulated_matrix_units_give_the_bits_of_the_cpu() {
+    let Some(device) = emulated() else { return };
+    let gate = Epilogue::Gate(Activation::Relu2);
+    for (n, k, m, epilogue) in [
+        (65, 1000, 9, Epilogue::Store),
+        (66, 256, 17, Epilogue::Add),
+        (128, 256, 70, gate),
+        // Five rows.
+        (38, 384, 5, Epilogue::Store),
+        // Wide tiles, the last of them in part; and parts of the columns.
+        (1290, 130, 1030, Epilogue::Store),
+        (300, 4100, 40, Epilogue::Add),
+    ] {
+        check(&device, n, k, m, epilogue);
     }
 }
 

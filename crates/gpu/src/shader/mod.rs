@@ -5,6 +5,8 @@
 //! products in one instruction or several. Native and browser builds embed the same files; what their
 //! compilers require differently is prepended by [`Shader::assemble`].
 
+#[cfg(not(target_family = "wasm"))]
+mod emulated;
 mod params;
 mod table;
 mod text;
@@ -13,6 +15,8 @@ pub use params::Param;
 pub(crate) use params::{Params, params};
 pub use table::ALL;
 pub(crate) use table::*;
+
+use std::borrow::Cow;
 
 use crate::{Features, checksum};
 
@@ -84,11 +88,12 @@ impl Shader {
         for need in self.needs {
             text.push_str(match need {
                 Need::F16 => "enable f16;\n",
+                Need::CooperativeMatrix if features.emulated_matrix => "",
                 Need::CooperativeMatrix => "enable wgpu_cooperative_matrix;\n",
             });
         }
-        let by_subgroups = self.libs.contains(&Lib::Reduce) && features.subgroups
-            || self.needs.contains(&Need::CooperativeMatrix);
+        let has_matrices = self.needs.contains(&Need::CooperativeMatrix);
+        let by_subgroups = self.libs.contains(&Lib::Reduce) && features.subgroups || has_matrices;
         if target == Target::Browser && by_subgroups {
             text.push_str("enable subgroups;\n");
         }
@@ -102,12 +107,15 @@ impl Shader {
             });
             text.push('\n');
         }
-        if features.immediates {
-            text.push_str(&self.source.replace(PARAMS, IMMEDIATE_PARAMS));
-        } else {
-            text.push_str(self.source);
+        let mut source = Cow::Borrowed(self.source);
+        #[cfg(not(target_family = "wasm"))]
+        if features.emulated_matrix && has_matrices {
+            source = Cow::Owned(emulated::emulate(&source));
         }
-        text
+        if features.immediates {
+            source = Cow::Owned(source.replace(PARAMS, IMMEDIATE_PARAMS));
+        }
+        text + &source
     }
 
     /// Bytes of its `Params`: words, one after the other.
@@ -119,7 +127,7 @@ impl Shader {
     pub fn runs_with(&self, features: Features) -> bool {
         self.needs.iter().all(|need| match need {
             Need::F16 => features.f16,
-            Need::CooperativeMatrix => features.cooperative_matrix,
+            Need::CooperativeMatrix => features.cooperative_matrix || features.emulated_matrix,
         })
     }
 }

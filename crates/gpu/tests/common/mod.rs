@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 use std::cell::OnceCell;
+use std::time::Duration;
 
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::memory::Buffer;
@@ -54,6 +55,26 @@ pub(crate) fn device() -> Option<&'static Device> {
     }
     let open = || sterna_testing::gpu::device().map(|device| &*Box::leak(Box::new(device)));
     DEVICE.with(|device| *device.get_or_init(open))
+}
+
+/// A device that emulates matrix units, for the kernels that use them; `None`, too, where there are some: other tests reach
+/// these kernels then.
+pub(crate) fn emulated() -> Option<Device> {
+    let features = Features {
+        emulated_matrix: true,
+        ..Features::ALL
+    };
+    let options = DeviceOptions {
+        features,
+        timeout: Duration::from_secs(600),
+        ..DeviceOptions::default()
+    };
+    let device = sterna_testing::gpu::device_with(&options)?;
+    if device.features().cooperative_matrix {
+        return None;
+    }
+    assert!(device.has_matrix_units(), "{:?}", device.features());
+    Some(device)
 }
 
 /// Runs what `record` records, and reads `len` floats of `out`.

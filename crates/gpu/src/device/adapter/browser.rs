@@ -55,6 +55,7 @@ pub(in crate::device) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -
         timestamps: false,
         pipeline_cache: false,
         cooperative_matrix: false,
+        emulated_matrix: false,
     });
     let word = |name| u32::try_from(adapter.limit(name)).unwrap_or(u32::MAX);
     let (min_subgroup, max_subgroup) = match features.subgroups {

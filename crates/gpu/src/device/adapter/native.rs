@@ -53,6 +53,12 @@ pub(in crate::device) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -
             && p.cr_type == wgpu::CooperativeScalarType::F32
     };
     let f16 = options.features.f16 && has.contains(wgpu::Features::SHADER_F16);
+    let subgroups = options.features.subgroups && has.contains(wgpu::Features::SUBGROUP);
+    // These kernels read their subgroup id.
+    let cooperative_matrix = f16
+        && subgroups
+        && has.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
+        && adapter.cooperative_matrix_properties().iter().any(matrix);
     let features = options.features.and(Features {
         // Kernels exchange values among at least eight invocations.
         subgroups: has.contains(wgpu::Features::SUBGROUP) && info.subgroup_min_size >= 8,
@@ -62,12 +68,8 @@ pub(in crate::device) fn negotiate(adapter: &Adapter, options: &DeviceOptions) -
         immediates: has.contains(wgpu::Features::IMMEDIATES)
             && most.max_immediate_size >= IMMEDIATE_BYTES,
         pipeline_cache: has.contains(wgpu::Features::PIPELINE_CACHE),
-        // These kernels read their subgroup id.
-        cooperative_matrix: f16
-            && has.contains(wgpu::Features::SUBGROUP)
-            && options.features.subgroups
-            && has.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
-            && adapter.cooperative_matrix_properties().iter().any(matrix),
+        cooperative_matrix,
+        emulated_matrix: f16 && subgroups && !cooperative_matrix,
     });
     let defaults = wgpu::Limits::default();
     let limits = Limits {

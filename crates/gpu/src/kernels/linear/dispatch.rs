@@ -275,10 +275,12 @@ pub(super) fn in_vectors(source: &Source<'_>, k: usize) -> bool {
     }
 }
 
-/// Whether cooperative-matrix kernels run: in subgroups of 32, with shared memory for their tiles.
+/// Whether cooperative-matrix kernels run: in subgroups of 32, with shared memory for their tiles; or, for tests, emulated,
+/// for which software has as much as it takes, whatever it says.
 pub(crate) fn has_matrix_units(features: Features, limits: &Limits) -> bool {
     let of_32 = limits.min_subgroup == 32 && limits.max_subgroup == 32;
-    features.cooperative_matrix && of_32 && limits.workgroup_bytes >= COOP_BYTES
+    features.emulated_matrix
+        || features.cooperative_matrix && of_32 && limits.workgroup_bytes >= COOP_BYTES
 }
 
 /// Whether cooperative matrices multiply `w` by many rows.
