@@ -111,10 +111,11 @@ fn main(at: Invocation, group: Group) {
         head[e] = x;
         squares += x * x;
     }
-    let sum = workgroup_sum_f32(at, squares);
-    if (is_query && Q_NORM == 1u) || (is_key && K_NORM == 1u) {
+    if Q_NORM == 1u || K_NORM == 1u {
+        let sum = workgroup_sum_f32(at, squares);
         let inverse = 1.0 / sqrt(sum / f32(params.head_dim) + params.eps);
-        for (var e = thread; e < params.head_dim; e += WG) {
+        let is_normed = select(K_NORM == 1u && is_key, Q_NORM == 1u, is_query);
+        for (var e = thread; is_normed && e < params.head_dim; e += WG) {
             // No product of the two weights is used: a head has one of them.
             if is_query {
                 head[e] = head[e] * inverse * q_weight[e];

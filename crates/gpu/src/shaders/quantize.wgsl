@@ -35,23 +35,37 @@ struct Params {
 // Maxima of runs of 32, to be shared by blocks of 256.
 var<workgroup> maxima: array<f32, 128>;
 
-fn value(begin: u32, i: u32, inverse: f32) -> f32 {
+fn element(begin: u32, i: u32) -> f32 {
     if i >= params.width {
         return 0.0;
     }
-    let v = x[begin + i];
-    if NORM == 1u {
-        return v * inverse * weight[i];
-    }
-    return v;
+    return x[begin + i];
 }
 
-fn values(begin: u32, i: u32, inverse: f32) -> vec4<f32> {
+// Word i of the row that begins at `begin`: four elements, zeros beyond its end.
+fn word_at(begin: u32, i: u32) -> vec4<f32> {
     return vec4<f32>(
-        value(begin, i, inverse),
-        value(begin, i + 1u, inverse),
-        value(begin, i + 2u, inverse),
-        value(begin, i + 3u, inverse),
+        element(begin, 4u * i),
+        element(begin, 4u * i + 1u),
+        element(begin, 4u * i + 2u),
+        element(begin, 4u * i + 3u),
+    );
+}
+
+fn weight_of(i: u32) -> f32 {
+    if NORM == 0u || i >= params.width {
+        return 1.0;
+    }
+    return weight[i];
+}
+
+// What word i is multiplied with after it is divided by the root mean square.
+fn weights_at(i: u32) -> vec4<f32> {
+    return vec4<f32>(
+        weight_of(4u * i),
+        weight_of(4u * i + 1u),
+        weight_of(4u * i + 2u),
+        weight_of(4u * i + 3u),
     );
 }
 
@@ -72,25 +86,36 @@ fn main(at: Invocation, group: Group) {
     let live = row < params.n_rows;
     let begin = params.x_offset + min(row, params.n_rows - 1u) * params.x_stride;
     let thread = thread_of(at);
+    let part = group_of(group) % params.parts;
+    let words = params.padded / 4u;
+    // An invocation's first word stays in registers. Most rows have no more for each.
+    let own = part * WG + thread;
+    let own_word = word_at(begin, own);
+    let own_weights = weights_at(own);
     var inverse = 1.0;
     if NORM == 1u {
-        var squares = 0.0;
-        for (var i = thread; i < params.width; i += WG) {
-            squares += x[begin + i] * x[begin + i];
+        var squares = dot(own_word, own_word);
+        for (var i = own + WG; i < words; i += WG) {
+            let v = word_at(begin, i);
+            squares += dot(v, v);
         }
         let mean = workgroup_sum_f32(at, squares) / f32(params.width);
         inverse = 1.0 / sqrt(mean + params.eps);
     }
-    let words = params.padded / 4u;
+    let own_values = own_word * inverse * own_weights;
     if SCALING == 0u {
-        var top = 1e-5;
-        for (var i = thread; i < words; i += WG) {
-            top = max(top, largest(values(begin, 4u * i, inverse)));
+        var top = max(1e-5, largest(own_values));
+        for (var i = own + WG; i < words; i += WG) {
+            top = max(top, largest(word_at(begin, i) * inverse * weights_at(i)));
         }
         let scale = divide(1.0, workgroup_max_f32(at, top)) * 127.0;
         var sum = 0;
-        for (var i = thread; i < words; i += WG) {
-            let codes = vec4<i32>(round(values(begin, 4u * i, inverse) * scale));
+        for (var i = own; i < words; i += WG) {
+            var v = own_values;
+            if i != own {
+                v = word_at(begin, i) * inverse * weights_at(i);
+            }
+            let codes = vec4<i32>(round(v * scale));
             sum += codes.x + codes.y + codes.z + codes.w;
             if live {
                 q[row * words + i] = pack(codes);
@@ -103,10 +128,12 @@ fn main(at: Invocation, group: Group) {
         return;
     }
     // Every invocation has a word in every iteration, so that all take part in exchanges.
-    let part = group_of(group) % params.parts;
     for (var turn = 0u; turn * params.parts * WG < words; turn++) {
-        let i = (turn * params.parts + part) * WG + thread;
-        let v = values(begin, 4u * i, inverse);
+        let i = turn * params.parts * WG + own;
+        var v = own_values;
+        if turn > 0u {
+            v = word_at(begin, i) * inverse * weights_at(i);
+        }
         var top = eight_max_f32(at, largest(v));
         if SCALING == 1u {
             if thread % 8u == 0u {
