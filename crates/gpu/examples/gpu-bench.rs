@@ -11,7 +11,6 @@
 //! the device's timestamps too.
 
 use std::error::Error;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use sterna_format::DType;
@@ -304,22 +303,11 @@ fn weights(
     } else {
         Vec::new()
     };
-    let linear = Linear::upload(
-        device,
-        upload,
-        kind,
-        (n, k),
-        &scales,
-        |rows: Range<usize>, out| {
-            for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
-                out.copy_from_slice(&pattern[row % period * row_bytes..][..row_bytes]);
-            }
-            Ok::<(), GpuError>(())
-        },
-    )?;
-    let rows = CHECKED_ROWS.min(n);
-    let first = (0..rows).flat_map(|row| pattern[row % period * row_bytes..][..row_bytes].to_vec());
-    Ok((linear, first.collect()))
+    let mut rows = pattern.repeat(n.div_ceil(period));
+    rows.truncate(n * row_bytes);
+    let linear = Linear::upload(device, upload, kind, (n, k), &scales, &rows)?;
+    rows.truncate(CHECKED_ROWS.min(n) * row_bytes);
+    Ok((linear, rows))
 }
 
 /// A weight matrix several times over.

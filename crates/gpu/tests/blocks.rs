@@ -1,7 +1,5 @@
 //! Weights that are blocks of integers, or floats, against the CPU.
 
-use std::ops::Range;
-
 use crate::common::{device, devices, emulated, floats, nmse, run, scalar, spread, spread_rows};
 use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
@@ -41,14 +39,11 @@ fn upload(device: &Device, dtype: DType, n: usize, k: usize, bytes: &[u8]) -> Li
     let mut upload = Upload::new(device, 1 << 12, 3).unwrap();
     let kind = WeightKind::Blocks(dtype);
     let row_bytes = kind.row_bytes(k);
-    let rows = |rows: Range<usize>, out: &mut [u8]| {
-        out.copy_from_slice(&bytes[rows.start * row_bytes..rows.end * row_bytes]);
-        Ok::<(), GpuError>(())
-    };
     // In two parts, as of a matrix that arrives.
     let linear = Linear::new(device, kind, (n, k), &[]).unwrap();
     let half = n / 2 / ROW_GRAIN * ROW_GRAIN;
     for part in [0..half, half..n] {
+        let rows = &bytes[part.start * row_bytes..part.end * row_bytes];
         linear.write(&mut upload, part, rows).unwrap();
     }
     linear
@@ -59,9 +54,10 @@ fn rows_are_written_where_words_begin() {
     let Some(device) = device() else { return };
     let linear = Linear::new(device, WeightKind::Blocks(DType::F16), (32, 32), &[]).unwrap();
     let mut upload = Upload::new(device, 1 << 12, 3).unwrap();
-    let rows = |_: Range<usize>, _: &mut [u8]| Ok::<(), GpuError>(());
-    for range in [4..12, 24..40, 40..48] {
-        let error = linear.write(&mut upload, range, rows).unwrap_err();
+    for (range, n_bytes) in [(4..12, 512), (24..40, 1024), (40..48, 512), (8..16, 511)] {
+        let error = linear
+            .write(&mut upload, range, &vec![0; n_bytes])
+            .unwrap_err();
         assert!(matches!(error, GpuError::Shape { .. }), "{error}");
     }
 }

@@ -1,7 +1,5 @@
 //! Mixtures of experts against the CPU.
 
-use std::ops::Range;
-
 use crate::common::{
     Random, device, devices, emulated, floats, nmse, run, scalar, spread, spread_rows,
 };
@@ -325,13 +323,8 @@ impl Weights {
 
     fn upload(&self, device: &Device) -> Linear {
         let mut upload = Upload::new(device, 1 << 14, 2).unwrap();
-        let stride = self.kind.row_bytes(self.k);
-        let rows = |rows: Range<usize>, out: &mut [u8]| {
-            out.copy_from_slice(&self.bytes[rows.start * stride..rows.end * stride]);
-            Ok::<(), GpuError>(())
-        };
         let (size, scales) = ((self.n, self.k), &self.scales);
-        Linear::upload(device, &mut upload, self.kind, size, scales, rows).unwrap()
+        Linear::upload(device, &mut upload, self.kind, size, scales, &self.bytes).unwrap()
     }
 
     /// The CPU's product with one row.

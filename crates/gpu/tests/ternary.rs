@@ -8,7 +8,7 @@ use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{Epilogue, Input, Linear, WeightKind, multiply};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, dequantize, quantize};
 use sterna_gpu::memory::Upload;
-use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
+use sterna_gpu::{Device, DeviceOptions, Recorder};
 use sterna_kernels::gemm::{Matrix, Scratch, TernaryMatrix, linear};
 use sterna_kernels::quant::{q8, ternary};
 use sterna_kernels::{activation, norm};
@@ -157,18 +157,13 @@ fn codes(n: usize, k: usize, seed: u64) -> Vec<u8> {
 
 fn upload(device: &Device, n: usize, k: usize, scales: &[f32], codes: &[u8]) -> Linear {
     let mut upload = Upload::new(device, 1 << 16, 2).unwrap();
-    let row_bytes = ternary::row_bytes(k);
-    let rows = |rows: std::ops::Range<usize>, out: &mut [u8]| {
-        out.copy_from_slice(&codes[rows.start * row_bytes..rows.end * row_bytes]);
-        Ok::<(), GpuError>(())
-    };
     Linear::upload(
         device,
         &mut upload,
         WeightKind::Ternary,
         (n, k),
         scales,
-        rows,
+        codes,
     )
     .unwrap()
 }

@@ -10,7 +10,7 @@ use sterna_gpu::kernels::linear::{Epilogue, Input, Linear, WeightKind, multiply}
 use sterna_gpu::kernels::quantize::QuantizedRows;
 use sterna_gpu::memory::Upload;
 use sterna_gpu::tuning::{Effort, LaunchConfig, RowClass, Sample, Tuner, Tuning};
-use sterna_gpu::{Device, DeviceOptions, Features, GpuError, shader};
+use sterna_gpu::{Device, DeviceOptions, Features, shader};
 
 const F32: WeightKind = WeightKind::Blocks(DType::F32);
 const Q4_K: WeightKind = WeightKind::Blocks(DType::Q4_K);
@@ -23,28 +23,24 @@ fn matrix(device: &Device, kind: WeightKind, n: usize, k: usize, seed: u64) -> L
         WeightKind::Ternary => vec![0.5; n],
         WeightKind::Blocks(_) => Vec::new(),
     };
-    let fill = |_, out: &mut [u8]| {
-        for byte in out.iter_mut() {
-            *byte = match kind {
-                WeightKind::Ternary => (0..4).fold(0, |b, i| b | random.below(3) << (2 * i)) as u8,
-                WeightKind::Blocks(_) => random.below(256) as u8,
-            };
+    let bytes = (0..n * kind.row_bytes(k)).map(|_| match kind {
+        WeightKind::Ternary => (0..4).fold(0, |b, i| b | random.below(3) << (2 * i)) as u8,
+        WeightKind::Blocks(_) => random.below(256) as u8,
+    });
+    let mut rows: Vec<u8> = bytes.collect();
+    if kind == F32 {
+        for value in rows.chunks_exact_mut(4) {
+            value[3] = 0x3f;
         }
-        if kind == F32 {
-            for value in out.chunks_exact_mut(4) {
-                value[3] = 0x3f;
+    }
+    if kind == Q4_K {
+        for block in rows.chunks_exact_mut(144) {
+            for at in [1, 3] {
+                block[at] = block[at] & 0x80 | 0x20;
             }
         }
-        if kind == Q4_K {
-            for block in out.chunks_exact_mut(144) {
-                for at in [1, 3] {
-                    block[at] = block[at] & 0x80 | 0x20;
-                }
-            }
-        }
-        Ok::<(), GpuError>(())
-    };
-    Linear::upload(device, &mut upload, kind, (n, k), &scales, fill).unwrap()
+    }
+    Linear::upload(device, &mut upload, kind, (n, k), &scales, &rows).unwrap()
 }
 
 #[test]

@@ -235,6 +235,11 @@ impl Backend for Gpu {
         &self.host
     }
 
+    /// All weights are copied to the device.
+    fn rewrites(&self, _dtype: DType, _k: usize) -> bool {
+        true
+    }
+
     /// Half of the bytes, and what prompts by matrix units read. Software gains nothing by it.
     fn usual_cache(&self) -> CacheType {
         match self.device.info().kind {

@@ -101,25 +101,18 @@ fn write(
     range: Range<usize>,
     held: &Held<'_>,
 ) -> Result<(), BackendError> {
-    let stride = held.kind.row_bytes(linear.k());
-    let expected = stride.saturating_mul(range.len());
-    if held.kind != linear.kind() || held.bytes.len() != expected {
+    if held.kind != linear.kind() {
         return Err(BackendError::from(GpuError::Shape {
-            what: "bytes of a matrix",
-            expected: expected as u64,
-            found: held.bytes.len() as u64,
+            what: "bytes of a row",
+            expected: linear.kind().row_bytes(linear.k()) as u64,
+            found: held.kind.row_bytes(linear.k()) as u64,
         }));
     }
     let upload = match upload {
         Some(upload) => upload,
         None => upload.insert(Upload::new(device, SLOT_BYTES, N_SLOTS)?),
     };
-    let first = range.start;
-    linear.write(upload, range, |rows: Range<usize>, out: &mut [u8]| {
-        let bytes = (rows.start - first) * stride..(rows.end - first) * stride;
-        out.copy_from_slice(&held.bytes[bytes]);
-        Ok::<(), BackendError>(())
-    })
+    Ok(linear.write(upload, range, &held.bytes)?)
 }
 
 fn held<'a>(

@@ -234,8 +234,11 @@ impl Backend for Hybrid {
     }
 
     fn rewrites(&self, dtype: DType, k: usize) -> bool {
-        // Which layers a GPU takes isn't known before they are loaded.
-        self.gpu.is_none() && self.cpu.rewrites(dtype, k)
+        match &self.gpu {
+            None => self.cpu.rewrites(dtype, k),
+            // Which layers a GPU takes isn't known before they are loaded. Weights of the others are to be in memory.
+            Some(part) => part.placement().is_for_all() && part.gpu.rewrites(dtype, k),
+        }
     }
 
     fn load_linear(&self, source: LinearSource) -> Result<OfLinear, BackendError> {

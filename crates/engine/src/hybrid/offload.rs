@@ -127,6 +127,11 @@ impl Placement {
         }
     }
 
+    /// Whether all layers are to be on the GPU, if they fit.
+    pub(super) fn is_for_all(&self) -> bool {
+        self.share.most_layers >= self.share.layers.len()
+    }
+
     pub(super) fn side(&self, group: Group) -> Option<Side> {
         self.sides.get(&group).copied()
     }

@@ -1,5 +1,6 @@
 //! Device memory: buffers, pools of them, and how bytes get in and out.
 
+pub(crate) mod parallel;
 mod pool;
 #[cfg(not(target_arch = "wasm32"))]
 mod ring;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
-use super::Buffer;
+use super::{Buffer, parallel};
 use crate::{Device, GpuError, wgpu};
 
 /// Slots, in the order in which they become free.
@@ -18,6 +18,9 @@ struct Slot {
     /// The copy that reads it, and where its remapping is reported; `None` if it is mapped.
     mapping: Option<(wgpu::SubmissionIndex, Receiver<bool>)>,
 }
+
+/// Parts of a slot that are filled side by side begin at multiples of this.
+const SHARE_ALIGN: usize = 4096;
 
 impl Ring {
     pub(super) fn new(
@@ -68,10 +71,15 @@ impl Ring {
             }
         }
         let bytes = piece.len() as u64;
-        let view = slot.buffer.get_mapped_range_mut(..bytes);
-        let mut view = view.map_err(|error| refused(&error.to_string()))?;
-        view.copy_from_slice(piece);
-        drop(view);
+        let share = piece.len().div_ceil(parallel::n_parts(piece.len()));
+        let share = share.next_multiple_of(SHARE_ALIGN);
+        let mut parts = Vec::new();
+        for (i, part) in piece.chunks(share).enumerate() {
+            let at = (i * share) as u64;
+            let view = slot.buffer.get_mapped_range_mut(at..at + part.len() as u64);
+            parts.push((view.map_err(|error| refused(&error.to_string()))?, part));
+        }
+        parallel::for_each(parts, |(mut view, part)| view.copy_from_slice(part));
         let copied = device.checked("uploading", || {
             slot.buffer.unmap();
             let mut encoder = device.wgpu().create_command_encoder(&Default::default());

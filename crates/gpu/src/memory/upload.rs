@@ -39,42 +39,24 @@ impl Upload {
         self.slot_bytes
     }
 
-    /// Writes `len` bytes to `buffer` from `offset` on, a multiple of 4; `fill` provides them piece by piece:
-    /// it is called with the offset of a piece and the memory for it. Pieces begin at multiples of `grain`
-    /// bytes and, all but the last, are multiples of it: a whole block, or a row.
+    /// Writes `bytes` to `buffer` from `offset` on, a multiple of 4. Up to the next multiple of 4, zeros follow them.
     ///
     /// Returns when everything has been enqueued; commands that are submitted later see it.
     ///
-    /// Errors: [`GpuError::Shape`] if the bytes don't fit, or a slot is smaller than `grain`; errors of
-    /// `fill`; [`GpuError::Lost`].
-    pub fn write_with<E: From<GpuError>>(
-        &mut self,
-        buffer: &Buffer,
-        offset: u64,
-        len: usize,
-        grain: usize,
-        mut fill: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let end = offset.saturating_add(len as u64);
+    /// Errors: [`GpuError::Shape`] if the bytes don't fit; [`GpuError::Lost`].
+    pub fn write(&mut self, buffer: &Buffer, offset: u64, bytes: &[u8]) -> Result<(), GpuError> {
+        let end = offset.saturating_add(bytes.len() as u64);
         expect_most("bytes of a buffer", buffer.bytes() as usize, end as usize)?;
-        let grain = grain.max(1);
-        let mut piece_bytes = self.slot_bytes / grain * grain;
-        while !piece_bytes.is_multiple_of(4) && piece_bytes > 0 {
-            piece_bytes -= grain;
+        let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
+        let mut at = offset;
+        for piece in words.chunks(self.slot_bytes) {
+            self.send(buffer, at, piece)?;
+            at += piece.len() as u64;
         }
-        expect(
-            "bytes of an upload's slot",
-            piece_bytes.max(grain),
-            piece_bytes,
-        )?;
-        let mut piece = Vec::new();
-        for start in (0..len).step_by(piece_bytes) {
-            let bytes = piece_bytes.min(len - start);
-            // Pads with zeros to whole words.
-            piece.clear();
-            piece.resize(bytes.next_multiple_of(4), 0);
-            fill(start, &mut piece[..bytes])?;
-            self.send(buffer, offset + start as u64, &piece)?;
+        if !rest.is_empty() {
+            let mut word = [0; 4];
+            word[..rest.len()].copy_from_slice(rest);
+            self.send(buffer, at, &word)?;
         }
         Ok(())
     }
@@ -85,15 +67,5 @@ impl Upload {
         return self.ring.send(&self.device, to, offset, piece);
         #[cfg(target_arch = "wasm32")]
         return self.device.write(to, offset, piece);
-    }
-
-    /// [`Upload::write_with`] for bytes that are already in memory.
-    ///
-    /// Errors: likewise.
-    pub fn write(&mut self, buffer: &Buffer, offset: u64, bytes: &[u8]) -> Result<(), GpuError> {
-        self.write_with(buffer, offset, bytes.len(), 4, |start, piece| {
-            piece.copy_from_slice(&bytes[start..][..piece.len()]);
-            Ok(())
-        })
     }
 }

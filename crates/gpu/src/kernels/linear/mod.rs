@@ -144,20 +144,19 @@ impl Epilogue {
 }
 
 impl Linear {
-    /// Uploads `n` rows of `k` elements. `rows` is called for runs of rows in order, and fills the memory it
-    /// is given with them, [`WeightKind::row_bytes`] each.
+    /// Uploads `n` rows of `k` elements, [`WeightKind::row_bytes`] each.
     ///
     /// `scales` are the scales of each row of trits, `[n]`; empty for other kinds.
     ///
-    /// Errors: those of [`Linear::new`] and of `rows`.
-    pub fn upload<E: From<GpuError>>(
+    /// Errors: those of [`Linear::new`] and [`Linear::write`].
+    pub fn upload(
         device: &Device,
         upload: &mut Upload,
         kind: WeightKind,
         (n, k): (usize, usize),
         scales: &[f32],
-        rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
-    ) -> Result<Linear, E> {
+        rows: &[u8],
+    ) -> Result<Linear, GpuError> {
         let linear = Linear::new(device, kind, (n, k), scales)?;
         linear.write(upload, 0..n, rows)?;
         Ok(linear)
@@ -214,33 +213,32 @@ impl Linear {
         Ok(Linear { n, k, kind, pieces })
     }
 
-    /// Writes the rows `range`, which begins at a multiple of [`ROW_GRAIN`]. `rows` is called for runs of them in
-    /// order, and fills the memory it is given with them, [`WeightKind::row_bytes`] each.
+    /// Writes `rows`, which are those of `range`, [`WeightKind::row_bytes`] each; it begins at a multiple of
+    /// [`ROW_GRAIN`].
     ///
-    /// Errors: [`GpuError::Shape`] for rows that it doesn't have, or that begin elsewhere; [`GpuError::Lost`]; errors
-    /// of `rows`.
-    pub fn write<E: From<GpuError>>(
+    /// Errors: [`GpuError::Shape`] for rows that it doesn't have, that begin elsewhere, or of another size;
+    /// [`GpuError::Lost`].
+    pub fn write(
         &self,
         upload: &mut Upload,
         range: Range<usize>,
-        mut rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
+        rows: &[u8],
+    ) -> Result<(), GpuError> {
         let planes = planes_of(self.kind)?;
         expect_most("rows of a matrix", self.n, range.end)?;
         let grain = range.start.next_multiple_of(ROW_GRAIN);
         expect("first row that is written", grain, range.start)?;
+        let stride = self.kind.row_bytes(self.k);
+        let n_bytes = stride.saturating_mul(range.len());
+        expect("bytes of a matrix", n_bytes, rows.len())?;
         for piece in &self.pieces {
             let start = range.start.max(piece.first);
             let end = range.end.min(piece.first + piece.n);
             if start < end {
                 let own = start - piece.first..end - piece.first;
-                planes.upload(
-                    upload,
-                    self.k,
-                    own,
-                    [&piece.codes, &piece.scales],
-                    |run, out| rows(piece.first + run.start..piece.first + run.end, out),
-                )?;
+                let rows = &rows[(start - range.start) * stride..(end - range.start) * stride];
+                let buffers = [&piece.codes, &piece.scales];
+                planes.upload(upload, self.k, own, buffers, rows)?;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use sterna_format::DType;
 
 use super::{ROW_GRAIN, WeightKind};
 use crate::GpuError;
-use crate::memory::{Buffer, Upload};
+use crate::memory::{Buffer, Upload, parallel};
 
 /// Rows of floats are padded with zeros to a multiple of this many elements.
 pub(super) const FLOAT_PADDING: usize = 32;
@@ -99,53 +99,73 @@ impl Planes {
         }
     }
 
-    /// Uploads the rows `range`, from a multiple of [`ROW_GRAIN`] on, to the planes of codes and, where scales are in
-    /// the rows, of scales.
-    pub(super) fn upload<E: From<GpuError>>(
+    /// Uploads `rows`, which are those of `range`, from a multiple of [`ROW_GRAIN`](super::ROW_GRAIN) on, to the planes of
+    /// codes and, where scales are in the rows, of scales.
+    pub(super) fn upload(
         &self,
         upload: &mut Upload,
         k: usize,
         range: Range<usize>,
         [codes, scales]: [&Buffer; 2],
-        mut rows: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let stored = self.blocks(k) * self.block_bytes;
-        let row_bytes = self.row_bytes(k);
-        let fits = row_bytes <= upload.slot_bytes();
-        let scale = match self.scales {
-            Scales::OfBlocks(at) => Some(at),
-            Scales::Within | Scales::OfRows => None,
+        rows: &[u8],
+    ) -> Result<(), GpuError> {
+        let (stored, row_bytes) = (self.blocks(k) * self.block_bytes, self.row_bytes(k));
+        let scale_bytes = match self.scales {
+            Scales::OfBlocks(_) => 2 * self.blocks(k),
+            Scales::Within | Scales::OfRows => 0,
         };
-        if stored == row_bytes && scale.is_none() && fits {
-            let (at, len) = (range.start * row_bytes, range.len() * row_bytes);
-            return upload.write_with(codes, at as u64, len, row_bytes, |start, out| {
-                let first = range.start + start / row_bytes;
-                rows(first..first + out.len() / row_bytes, out)
-            });
+        if stored == row_bytes && scale_bytes == 0 || rows.is_empty() {
+            return upload.write(codes, (range.start * row_bytes) as u64, rows);
         }
-        let at_once = (upload.slot_bytes() / row_bytes.max(1) / ROW_GRAIN).max(1) * ROW_GRAIN;
-        let (mut raw, mut of_codes, mut of_scales) = (Vec::new(), Vec::new(), Vec::new());
-        for first in range.clone().step_by(at_once) {
-            let run = first..range.end.min(first + at_once);
-            raw.resize(run.len() * stored, 0);
-            rows(run, &mut raw)?;
-            of_codes.clear();
-            of_scales.clear();
-            for row in raw.chunks_exact(stored.max(1)) {
-                let end = of_codes.len() + row_bytes;
-                for block in row.chunks_exact(self.block_bytes) {
-                    of_codes.extend_from_slice(&block[self.codes.clone()]);
-                    if let Some(at) = scale {
-                        of_scales.extend_from_slice(&block[at..at + 2]);
-                    }
-                }
-                of_codes.resize(end, 0);
-            }
+        let at_once = (upload.slot_bytes() / row_bytes / ROW_GRAIN).max(1) * ROW_GRAIN;
+        let (mut of_codes, mut of_scales) = (Vec::new(), Vec::new());
+        for (i, run) in rows.chunks(at_once * stored).enumerate() {
+            let (first, n) = (range.start + i * at_once, run.len() / stored);
+            of_codes.resize(n * row_bytes, 0);
+            of_scales.resize(n * scale_bytes, 0);
+            let share = n.div_ceil(parallel::n_parts(run.len())).max(1);
+            let parts = run.chunks(share * stored);
+            let codes_of = of_codes.chunks_mut(share * row_bytes);
+            let mut scales_of = of_scales.chunks_mut((share * scale_bytes).max(1));
+            let parts = parts.zip(codes_of).map(|(rows, codes)| {
+                let scales = scales_of.next().unwrap_or_default();
+                (rows, codes, scales)
+            });
+            parallel::for_each(parts.collect(), |(rows, codes, scales)| {
+                self.divide(stored, row_bytes, rows, codes, scales);
+            });
             upload.write(codes, (first * row_bytes) as u64, &of_codes)?;
-            if scale.is_some() {
-                upload.write(scales, self.scale_bytes(first, k) as u64, &of_scales)?;
+            if scale_bytes > 0 {
+                upload.write(scales, (first * scale_bytes) as u64, &of_scales)?;
             }
         }
         Ok(())
+    }
+
+    /// Divides rows of `stored` bytes into codes, `row_bytes` of each row, and scales.
+    fn divide(
+        &self,
+        stored: usize,
+        row_bytes: usize,
+        rows: &[u8],
+        codes: &mut [u8],
+        scales: &mut [u8],
+    ) {
+        let n = self.codes.len();
+        let mut scales = scales.chunks_exact_mut(2);
+        for (row, codes) in rows
+            .chunks_exact(stored)
+            .zip(codes.chunks_exact_mut(row_bytes))
+        {
+            for (block, codes) in row
+                .chunks_exact(self.block_bytes)
+                .zip(codes.chunks_exact_mut(n))
+            {
+                codes.copy_from_slice(&block[self.codes.clone()]);
+                if let (Scales::OfBlocks(at), Some(scale)) = (self.scales, scales.next()) {
+                    scale.copy_from_slice(&block[at..at + 2]);
+                }
+            }
+        }
     }
 }
