@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::Backend;
 use crate::config::ModelConfig;
+use crate::rope::Rope;
 use crate::weight_set::{WeightSet, WeightVersions};
 
 /// Weights on a backend, with the shapes and constants they go with. Shared by all its sessions.
@@ -16,6 +17,9 @@ pub struct Model<B: Backend> {
     pub(crate) backend: Arc<B>,
     /// The weights that the next step is computed with.
     current: Mutex<Arc<WeightSet<B>>>,
+    /// The rotations of the latest session, and how many positions it holds: the next will mostly be as long, and have the
+    /// same.
+    ropes: Mutex<(usize, Vec<Rope>)>,
 }
 
 impl<B: Backend> Model<B> {
@@ -24,7 +28,17 @@ impl<B: Backend> Model<B> {
             config,
             backend: Arc::new(backend),
             current: Mutex::new(Arc::new(weights)),
+            ropes: Mutex::default(),
         }
+    }
+
+    /// The rotations of a session of `ctx_len` positions.
+    pub(crate) fn ropes(&self, ctx_len: usize) -> Vec<Rope> {
+        let mut known = self.ropes.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.0 != ctx_len || known.1.is_empty() {
+            *known = (ctx_len, Rope::all(&self.config.ropes, ctx_len));
+        }
+        known.1.clone()
     }
 
     /// Another model, which shares the backend and the weights of this one: what is
@@ -35,6 +49,7 @@ impl<B: Backend> Model<B> {
             config: self.config.clone(),
             backend: Arc::clone(&self.backend),
             current: Mutex::new(self.current()),
+            ropes: Mutex::default(),
         })
     }
 

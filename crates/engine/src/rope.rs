@@ -1,6 +1,7 @@
 //! Rotation angles of positions, with all methods of scaling them to longer contexts.
 
 use std::f64::consts::TAU;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sterna_kernels::rope::RopeLayout;
 
@@ -207,8 +208,15 @@ pub(crate) struct Rope {
     frequencies: Vec<f32>,
     /// Scale of cosines and sines.
     magnitude: f32,
-    /// The last that [`Rope::angles_ahead`] was asked for, and the position of the first.
-    known: Option<(usize, Angles)>,
+    /// Of the positions that were asked for, and all before them. Clones share it.
+    known: Arc<Mutex<Known>>,
+}
+
+/// Cosines and sines of all positions from the first on, `[n_positions, pairs]`.
+#[derive(Debug, Default)]
+struct Known {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
 }
 
 /// Cosines and sines for the positions of a batch.
@@ -233,6 +241,12 @@ impl Angles {
 }
 
 impl Rope {
+    /// Those of `configs` in a session of `ctx_len` positions.
+    pub(crate) fn all(configs: &[RopeConfig], ctx_len: usize) -> Vec<Rope> {
+        let ropes = configs.iter().map(|config| Rope::new(config, ctx_len));
+        ropes.collect()
+    }
+
     /// The angles of `config` in a session of `ctx_len` positions.
     pub(crate) fn new(config: &RopeConfig, ctx_len: usize) -> Rope {
         let (frequencies, magnitude) = config.scaled(ctx_len);
@@ -240,31 +254,8 @@ impl Rope {
             layout: config.layout,
             frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
             magnitude: magnitude as f32,
-            known: None,
+            known: Arc::default(),
         }
-    }
-
-    /// [`Rope::angles`], of steps that may be asked for again from a later one on.
-    pub(crate) fn angles_ahead(&mut self, pos: usize, n: usize) -> Angles {
-        let pairs = self.frequencies.len();
-        let known = self.known.take().filter(|(first, of)| {
-            let end = first + of.cos.len() / pairs.max(1);
-            (*first..=end).contains(&pos)
-        });
-        let angles = match known {
-            None => self.angles(pos, n),
-            Some((first, mut angles)) => {
-                for of in [&mut angles.cos, &mut angles.sin] {
-                    of.drain(..(pos - first) * pairs);
-                    of.truncate(n * pairs);
-                }
-                let n_known = angles.cos.len() / pairs.max(1);
-                angles.append(&self.angles(pos + n_known, n - n_known));
-                angles
-            }
-        };
-        self.known = Some((pos, angles.clone()));
-        angles
     }
 
     /// The angles of positions `pos..pos + n`.
@@ -272,19 +263,21 @@ impl Rope {
     /// The product of position and frequency is rounded to f32, as in the reference implementations:
     /// far from the start, that rounding is part of what a model was trained with.
     pub(crate) fn angles(&self, pos: usize, n: usize) -> Angles {
-        let len = n * self.frequencies.len();
-        let (mut cos, mut sin) = (Vec::with_capacity(len), Vec::with_capacity(len));
-        for p in pos..pos + n {
+        let pairs = self.frequencies.len();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let n_known = known.cos.len() / pairs.max(1);
+        for p in n_known..pos + n {
             for frequency in &self.frequencies {
                 let (s, c) = libm::sincos(f64::from(p as f32 * frequency));
-                cos.push(c as f32 * self.magnitude);
-                sin.push(s as f32 * self.magnitude);
+                known.cos.push(c as f32 * self.magnitude);
+                known.sin.push(s as f32 * self.magnitude);
             }
         }
+        let own = pos * pairs..(pos + n) * pairs;
         Angles {
-            cos,
-            sin,
-            dim: 2 * self.frequencies.len(),
+            cos: known.cos[own.clone()].to_vec(),
+            sin: known.sin[own].to_vec(),
+            dim: 2 * pairs,
             layout: self.layout,
         }
     }
@@ -319,8 +312,8 @@ mod tests {
             layout: RopeLayout::Halves,
             scaling: RopeScaling::None,
         };
-        let mut rope = Rope::new(&config, 1);
-        // Further, the same, fewer, past what is known, right behind it, and back.
+        let rope = Rope::new(&config, 1);
+        // Further, the same, fewer, past what is known, right behind it, back, and none.
         for (pos, n) in [
             (3, 16),
             (5, 16),
@@ -331,10 +324,15 @@ mod tests {
             (32, 3),
             (31, 1),
             (0, 5),
+            (40, 0),
         ] {
-            let (known, made) = (rope.angles_ahead(pos, n), rope.angles(pos, n));
+            let (known, made) = (
+                rope.clone().angles(pos, n),
+                Rope::new(&config, 1).angles(pos, n),
+            );
             assert_eq!((known.cos, known.sin), (made.cos, made.sin), "{pos} {n}");
         }
+        assert_eq!(rope.angles(7, 2).cos.len(), 8);
     }
 
     #[test]

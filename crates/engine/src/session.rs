@@ -219,7 +219,8 @@ impl EngineError {
 impl<B: Backend> Session<B> {
     /// An empty sequence.
     pub fn new(model: Arc<Model<B>>, options: SessionOptions) -> Result<Session<B>, EngineError> {
-        let start = Start::new(model.backend(), &model.config, options)?;
+        let ropes = |ctx_len| model.ropes(ctx_len);
+        let start = Start::new(model.backend(), &model.config, ropes, options)?;
         Ok(Session::of(model, start))
     }
 
@@ -970,11 +971,8 @@ fn compute<B: Backend>(
     let mut wanted = Vec::new();
     for step in steps.iter_mut() {
         let pos = step.session.cache.len();
-        for (i, rope) in step.session.ropes.iter_mut().enumerate() {
-            let own = match n_steps {
-                0 | 1 => rope.angles(pos, step.ids.len()),
-                n => rope.angles_ahead(pos, n),
-            };
+        for (i, rope) in step.session.ropes.iter().enumerate() {
+            let own = rope.angles(pos, step.ids.len().max(n_steps));
             match angles.get_mut(i) {
                 Some(angles) => angles.append(&own),
                 None => angles.push(own),

@@ -51,8 +51,7 @@ impl GpuBuffer {
     /// Writes `ids` where an embedding reads them.
     pub(super) fn write_ids(&mut self, device: &Device, ids: &[u32]) -> Result<Ids, GpuError> {
         let buffer = room(device, &mut self.ids, ids.len())?;
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_ne_bytes()).collect();
-        device.write(&buffer, 0, &bytes)?;
+        device.write(&buffer, 0, ids)?;
         Ok(Ids {
             buffer,
             offset: 0,
@@ -77,9 +76,8 @@ impl GpuBuffer {
         let n_together = if view.stride == width { n_rows } else { 1 };
         let runs = values.chunks((n_together * width).max(1));
         for (i, run) in runs.enumerate() {
-            let bytes: Vec<u8> = run.iter().flat_map(|value| value.to_ne_bytes()).collect();
             let offset = view.offset + i * view.stride;
-            device.write(&view.buffer, offset as u64 * 4, &bytes)?;
+            device.write(&view.buffer, offset as u64 * 4, run)?;
         }
         Ok(())
     }

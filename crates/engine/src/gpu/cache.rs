@@ -132,11 +132,7 @@ impl BatchTable {
                 }
                 i += 1;
             }
-            let bytes: Vec<u8> = words[first..end]
-                .iter()
-                .flat_map(|w| w.to_ne_bytes())
-                .collect();
-            device.write(buffer, first as u64 * 4, &bytes)?;
+            device.write(buffer, first as u64 * 4, &words[first..end])?;
             for (known, word) in self.words[first..end].iter_mut().zip(&words[first..end]) {
                 *known = Some(*word);
             }
@@ -487,7 +483,7 @@ impl GpuCache {
         let buffer = self.batch.room(device, 1, most_len(self.len + 1))?;
         let position = Some(self.len as u32);
         if self.batch.words[0] != position {
-            device.write(&buffer, 0, &(self.len as u32).to_ne_bytes())?;
+            device.write(&buffer, 0, &[self.len as u32])?;
             self.batch.words[0] = position;
         }
         Ok(buffer)
@@ -561,11 +557,8 @@ impl GpuCache {
         )?;
         if !rope.is_filled {
             let both = angles.cos.iter().zip(&angles.sin);
-            let bytes: Vec<u8> = both
-                .flat_map(|(cos, sin)| [cos.to_ne_bytes(), sin.to_ne_bytes()])
-                .flatten()
-                .collect();
-            device.write(&table, 0, &bytes)?;
+            let both: Vec<[f32; 2]> = both.map(|(cos, sin)| [*cos, *sin]).collect();
+            device.write(&table, 0, &both)?;
             rope.is_filled = true;
         }
         Ok(RopeTable {

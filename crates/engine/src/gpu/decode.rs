@@ -188,11 +188,7 @@ pub(super) fn sample_together(
     }
     let scratch = choices[0].0.cache.sampling();
     let memory = room(device, &mut scratch.states, n * STATE_LEN)?;
-    let bytes = states
-        .as_flattened()
-        .iter()
-        .flat_map(|word| word.to_ne_bytes());
-    device.write(&memory, 0, &bytes.collect::<Vec<u8>>())?;
+    device.write(&memory, 0, states.as_flattened())?;
     scratch.op(device, logits.clone(), (memory, 0..n), kind, penalties)
 }
 
@@ -299,9 +295,9 @@ impl SampleScratch {
             // Forgotten tokens are replaced by an invalid id.
             let forgotten = n_remembered.min(end) - recent.len().min(end);
             let ids = std::iter::repeat_n(u32::MAX, forgotten).chain(recent.iter().copied());
-            let bytes: Vec<u8> = ids.flat_map(u32::to_ne_bytes).collect();
-            let first = end - bytes.len() / 4;
-            device.write(&buffer, first as u64 * 4, &bytes)?;
+            let ids: Vec<u32> = ids.collect();
+            let first = end - ids.len();
+            device.write(&buffer, first as u64 * 4, &ids)?;
         }
         Ok(self.tokens.insert(buffer).clone())
     }

@@ -20,6 +20,7 @@ impl<B: Backend> Start<B> {
     pub(super) fn new(
         backend: &B,
         config: &ModelConfig,
+        ropes: impl FnOnce(usize) -> Vec<Rope>,
         mut options: SessionOptions,
     ) -> Result<Start<B>, EngineError> {
         if config.family.encoder {
@@ -27,15 +28,13 @@ impl<B: Backend> Start<B> {
             options.ctx_len = options.ctx_len.min(config.max_ctx);
             options.chunk = options.ctx_len;
         }
-        let ropes = config.ropes.iter();
-        let ropes = ropes.map(|rope| Rope::new(rope, options.ctx_len)).collect();
         let cache = backend.cache(&CacheShape {
             layers: config.kv_heads(),
             dtype: options.cache_on(backend),
         })?;
         Ok(Start {
+            ropes: ropes(options.ctx_len),
             options,
-            ropes,
             cache,
             scratch: Scratch::new(backend),
         })
@@ -62,7 +61,8 @@ impl<B: Backend> EarlyPrefill<B> {
     ) -> Result<EarlyPrefill<B>, EngineError> {
         expect_decoder(&config)?;
         check(&config, ids, 0, options.ctx_len)?;
-        let start = Start::new(backend, &config, options)?;
+        let ropes = |ctx_len| Rope::all(&config.ropes, ctx_len);
+        let start = Start::new(backend, &config, ropes, options)?;
         let ids = &ids[..ids.len().min(options.chunk.max(1))];
         let ropes = start.ropes.iter();
         let mut early = EarlyPrefill {

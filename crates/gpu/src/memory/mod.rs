@@ -10,7 +10,7 @@ mod upload;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::Pod;
+use bytemuck::{NoUninit, Pod};
 
 pub use pool::Pool;
 pub(crate) use staging::Staging;
@@ -119,11 +119,17 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Writes `bytes` at `offset`, a multiple of 4, before anything submitted later. The rest of the last
-    /// word, if `bytes` ends within one, becomes 0.
+    /// Writes `values` at `offset`, in bytes, a multiple of 4, before anything submitted later. The rest of the last
+    /// word, if they end within one, becomes 0.
     ///
     /// Errors: [`GpuError::Shape`] if they don't fit.
-    pub fn write(&self, buffer: &Buffer, offset: u64, bytes: &[u8]) -> Result<(), GpuError> {
+    pub fn write<T: NoUninit>(
+        &self,
+        buffer: &Buffer,
+        offset: u64,
+        values: &[T],
+    ) -> Result<(), GpuError> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
         let end = offset.saturating_add(bytes.len() as u64);
         expect_most("bytes of a buffer", buffer.bytes() as usize, end as usize)?;
         let whole = bytes.len() / 4 * 4;

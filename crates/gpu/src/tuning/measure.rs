@@ -348,7 +348,7 @@ impl Tuner {
         let width = sample.epilogue.width(sample.weights.n());
         let len = (sample.n_rows * width).min(CHECKED);
         // Some products accumulate.
-        self.device.write(&self.out, 0, &vec![0; len * 4])?;
+        self.device.write(&self.out, 0, &vec![0u32; len])?;
         let mut recorder = Recorder::new(&self.device);
         self.record(&mut recorder, &sample, config)?;
         let commands = recorder.finish()?;
