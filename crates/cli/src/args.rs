@@ -162,7 +162,8 @@ pub(crate) struct EngineFlags {
     activations: Option<ActivationsFlag>,
 
     /// Where weights are kept: in the mapped files, or read into memory of this process, which takes a moment
-    /// and is faster to compute from; auto reads what fits in half of the available memory
+    /// and is faster to compute from; auto reads what fits in half of the available memory. What goes to a GPU is copied
+    /// there from the mapped files
     #[arg(long, value_enum, value_name = "HOW", default_value_t = WeightsFlag::Auto)]
     weights: WeightsFlag,
 
