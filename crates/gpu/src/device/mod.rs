@@ -332,6 +332,11 @@ impl Device {
     pub(crate) fn take_scopes(&self) -> Vec<OpenScope> {
         self.inner.scopes.take()
     }
+
+    /// Keeps these for the next submission.
+    pub(crate) fn give_scopes(&self, scopes: &mut Vec<OpenScope>) {
+        self.inner.scopes.give(scopes);
+    }
 }
 
 #[cfg(target_arch = "wasm32")]

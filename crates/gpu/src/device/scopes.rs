@@ -34,6 +34,9 @@ mod kept {
         pub(in crate::device) fn take(&self) -> Vec<OpenScope> {
             Vec::new()
         }
+
+        #[allow(clippy::unused_self)]
+        pub(in crate::device) fn give(&self, _: &mut Vec<OpenScope>) {}
     }
 }
 
@@ -83,6 +86,12 @@ mod kept {
 
         pub(in crate::device) fn take(&self) -> Vec<OpenScope> {
             std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+
+        /// Keeps those of a submission that nobody waited for until the next.
+        pub(in crate::device) fn give(&self, scopes: &mut Vec<OpenScope>) {
+            let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            open.append(scopes);
         }
     }
 }

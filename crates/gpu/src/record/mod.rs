@@ -347,6 +347,13 @@ impl Submission {
     }
 }
 
+impl Drop for Submission {
+    /// What went wrong in one that nobody waited for, the next one reports.
+    fn drop(&mut self) {
+        self.device.give_scopes(&mut self.scopes);
+    }
+}
+
 impl Future for Submission {
     /// The bytes of each requested range.
     type Output = Result<Vec<Vec<u8>>, GpuError>;
