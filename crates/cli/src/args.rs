@@ -151,7 +151,7 @@ pub(crate) struct EngineFlags {
     ctx: Option<NonZero<usize>>,
 
     /// Data type of the KV cache; f16 halves its size, q8_0 nearly quarters it [default: what a package says,
-    /// else f16 on a GPU and f32 on the CPU]
+    /// else f16 where a GPU computes and f32 on the CPU alone]
     #[arg(long, value_enum, value_name = "TYPE")]
     cache: Option<CacheFlag>,
 
@@ -425,9 +425,9 @@ impl EngineFlags {
         })
     }
 
-    /// Data type of the KV cache, before there is a device: as it is on a GPU if one is asked for.
-    pub(crate) fn expected_cache(&self) -> CacheType {
-        let usual = match self.device.asks_for_gpu() {
+    /// Data type of the KV cache of the model of `plan`, before there is a device: as it is on a GPU if one is required.
+    pub(crate) fn expected_cache(&self, plan: &ModelPlan) -> CacheType {
+        let usual = match self.device.requires_gpu(plan.memory_bytes()) {
             true => CacheType::F16,
             false => CacheType::F32,
         };

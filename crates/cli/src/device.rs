@@ -9,9 +9,11 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use sterna::native::{ComputeOptions, Device, DeviceKind, DeviceRequest, n_gpu_layers};
+use sterna::native::{
+    ComputeOptions, Device, DeviceKind, DeviceRequest, GpuPreference, n_gpu_layers,
+};
 #[cfg(feature = "gpu")]
-use sterna::native::{GpuPreference, adapter_name, is_real};
+use sterna::native::{adapter_name, is_real};
 use sterna::{Loaded, Warning};
 use sterna_engine::{Model, ModelPlan};
 use sterna_format::rdrr::RuntimeOptimizations;
@@ -92,9 +94,12 @@ impl DeviceFlags {
         }
     }
 
-    /// Whether a GPU is asked for, and not just any device.
-    pub(crate) fn asks_for_gpu(&self) -> bool {
-        self.backend == BackendFlag::Gpu || self.gpu.is_some()
+    /// Whether a GPU, and not just any device, is to compute a model of `memory_bytes`.
+    pub(crate) fn requires_gpu(&self, memory_bytes: u64) -> bool {
+        let preference = self
+            .request()
+            .map(|request| request.preference(memory_bytes));
+        matches!(preference, Ok(Ok(GpuPreference::Required)))
     }
 
     /// The hints of a package, where the user gives no others.
@@ -221,10 +226,7 @@ pub(crate) fn load_on(
             Err(error).with_context(|| flags.asked())
         }
         #[cfg(not(feature = "gpu"))]
-        Err(error)
-            if request.preference(plan.memory_bytes())?
-                == sterna::native::GpuPreference::Required =>
-        {
+        Err(error) if request.preference(plan.memory_bytes())? == GpuPreference::Required => {
             Err(error).with_context(|| flags.asked())
         }
         Err(error) => Err(error.into()),

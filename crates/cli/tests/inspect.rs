@@ -20,6 +20,7 @@ fn a_model_is_described() {
             .map(|of_type| of_type["bytes"].as_u64().unwrap()).sum::<u64>(),
         // Keys and values of 5 layers, 4 heads of 8 f32 each.
         "cache_bytes": 2 * 5 * 4 * 8 * 4 * 512,
+        "cache_type": "f32",
         "ctx_len": 512,
     });
     let model = json!({
@@ -52,6 +53,13 @@ fn the_context_and_cache_asked_for_are_predicted() {
     };
     assert_eq!(memory(&["--ctx", "256"]), memory(&[]) / 2);
     assert_eq!(memory(&["--cache", "f16"]), memory(&[]) / 2);
+    // GPUs have f16 unless something else is asked for.
+    assert_eq!(memory(&["--backend", "gpu"]), memory(&[]) / 2);
+    assert_eq!(
+        memory(&["--backend", "gpu", "--gpu-layers", "0"]),
+        memory(&[])
+    );
+    assert_eq!(memory(&["--backend", "gpu", "--cache", "f32"]), memory(&[]));
 }
 
 #[test]

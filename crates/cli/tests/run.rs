@@ -31,8 +31,8 @@ fn the_same_seed_tells_the_same_tale() {
 /// On whatever GPU there is, a software one too; without one it is refused.
 #[test]
 fn a_gpu_tells_the_same_tale() {
-    let tell = ["run", "-p", STORY, "--temperature", "0", "--max-tokens"];
-    let args = |backend| [&tell[..], &["40", "--backend", backend]].concat();
+    let tell = ["run", "-p", STORY, "--temperature", "0", "--cache", "f32"];
+    let args = |backend| [&tell[..], &["--max-tokens", "40", "--backend", backend]].concat();
     if let Some(on_gpu) = on_gpu(&args("gpu")) {
         assert_eq!(on_gpu.stdout, sterna(&args("cpu")).stdout);
     }
@@ -56,7 +56,7 @@ fn a_seed_repeats_on_a_gpu() {
 fn layers_are_shared_between_a_gpu_and_the_cpu() {
     let args = |flags: &[&'static str]| {
         let story = ["run", "-p", STORY, "--temperature", "0", "--json"];
-        [&story[..], &["--max-tokens", "20"], flags].concat()
+        [&story[..], &["--max-tokens", "20", "--cache", "f32"], flags].concat()
     };
     let tell = |flags: &[&'static str]| sterna(&args(flags));
     let ids = |out: &Output| {

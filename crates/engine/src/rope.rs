@@ -1,6 +1,7 @@
 //! Rotation angles of positions, with all methods of scaling them to longer contexts.
 
 use std::f64::consts::TAU;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sterna_kernels::rope::RopeLayout;
@@ -212,6 +213,9 @@ pub(crate) struct Rope {
     known: Arc<Mutex<Known>>,
 }
 
+/// Positions of which cosines and sines are kept: of 64 pairs in 16 MiB.
+const MOST_KNOWN: usize = 32_768;
+
 /// Cosines and sines of all positions from the first on, `[n_positions, pairs]`.
 #[derive(Debug, Default)]
 struct Known {
@@ -264,21 +268,37 @@ impl Rope {
     /// far from the start, that rounding is part of what a model was trained with.
     pub(crate) fn angles(&self, pos: usize, n: usize) -> Angles {
         let pairs = self.frequencies.len();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let n_known = known.cos.len() / pairs.max(1);
-        for p in n_known..pos + n {
-            for frequency in &self.frequencies {
-                let (s, c) = libm::sincos(f64::from(p as f32 * frequency));
-                known.cos.push(c as f32 * self.magnitude);
-                known.sin.push(s as f32 * self.magnitude);
-            }
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        if pos + n <= MOST_KNOWN {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let n_known = known.cos.len() / pairs.max(1);
+            let Known {
+                cos: all_cos,
+                sin: all_sin,
+            } = &mut *known;
+            self.append(n_known..pos + n, all_cos, all_sin);
+            let own = pos * pairs..(pos + n) * pairs;
+            cos.extend_from_slice(&all_cos[own.clone()]);
+            sin.extend_from_slice(&all_sin[own]);
+        } else {
+            self.append(pos..pos + n, &mut cos, &mut sin);
         }
-        let own = pos * pairs..(pos + n) * pairs;
         Angles {
-            cos: known.cos[own.clone()].to_vec(),
-            sin: known.sin[own].to_vec(),
+            cos,
+            sin,
             dim: 2 * pairs,
             layout: self.layout,
+        }
+    }
+
+    /// Computes the cosines and sines of `positions`.
+    fn append(&self, positions: Range<usize>, cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
+        for p in positions {
+            for frequency in &self.frequencies {
+                let (s, c) = libm::sincos(f64::from(p as f32 * frequency));
+                cos.push(c as f32 * self.magnitude);
+                sin.push(s as f32 * self.magnitude);
+            }
         }
     }
 }
@@ -325,13 +345,15 @@ mod tests {
             (31, 1),
             (0, 5),
             (40, 0),
+            (MOST_KNOWN - 1, 1),
+            (MOST_KNOWN - 1, 2),
         ] {
-            let (known, made) = (
-                rope.clone().angles(pos, n),
-                Rope::new(&config, 1).angles(pos, n),
-            );
-            assert_eq!((known.cos, known.sin), (made.cos, made.sin), "{pos} {n}");
+            let known = rope.clone().angles(pos, n);
+            let (mut cos, mut sin) = (Vec::new(), Vec::new());
+            rope.append(pos..pos + n, &mut cos, &mut sin);
+            assert_eq!((known.cos, known.sin), (cos, sin), "{pos} {n}");
         }
+        assert_eq!(rope.known.lock().unwrap().cos.len(), 4 * MOST_KNOWN);
         assert_eq!(rope.angles(7, 2).cos.len(), 8);
     }
 

@@ -579,6 +579,40 @@ fn tokens_are_decoded_by_the_same_commands() {
     assert_eq!(per_token, 6 * n_layers + 7);
 }
 
+#[test]
+fn a_prompt_is_submitted_in_pieces_and_replayed_in_the_same() {
+    let Some(gpu) = gpu() else { return };
+    let source = Source::Hf(testdata().join("bitllama-3M/hf-packed"));
+    let model = source.load(gpu.clone());
+    let ids = story_ids(40);
+    let mut session = Session::new(Arc::clone(&model), in_f32(64)).unwrap();
+    let mut read = || {
+        let before = gpu.work();
+        session.truncate(0);
+        let logits = session.forward(&ids, Logits::Last).unwrap();
+        let after = gpu.work();
+        let counts = [
+            after.n_submits - before.n_submits,
+            after.n_dispatches - before.n_dispatches,
+            after.n_recorded - before.n_recorded,
+        ];
+        (logits, counts)
+    };
+    let (first, [n_submits, n_dispatches, n_recorded]) = read();
+    // 16, 32 and so on, and what the last operation of each adds.
+    assert!(n_submits > 1 && n_recorded == 1, "{n_submits} {n_recorded}");
+    assert!(n_dispatches > 16 * n_submits, "{n_dispatches} {n_submits}");
+    let replayed = read();
+    assert_eq!(replayed.0, first);
+    assert_eq!(replayed.1, [n_submits, n_dispatches, 0]);
+    let options = SessionOptions {
+        chunk: 4,
+        ..in_f32(64)
+    };
+    let by_four = alone(&model, &ids, options);
+    assert!(error(&first, &by_four) < MAX_ERROR_INT8);
+}
+
 /// Logits of the last of `ids` in a sequence of its own.
 fn alone(model: &Arc<Model<Gpu>>, ids: &[u32], options: SessionOptions) -> Vec<f32> {
     let mut session = Session::new(Arc::clone(model), options).unwrap();

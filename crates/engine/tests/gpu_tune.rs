@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use crate::common::compare::{MAX_ERROR_INT8, Source, check_logits, logits};
-use crate::common::{cpu, testdata};
+use crate::common::{cpu, in_f32, testdata};
 use sterna_engine::{Gpu, Logits, Sampler, SamplerConfig, Session, SessionOptions};
 use sterna_gpu::kernels::linear::{Epilogue, Form};
 use sterna_gpu::tuning::{Effort, LaunchConfig, RowClass, Sample, Tuner, Tuning};
@@ -69,7 +69,7 @@ fn a_model_stays_the_same_whatever_way_its_products_go() {
         let source = source(name);
         let on_cpu = source.load(cpu());
         let n_vocab = on_cpu.config().n_vocab;
-        let want = logits(&on_cpu, &ids, SessionOptions::new(ids.len()));
+        let want = logits(&on_cpu, &ids, in_f32(ids.len()));
         for (lanes, workgroup, own) in [(8, 1024, true), (32, 64, false), (1, u32::MAX, true)] {
             let tuning = Tuning::all(LaunchConfig {
                 lanes: Some(lanes),
@@ -88,7 +88,7 @@ fn a_model_stays_the_same_whatever_way_its_products_go() {
             for chunk in [1, 4, 100] {
                 let options = SessionOptions {
                     chunk,
-                    ..SessionOptions::new(ids.len())
+                    ..in_f32(ids.len())
                 };
                 let got = logits(&model, &ids, options);
                 let name = format!("{name} {lanes}x{workgroup}, chunks of {chunk}");

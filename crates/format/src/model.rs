@@ -53,6 +53,15 @@ impl CacheType {
     /// Elements that share a scale in [`CacheType::Q8_0`].
     pub const BLOCK_LEN: usize = 32;
 
+    /// Its name, as flags and reports have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CacheType::F32 => "f32",
+            CacheType::F16 => "f16",
+            CacheType::Q8_0 => "q8_0",
+        }
+    }
+
     /// The type that heads of `head_dim` elements are held as.
     pub const fn of_heads(self, head_dim: usize) -> CacheType {
         match self {

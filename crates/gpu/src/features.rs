@@ -30,7 +30,7 @@ pub struct Features {
 }
 
 impl Features {
-    /// All of them that are to be had.
+    /// All but those that only tests ask for.
     pub const ALL: Features = Features {
         subgroups: true,
         f16: true,

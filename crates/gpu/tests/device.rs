@@ -81,7 +81,7 @@ fn bytes_come_back_as_they_went() {
     }
     let buffer = device.buffer("values", 100).unwrap();
     assert_eq!(buffer.bytes(), 112);
-    assert!(device.write(&buffer, 112, &[1]).is_err());
+    assert!(device.write(&buffer, 112, &[1u8]).is_err());
     assert!(device.read::<u32>(&buffer, 0..29).is_err());
     assert!(
         device
@@ -436,7 +436,7 @@ fn a_lost_device_says_so_and_another_goes_on() {
     is_lost(on_its_way.wait().map(|_| ()));
     is_lost(device.submit(&[&commands], &[]).map(|_| ()));
     is_lost(device.buffer("more", 16).map(|_| ()));
-    is_lost(device.write(&x, 0, &[0; 4]));
+    is_lost(device.write(&x, 0, &[0u8; 4]));
     is_lost(device.read::<f32>(&x, 0..1).map(|_| ()));
     is_lost(scale(&mut recorder, Rows::new(&x, 1, 4), 2.0));
     drop((x, commands, recorder));

@@ -103,6 +103,7 @@ struct ModelReport {
 struct MemoryReport {
     weight_bytes: u64,
     cache_bytes: u64,
+    cache_type: &'static str,
     ctx_len: usize,
 }
 
@@ -334,6 +335,7 @@ impl ModelReport {
     fn new(plan: &ModelPlan, flags: &EngineFlags) -> ModelReport {
         let config = plan.config();
         let ctx_len = flags.ctx_len(config.max_ctx);
+        let cache = flags.expected_cache(plan);
         ModelReport {
             family: config.family.name.to_owned(),
             n_layers: config.n_layers,
@@ -347,7 +349,8 @@ impl ModelReport {
             max_ctx: config.max_ctx,
             memory: MemoryReport {
                 weight_bytes: plan.memory_bytes(),
-                cache_bytes: plan.cache_bytes(ctx_len, flags.expected_cache()),
+                cache_bytes: plan.cache_bytes(ctx_len, cache),
+                cache_type: cache.name(),
                 ctx_len,
             },
         }
@@ -371,11 +374,12 @@ impl ModelReport {
 impl MemoryReport {
     fn text(&self) -> String {
         format!(
-            "{}: weights {}, cache {} for {} tokens",
+            "{}: weights {}, cache {} for {} tokens in {}",
             Bytes(self.weight_bytes + self.cache_bytes),
             Bytes(self.weight_bytes),
             Bytes(self.cache_bytes),
-            self.ctx_len
+            self.ctx_len,
+            self.cache_type
         )
     }
 }

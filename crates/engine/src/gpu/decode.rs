@@ -13,8 +13,9 @@ use std::time::Duration;
 #[cfg(not(target_arch = "wasm32"))]
 use std::time::Instant;
 
-use sterna_gpu::graph::Step;
-use sterna_gpu::graph::{PenaltyOp, SampleMethod, SampleOp, Shared, SharedGraph, View};
+use sterna_gpu::graph::{
+    PenaltyOp, RecordedStep, SampleMethod, SampleOp, Shared, SharedGraph, View,
+};
 use sterna_gpu::kernels::output::{Draw, MAX_TOP_K, STATE_LEN, TopK, Weights};
 use sterna_gpu::kernels::recurrent::SLOTS;
 use sterna_gpu::memory::Buffer;
@@ -329,7 +330,7 @@ impl SampleScratch {
 pub(super) struct Steps {
     graph: SharedGraph,
     /// `None` once no more are submitted: they keep memory alive.
-    commands: Option<Step>,
+    commands: Option<RecordedStep>,
     /// Position and token of each sequence in the next step, [`STATE_LEN`] words each.
     states: Buffer,
     under_way: VecDeque<Submission>,
@@ -349,7 +350,7 @@ impl Steps {
     /// where layers have states, until these are shared.
     pub(super) fn new(
         graph: &SharedGraph,
-        commands: Step,
+        commands: RecordedStep,
         states: Buffer,
         (positions, n_steps): (Vec<usize>, usize),
         is_forked: Option<Arc<AtomicBool>>,

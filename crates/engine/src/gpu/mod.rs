@@ -1,6 +1,6 @@
 //! The GPU backend, on top of `sterna-gpu`.
 //!
-//! Operations are collected and submitted together, when something is read or the next step begins. A step
+//! Operations are collected, and submitted when something is read or the next step begins. A step
 //! that consists of the same operations as an earlier one is not recorded again: what differs from token to
 //! token (ids, positions, rotations) is in buffers that are written before it runs.
 

@@ -236,8 +236,12 @@ impl Backend for Hybrid {
     fn rewrites(&self, dtype: DType, k: usize) -> bool {
         match &self.gpu {
             None => self.cpu.rewrites(dtype, k),
-            // Which layers a GPU takes isn't known before they are loaded. Weights of the others are to be in memory.
-            Some(part) => part.placement().is_for_all() && part.gpu.rewrites(dtype, k),
+            // Which layers a GPU takes isn't known before they are loaded. Where not all are to be there, weights of the
+            // others are to be in memory.
+            Some(part) => {
+                let has_limit = part.gpu.device().memory().budget.is_some();
+                !has_limit && part.placement().is_for_all() && part.gpu.rewrites(dtype, k)
+            }
         }
     }
 

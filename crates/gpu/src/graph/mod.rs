@@ -32,7 +32,7 @@ pub struct Work {
     pub n_dispatches: u64,
     /// Command lists submitted to the device.
     pub n_submits: u64,
-    /// How many of these were recorded anew, not replayed.
+    /// Steps that were recorded anew, not replayed, each submitted once or in pieces.
     pub n_recorded: u64,
 }
 
@@ -112,14 +112,14 @@ pub struct Graph {
     /// Rows that one operation writes and the next reads.
     scratch: Option<Buffer>,
     /// Recently run steps, the latest first.
-    replays: Vec<(Vec<Op>, Step)>,
+    replays: Vec<(Vec<Op>, RecordedStep)>,
     work: Work,
     timings: Timings,
 }
 
 /// A recorded step. Its pieces are submitted one by one.
 #[derive(Debug, Clone)]
-pub struct Step(Arc<[Commands]>);
+pub struct RecordedStep(Arc<[Commands]>);
 
 /// Number of steps kept for replay: those of prompts and of decoding, each before and after a cache grows.
 const KEPT: usize = 4;
@@ -195,9 +195,10 @@ impl Graph {
             return self.run(&step, reads);
         }
         let fused = self.begin_recording(&ops)?;
-        let (mut rest, mut most) = match is_long(&fused) {
-            true => (&fused[..], FIRST_PIECE),
-            false => (&fused[..], usize::MAX),
+        let mut rest = &fused[..];
+        let mut most = match is_long(&fused) {
+            true => FIRST_PIECE,
+            false => usize::MAX,
         };
         let mut pieces = Vec::new();
         let submission = loop {
@@ -210,14 +211,18 @@ impl Graph {
                 break submission;
             }
         };
-        self.keep(ops, Step(pieces.into()));
+        self.keep(ops, RecordedStep(pieces.into()));
         Ok(submission)
     }
 
     /// Submits `step`; reads are enqueued after it.
     ///
     /// Errors: as [`Device::submit`].
-    pub fn run(&mut self, step: &Step, reads: &[ReadRange]) -> Result<Submission, GpuError> {
+    pub fn run(
+        &mut self,
+        step: &RecordedStep,
+        reads: &[ReadRange],
+    ) -> Result<Submission, GpuError> {
         let Some((last, others)) = step.0.split_last() else {
             return self.device.submit(&[], reads);
         };
@@ -247,7 +252,7 @@ impl Graph {
     /// operations are something else.
     ///
     /// Errors: as [`Graph::flush`].
-    pub fn repeatable(&mut self, samples: Vec<SampleOp>) -> Result<Option<Step>, GpuError> {
+    pub fn repeatable(&mut self, samples: Vec<SampleOp>) -> Result<Option<RecordedStep>, GpuError> {
         let n: usize = samples.iter().map(|sample| sample.n).sum();
         let tokens = match (self.ops.first(), samples.first()) {
             (Some(Op::Embed { out, .. }), Some(sample)) if out.n_rows == n => {
@@ -269,11 +274,11 @@ impl Graph {
         // In one piece: steps follow one another without a pause, and each submission would be one.
         let fused = self.begin_recording(&ops)?;
         let (whole, _) = self.record(&fused, usize::MAX)?;
-        Ok(Some(self.keep(ops, Step([whole].into()))))
+        Ok(Some(self.keep(ops, RecordedStep([whole].into()))))
     }
 
     /// The step that was recorded of the same operations, if it is kept.
-    fn replay(&mut self, ops: &[Op]) -> Option<Step> {
+    fn replay(&mut self, ops: &[Op]) -> Option<RecordedStep> {
         let known = self.replays.iter().position(|(known, _)| known == ops)?;
         let replay = self.replays.remove(known);
         let step = replay.1.clone();
@@ -304,7 +309,7 @@ impl Graph {
     }
 
     /// Keeps a step for replay.
-    fn keep(&mut self, ops: Vec<Op>, step: Step) -> Step {
+    fn keep(&mut self, ops: Vec<Op>, step: RecordedStep) -> RecordedStep {
         self.replays.truncate(KEPT - 1);
         self.replays.insert(0, (ops, step.clone()));
         step

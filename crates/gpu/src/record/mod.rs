@@ -366,10 +366,12 @@ impl Future for Submission {
         }
         this.device.check("waiting")?;
         while let Some(scope) = this.scopes.last_mut() {
-            match scope.poll(&this.device, cx)? {
-                Poll::Ready(()) => this.scopes.pop(),
-                Poll::Pending => return Poll::Pending,
+            let Poll::Ready(reported) = scope.poll(&this.device, cx) else {
+                return Poll::Pending;
             };
+            // It may not be polled again, whatever it reported.
+            this.scopes.pop();
+            reported?;
         }
         match this.arrivals.poll(cx) {
             Poll::Ready(true) => Poll::Ready(this.bytes()),

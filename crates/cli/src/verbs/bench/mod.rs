@@ -7,7 +7,7 @@ mod report;
 use std::num::NonZero;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use sterna_engine::{Decoded, Logits, Sampler, SamplerConfig, Session};
@@ -133,11 +133,13 @@ impl Bench {
             candidates.push(Candidate::new(threads, load_ms, model, exec));
         }
         // All are on the same device.
-        let works: Vec<Work> = candidates.first().map_or_else(Vec::new, |candidate| {
-            let cache = candidate.cache(&options);
-            let works = tests.iter().map(|test| Work::of(*test, &plan, cache));
-            works.collect()
-        });
+        let cache = candidates
+            .first()
+            .map(|candidate| candidate.cache(&options));
+        let cache = cache.context("expected a number of threads")?;
+        let works: Vec<Work> = (tests.iter())
+            .map(|test| Work::of(*test, &plan, cache))
+            .collect();
         let mapped = files.sources().iter().map(SourceFile::bytes);
         let mapped: Vec<Bytes> = mapped.collect::<sterna::Result<_>>()?;
         let plan = measure::Plan {
@@ -166,6 +168,7 @@ impl Bench {
             backend: if gpu.is_some() { "gpu" } else { "cpu" },
             gpu,
             instruction_set: args::isa()?.name(),
+            cache: cache.name(),
             peak_memory_bytes,
         };
         if self.flags.json {

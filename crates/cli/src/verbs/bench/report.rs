@@ -20,6 +20,8 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) gpu: Option<String>,
     pub(super) instruction_set: &'static str,
+    /// Data type of the KV cache.
+    pub(super) cache: &'static str,
     pub(super) runs: Vec<Run>,
     /// The peak memory of the process, with the model loaded once for each thread count, before the bandwidth
     /// was measured.
@@ -279,9 +281,10 @@ impl Report {
             (
                 "using",
                 format!(
-                    "{}, {}, sterna {}",
+                    "{}, {}, cache {}, sterna {}",
                     self.gpu.as_deref().unwrap_or(self.backend),
                     self.instruction_set,
+                    self.cache,
                     self.version
                 ),
             ),
