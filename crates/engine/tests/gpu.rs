@@ -679,7 +679,6 @@ fn sequences_that_no_buffer_holds_together_are_in_several() {
     };
     let model = stories().load(Gpu::new(device, 2, Isa::detect()));
     let options = SessionOptions {
-        cache: Some(CacheType::F32),
         chunk: 64,
         ..in_f32(512)
     };

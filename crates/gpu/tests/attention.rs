@@ -537,6 +537,20 @@ fn every_cache_and_feature_agrees_with_the_cpu() {
     }
 }
 
+/// What cooperative matrices take, where there are many rows.
+const MANY: Case = Case {
+    n_heads: 8,
+    dtype: CacheType::F16,
+    ..PLAIN
+};
+
+/// The largest score grows from tile to tile.
+const GROWING: Case = Case {
+    scale: 3.0,
+    head_dim: 128,
+    ..MANY
+};
+
 /// Many rows, which cooperative matrices take: heads of every width that they have, and what changes scores.
 #[test]
 fn many_rows_agree_with_the_cpu() {
@@ -544,11 +558,7 @@ fn many_rows_agree_with_the_cpu() {
     if !device.has_matrix_units() {
         eprintln!("without matrix units: the kernels for few and many rows are tested");
     }
-    let case = Case {
-        n_heads: 8,
-        dtype: CacheType::F16,
-        ..PLAIN
-    };
+    let case = MANY;
     for head_dim in [32, 33, 40, 80, 100, 128] {
         let rope_dim = 32;
         Case {
@@ -592,11 +602,7 @@ fn many_rows_agree_with_the_cpu() {
             sinks: true,
             ..case
         },
-        Case {
-            scale: 3.0,
-            head_dim: 128,
-            ..case
-        },
+        GROWING,
     ] {
         case.check(device, &[100, 37, 64]);
     }
@@ -605,11 +611,7 @@ fn many_rows_agree_with_the_cpu() {
 #[test]
 fn many_rows_by_emulated_matrix_units_agree_with_the_cpu() {
     let Some(device) = emulated() else { return };
-    let case = Case {
-        n_heads: 8,
-        dtype: CacheType::F16,
-        ..PLAIN
-    };
+    let case = MANY;
     for case in [
         Case {
             head_dim: 33,
@@ -630,12 +632,7 @@ fn many_rows_by_emulated_matrix_units_agree_with_the_cpu() {
             sinks: true,
             ..case
         },
-        // The largest score grows from tile to tile.
-        Case {
-            scale: 3.0,
-            head_dim: 128,
-            ..case
-        },
+        GROWING,
     ] {
         case.check(&device, &[70]);
     }

@@ -54,9 +54,7 @@ impl Upload {
             at += piece.len() as u64;
         }
         if !rest.is_empty() {
-            let mut word = [0; 4];
-            word[..rest.len()].copy_from_slice(rest);
-            self.send(buffer, at, &word)?;
+            self.device.write(buffer, at, rest)?;
         }
         Ok(())
     }

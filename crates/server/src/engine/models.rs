@@ -24,8 +24,6 @@ pub(super) struct EngineModel<B: Backend> {
     pub(super) weights: u64,
     /// Settings of its sequences.
     pub(super) session: SessionOptions,
-    /// Data type of their caches.
-    pub(super) cache: CacheType,
     /// Says what computes answers, if receipts of them are written.
     pub(super) describe: Option<Arc<Describe<B>>>,
     cache_bytes: Arc<CacheBytes>,
@@ -36,9 +34,14 @@ pub(super) struct EngineModel<B: Backend> {
 }
 
 impl<B: Backend> EngineModel<B> {
+    /// Data type of the caches of its sequences.
+    pub(super) fn cache(&self) -> CacheType {
+        self.session.cache_on(self.adapted.model().backend())
+    }
+
     /// Bytes of the cache of a sequence of `len` tokens.
     pub(super) fn cache_bytes(&self, len: usize) -> u64 {
-        (self.cache_bytes)(len, self.cache)
+        (self.cache_bytes)(len, self.cache())
     }
 }
 
@@ -292,7 +295,6 @@ where
     ) {
         self.dispatch.held(number);
         let model = EngineModel {
-            cache: source.session.cache_on(adapted.model().backend()),
             adapted,
             weights,
             hash: source.hash.clone(),

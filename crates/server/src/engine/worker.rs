@@ -621,7 +621,7 @@ impl<B: Backend> Worker<B> {
         model: &EngineModel<B>,
         adapter: Option<&AdapterKey>,
     ) -> Identity {
-        let (own, cache, ctx_len) = (&model.adapted, model.cache, model.session.ctx_len);
+        let (own, cache, ctx_len) = (&model.adapted, model.cache(), model.session.ctx_len);
         let adapter = adapter.map(|key| model.adapters.id(key));
         // One that is gone has no sequences.
         let adapter = adapter.map(|id| id.map_or(String::new(), |id| form(&id)));

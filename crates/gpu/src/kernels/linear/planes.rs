@@ -111,8 +111,9 @@ impl Planes {
     ) -> Result<(), GpuError> {
         let (stored, row_bytes) = (self.blocks(k) * self.block_bytes, self.row_bytes(k));
         let scale_bytes = match self.scales {
-            Scales::OfBlocks(_) => 2 * self.blocks(k),
-            Scales::Within | Scales::OfRows => 0,
+            // They aren't in the rows.
+            Scales::OfRows => 0,
+            Scales::Within | Scales::OfBlocks(_) => self.scale_bytes(1, k),
         };
         if stored == row_bytes && scale_bytes == 0 || rows.is_empty() {
             return upload.write(codes, (range.start * row_bytes) as u64, rows);
@@ -123,7 +124,7 @@ impl Planes {
             let (first, n) = (range.start + i * at_once, run.len() / stored);
             of_codes.resize(n * row_bytes, 0);
             of_scales.resize(n * scale_bytes, 0);
-            let share = n.div_ceil(parallel::n_parts(run.len())).max(1);
+            let share = n.div_ceil(parallel::n_parts(run.len()));
             let parts = run.chunks(share * stored);
             let codes_of = of_codes.chunks_mut(share * row_bytes);
             let mut scales_of = of_scales.chunks_mut((share * scale_bytes).max(1));
