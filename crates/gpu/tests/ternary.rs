@@ -23,6 +23,8 @@ fn rounding_a_row_gives_the_bits_of_the_cpu() {
             (2, 257),
             (5, 2560),
             (1, 6912),
+            // More than stays in registers.
+            (2, 40_000),
             (0, 64),
         ] {
             let mut x = floats(m * width, 3);
@@ -31,27 +33,29 @@ fn rounding_a_row_gives_the_bits_of_the_cpu() {
                 x[..width].fill(0.0);
                 x[width..width + 4].copy_from_slice(&[127.0, 0.5, -1.5, 2.5]);
             }
-            let (offset, stride) = (3, width + 5);
-            let buffer = spread(device, &x, width, offset, stride);
-            let rows = spread_rows(&buffer, m, width, offset, stride);
-            let out = QuantizedRows::new(device, m.max(1), width).unwrap();
-            run(device, &buffer, 0, |r| {
-                quantize(r, rows, None, Scaling::Row, &out)
-            });
-            let Rounded { codes: q, steps } = out.read(device, m, width, Scaling::Row).unwrap();
-            let padded = width.next_multiple_of(256);
-            for (t, row) in x.chunks(width).enumerate() {
-                let mut want = vec![0; padded];
-                let (scale, sum) = q8::quantize_row(row, &mut want);
-                let what = format!("{m}x{width} row {t} {:?}", device.features().names());
-                assert_eq!(
-                    steps[t].0.to_bits(),
-                    scale.to_bits(),
-                    "{what}: {} {scale}",
-                    steps[t].0
-                );
-                assert_eq!(steps[t].1, sum, "{what}");
-                assert!(q[t * padded..][..padded] == want, "{what}");
+            // In vectors, where the width permits, and not.
+            for (offset, stride) in [(4, width + 4), (3, width + 5)] {
+                let buffer = spread(device, &x, width, offset, stride);
+                let rows = spread_rows(&buffer, m, width, offset, stride);
+                let out = QuantizedRows::new(device, m.max(1), width).unwrap();
+                run(device, &buffer, 0, |r| {
+                    quantize(r, rows, None, Scaling::Row, &out)
+                });
+                let Rounded { codes: q, steps } = out.read(device, m, width, Scaling::Row).unwrap();
+                let padded = width.next_multiple_of(256);
+                for (t, row) in x.chunks(width).enumerate() {
+                    let mut want = vec![0; padded];
+                    let (scale, sum) = q8::quantize_row(row, &mut want);
+                    let what = format!("{m}x{width} row {t} {:?}", device.features().names());
+                    assert_eq!(
+                        steps[t].0.to_bits(),
+                        scale.to_bits(),
+                        "{what}: {} {scale}",
+                        steps[t].0
+                    );
+                    assert_eq!(steps[t].1, sum, "{what}");
+                    assert!(q[t * padded..][..padded] == want, "{what}");
+                }
             }
         }
     }
@@ -113,7 +117,7 @@ fn rounded_rows_become_the_floats_of_the_cpu() {
 #[test]
 fn normalised_rows_differ_by_one_unit_at_most() {
     for device in devices() {
-        for (m, width) in [(1, 64), (2, 2560), (1, 6912)] {
+        for (m, width) in [(1, 64), (2, 2560), (1, 6912), (1, 301), (1, 40_000)] {
             let (x, weight) = (floats(m * width, 5), floats(width, 6));
             let (buffer, w) = (device.upload(&x).unwrap(), device.upload(&weight).unwrap());
             let out = QuantizedRows::new(device, m, width).unwrap();

@@ -64,6 +64,14 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// Whether kernels can read them as vectors of four.
+    fn in_vectors(&self) -> bool {
+        let stride = if self.n_rows > 1 { self.stride } else { 0 };
+        [self.offset, self.width, stride]
+            .iter()
+            .all(|n| n.is_multiple_of(4))
+    }
+
     /// Errors if the rows exceed the buffer, overlap, or need more than 32-bit indices.
     fn check(&self, what: &'static str) -> Result<(), GpuError> {
         if self.n_rows == 0 || self.width == 0 {

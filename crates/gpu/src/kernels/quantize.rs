@@ -1,11 +1,10 @@
 //! Activations quantized to int8, as integer weights need them.
 
 use super::linear::{COOP_SUMS_BYTES, LEAST_COOP_TRITS, WeightKind};
-use super::norm::workgroup;
 use super::{Rows, fold};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{DEQUANTIZE, QUANTIZE, params};
+use crate::shader::{DEQUANTIZE, QUANTIZE, QUANTIZE_ELEMENTS, params};
 use crate::tuning::RowClass;
 use crate::{Device, GpuError, Recorder};
 
@@ -25,6 +24,12 @@ pub const PADDING: usize = 256;
 
 /// Values that share a stored scale and sum.
 const RUN: usize = 32;
+
+/// Invocations that quantize a block of [`PADDING`] together, if subgroups are as large; and where many rows have a scale each.
+/// Found on an H100.
+const LANES: u32 = 32;
+const LANES_OF_MANY_ROWS: u32 = 16;
+const MANY_ROWS: usize = 256;
 
 /// Whether products of blocks with so many rows may take them as f16.
 fn takes_halves(device: &Device, n_rows: usize) -> bool {
@@ -131,7 +136,7 @@ pub struct Rounded {
 
 params! {
     QuantizeParams {
-        width: u32,
+        k: u32,
         padded: u32,
         n_rows: u32,
         x_offset: u32,
@@ -162,18 +167,32 @@ pub fn quantize(
     let device = recorder.device().clone();
     let most = device.limits().workgroup_len as usize;
     expect("quantize: invocations of a workgroup", most.max(64), most)?;
+    let blocks = padded / PADDING;
+    let lanes = match scaling {
+        Scaling::Row if x.n_rows >= MANY_ROWS => LANES_OF_MANY_ROWS,
+        _ => LANES,
+    };
+    // Through shared memory, where there are no subgroups, any number exchange.
+    let lanes = match device.limits().min_subgroup {
+        1 => lanes as usize,
+        subgroup => lanes.min(subgroup.max(8)) as usize,
+    };
     // Blocks are independent: where there is no norm, several workgroups share a row.
     let shares = norm.is_none() && scaling != Scaling::Row;
-    let workgroup = workgroup(padded, if shares { most.min(256) } else { most });
-    let parts = if shares {
-        (padded / 4).div_ceil(workgroup)
-    } else {
-        1
+    let workgroup = match shares {
+        true => 64,
+        false => (blocks * lanes)
+            .next_power_of_two()
+            .clamp(64, most.min(1024)),
+    };
+    let parts = match shares {
+        true => blocks.div_ceil(workgroup / lanes),
+        false => 1,
     };
     let halves = scaling != Scaling::Row && takes_halves(&device, x.n_rows);
     let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
     let params = QuantizeParams {
-        width: x.width as u32,
+        k: x.width as u32,
         padded: padded as u32,
         n_rows: x.n_rows as u32,
         x_offset: x.offset as u32,
@@ -183,20 +202,24 @@ pub fn quantize(
     };
     let constants = [
         ("WG", workgroup as f64),
-        ("LANES", 8.0),
+        ("LANES", lanes as f64),
         ("SCALING", f64::from(scaling as u8)),
         ("NORM", f64::from(u8::from(norm.is_some()))),
         ("HALVES", f64::from(u8::from(halves))),
     ];
     let bindings = [
-        x.buffer.into(),
-        weight.into(),
         (&out.q).into(),
+        weight.into(),
+        x.buffer.into(),
         (&out.steps).into(),
         (&out.halves).into(),
     ];
+    let kernel = match x.in_vectors() {
+        true => &QUANTIZE,
+        false => &QUANTIZE_ELEMENTS,
+    };
     recorder.dispatch(
-        &QUANTIZE,
+        kernel,
         &constants,
         &bindings,
         &params,

@@ -107,6 +107,8 @@ const INPUT_STORED: Lib = Lib::File(wgsl!("../shaders/lib/input_stored.wgsl"));
 const INPUT_ROUNDED: Lib = Lib::File(wgsl!("../shaders/lib/input_rounded.wgsl"));
 const X_VECTORS: Lib = Lib::File(wgsl!("../shaders/lib/x_vectors.wgsl"));
 const X_ELEMENTS: Lib = Lib::File(wgsl!("../shaders/lib/x_elements.wgsl"));
+const WEIGHTS_VECTORS: Lib = Lib::File(wgsl!("../shaders/lib/weights_vectors.wgsl"));
+const WEIGHTS_ELEMENTS: Lib = Lib::File(wgsl!("../shaders/lib/weights_elements.wgsl"));
 const CODES_Q8_0: Lib = in_order!(
     "../shaders/lib/codes_q8_0.wgsl",
     "../shaders/lib/unit_scale.wgsl"
@@ -160,7 +162,10 @@ shaders! {
     RMS_NORM = "rms_norm", [Lib::Reduce, GRID, IO_SEPARATE], [Read, Write, Read], RmsNormParams, [];
     RMS_NORM_IN_PLACE = "rms_norm", [Lib::Reduce, GRID, IO_IN_PLACE], [Read, Write], RmsNormParams, [];
     LAYER_NORM = "layer_norm", [Lib::Reduce, GRID], [Read, Read, Read, Write], LayerNormParams, [];
-    QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE], [Read, Read, Write, Write, Write], QuantizeParams, [];
+    QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_VECTORS, WEIGHTS_VECTORS],
+        [Write, Read, Read, Write, Write], QuantizeParams, [];
+    QUANTIZE_ELEMENTS = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_ELEMENTS, WEIGHTS_ELEMENTS],
+        [Write, Read, Read, Write, Write], QuantizeParams, [];
     ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], ElementwiseParams, [];
     TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
@@ -241,6 +246,8 @@ shaders! {
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], EmbedParams, [];
     HEADS = "heads", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], HeadsParams, [];
+    HEADS_IN_VECTORS = "heads_in_vectors", [Lib::Reduce, GRID, SEQUENCES, PAGES], [Write, Read, Read, Read, Read, Write, Write],
+        HeadsParams, [];
     ATTENTION_F32 = "attention", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
     ATTENTION_F16 = "attention", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
     ATTENTION_Q8_0 = "attention", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];

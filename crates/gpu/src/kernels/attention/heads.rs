@@ -1,6 +1,6 @@
 //! Preparing heads: normalising queries and keys, rotating them, and caching keys and values.
 
-use sterna_format::model::RopeLayout;
+use sterna_format::model::{CacheType, RopeLayout};
 
 use super::cache::{CacheLayer, PAGE_LEN, row_shape};
 use super::query_step;
@@ -77,7 +77,25 @@ pub struct Heads<'a> {
     pub sequences: Sequences<'a>,
 }
 
+/// Invocations of a workgroup that prepares heads.
+const WORKGROUP: u32 = 64;
+
+/// Those that share a head in vectors, and the most pairs of vectors for each.
+const VECTOR_LANES: usize = 8;
+const VECTOR_UNITS: usize = 8;
+
 impl Heads<'_> {
+    /// Whether heads can be prepared in vectors of four elements; blocks of int8, which have a scale to be found, aren't.
+    fn in_vectors(&self, q_step: usize, cache: &CacheLayer) -> bool {
+        let d = cache.head_dim;
+        self.qkv.in_vectors()
+            && q_step.is_multiple_of(4)
+            && d.is_multiple_of(8)
+            && d <= 8 * VECTOR_LANES * VECTOR_UNITS
+            && self.angles.pairs.is_multiple_of(4)
+            && cache.dtype != CacheType::Q8_0
+    }
+
     /// Keys, and values of their own, of a row that go to the cache.
     fn n_cached(&self, cache: &CacheLayer) -> usize {
         if self.has_keys { cache.n_vectors() } else { 0 }
@@ -215,18 +233,12 @@ fn record(
         n_angles: angles.n_rows(),
         eps: norms.eps,
     };
-    let [q_norm, k_norm, pairs] = heads.constants();
-    let cached = ("CACHE", f64::from(cache.dtype as u8));
-    let room = d.next_power_of_two().max(256);
-    let constants = [
-        ("WG", 64.0),
-        ("HEAD_LEN", room as f64),
+    let mut constants = vec![
+        ("WG", f64::from(WORKGROUP)),
         ("PAGE", PAGE_LEN as f64),
-        cached,
-        q_norm,
-        k_norm,
-        pairs,
+        ("CACHE", f64::from(cache.dtype as u8)),
     ];
+    constants.extend(heads.constants());
     let bindings = [
         qkv.buffer.into(),
         angles.table.into(),
@@ -239,6 +251,25 @@ fn record(
     let most = recorder.device().limits().grid as usize;
     expect_most("heads: rows of a batch", most, sequences.all_rows())?;
     let n_prepared = n_heads + heads.n_cached(cache);
-    let grid = [n_prepared as u32, sequences.all_rows() as u32];
+    let n_rows = sequences.all_rows() as u32;
+    if heads.in_vectors(q_step, cache) {
+        constants.extend([
+            ("LANES", VECTOR_LANES as f64),
+            ("HEADS", n_prepared as f64),
+            ("UNITS", d.div_ceil(8 * VECTOR_LANES) as f64),
+        ]);
+        let heads_at_once = WORKGROUP as usize / VECTOR_LANES;
+        let grid = [n_prepared.div_ceil(heads_at_once) as u32, n_rows];
+        return recorder.dispatch(
+            &shader::HEADS_IN_VECTORS,
+            &constants,
+            &bindings,
+            &params,
+            grid,
+        );
+    }
+    let room = d.next_power_of_two().max(256);
+    constants.push(("HEAD_LEN", room as f64));
+    let grid = [n_prepared as u32, n_rows];
     recorder.dispatch(&shader::HEADS, &constants, &bindings, &params, grid)
 }

@@ -183,7 +183,7 @@ impl Kernels {
         source: &Source<'_>,
     ) -> Result<Kernels, GpuError> {
         let floats = |vectors: [&'static Shader; 2], elements: [&'static Shader; 2]| {
-            let [gemv, gemm] = match in_vectors(source, w.k) {
+            let [gemv, gemm] = match in_vectors(source) {
                 true => vectors,
                 false => elements,
             };
@@ -248,7 +248,7 @@ impl Kernels {
                 _ => return Err(unsupported(dtype)),
             },
         };
-        let units = (matches!(source, Source::Stored(_)) || in_vectors(source, w.k))
+        let units = (matches!(source, Source::Stored(_)) || in_vectors(source))
             && by_matrix_units(recorder.device(), config, w);
         let sum = match w.kind {
             WeightKind::Ternary => &shader::TERNARY_GEMM_COOP_SUM,
@@ -267,10 +267,10 @@ impl Kernels {
     }
 }
 
-/// Whether rows of `k` floats can be read as vectors.
-pub(super) fn in_vectors(source: &Source<'_>, k: usize) -> bool {
+/// Whether rows of floats can be read as vectors.
+pub(super) fn in_vectors(source: &Source<'_>) -> bool {
     match source {
-        Source::Floats(x, _) => [x.offset, x.stride, k].iter().all(|n| n % 4 == 0),
+        Source::Floats(x, _) => x.in_vectors(),
         Source::Stored(_) | Source::Own { .. } => false,
     }
 }
@@ -491,9 +491,7 @@ pub(super) fn can_round_rows(
     at_once: usize,
     others: usize,
 ) -> bool {
-    let limits = recorder.device().limits();
-    let in_vectors = x.n_rows == 1 || x.stride.is_multiple_of(4);
-    x.offset.is_multiple_of(4) && in_vectors && can_round(limits, k, at_once, others)
+    x.in_vectors() && can_round(recorder.device().limits(), k, at_once, others)
 }
 
 /// What a kernel that quantizes `n_rows` of `k` elements for itself has to know.

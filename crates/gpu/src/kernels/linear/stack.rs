@@ -211,12 +211,8 @@ impl Stack {
 
 /// The kernels for routes: of inputs that are quantized or stay floats; those that quantize it themselves; those that also
 /// choose the experts of their row. All are the same for floats.
-fn kernels(
-    kind: WeightKind,
-    source: &Source<'_>,
-    k: usize,
-) -> Result<[&'static Shader; 3], GpuError> {
-    let floats = |vectors, elements| match in_vectors(source, k) {
+fn kernels(kind: WeightKind, source: &Source<'_>) -> Result<[&'static Shader; 3], GpuError> {
+    let floats = |vectors, elements| match in_vectors(source) {
         true => [vectors; 3],
         false => [elements; 3],
     };
@@ -410,7 +406,7 @@ fn record(
         return grouping.record(recorder, w, (x, per_row), routes, epilogue, out);
     }
     let own = matches!(source, Source::Own { .. });
-    let [stored, rounds, chooses] = kernels(w.kind, &source, w.k)?;
+    let [stored, rounds, chooses] = kernels(w.kind, &source)?;
     let shader = match (own, choice) {
         (true, Some(_)) => chooses,
         (true, None) => rounds,

@@ -1,6 +1,6 @@
 // Activations that every workgroup quantizes for itself, normalised first if NORM is 1: a row of f32, or with SCALING 0
-// TOKENS rows, in vectors of four. Agrees with quantize.wgsl, except that the largest magnitude of a whole row is taken
-// before it is normalised. Needs `reduce_*.wgsl` and `exact.wgsl`.
+// TOKENS rows, in vectors of four. Agrees with quantize.wgsl, except for the order in which squares are added. Needs
+// `reduce_*.wgsl` and `exact.wgsl`.
 
 // 0: a scale for the row. 1: for blocks of 256. 2: for blocks of 32.
 override SCALING: u32 = 0u;

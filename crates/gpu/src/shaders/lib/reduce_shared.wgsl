@@ -47,6 +47,18 @@ fn segment_sum_f32(at: Invocation, value: vec2<f32>) -> vec2<f32> {
     return sum;
 }
 
+fn segment_max_f32(at: Invocation, value: f32) -> f32 {
+    let i = at.index;
+    exchange[i].x = bitcast<u32>(value);
+    workgroupBarrier();
+    var top = value;
+    for (var j = 0u; j < LANES; j++) {
+        top = max(top, bitcast<f32>(exchange[i - i % LANES + j].x));
+    }
+    workgroupBarrier();
+    return top;
+}
+
 // The largest value of eight consecutive invocations.
 fn eight_max_f32(at: Invocation, value: f32) -> f32 {
     let i = at.index;

@@ -41,6 +41,14 @@ fn segment_sum_f32(at: Invocation, value: vec2<f32>) -> vec2<f32> {
     return sum;
 }
 
+fn segment_max_f32(at: Invocation, value: f32) -> f32 {
+    var top = value;
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        top = max(top, subgroupShuffleXor(top, half));
+    }
+    return top;
+}
+
 // The largest value of eight consecutive invocations.
 fn eight_max_f32(at: Invocation, value: f32) -> f32 {
     var top = max(value, subgroupShuffleXor(value, 4u));

@@ -1,0 +1,194 @@
+// Does what heads.wgsl does, in vectors of four elements: for caches of floats, heads of a multiple of eight elements and
+// rotations of a multiple of four pairs, all at multiples of four elements.
+//
+// Agrees with heads.wgsl, except for the order in which squares are added.
+// Shapes: as there, a vector of a head being four elements; there are HEADS of them to prepare in a row.
+// LANES invocations per head, each of them takes up to UNITS pairs of vectors; workgroups of WG have heads of the same row.
+// Many rows mostly wait for memory: an invocation has all loads under way before it needs the first.
+
+// 1 if queries, or keys, are normalised.
+override Q_NORM: u32 = 0u;
+override K_NORM: u32 = 0u;
+// 1 if pairs are adjacent, 0 if they are half the rotated elements apart.
+override PAIRS: u32 = 0u;
+// 0: f32. 1: f16.
+override CACHE: u32 = 0u;
+override HEADS: u32 = 1u;
+// At most 8.
+override UNITS: u32 = 1u;
+
+@group(0) @binding(0) var<storage, read_write> qkv: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> angles: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> sequences: array<u32>;
+@group(0) @binding(3) var<storage, read> q_weight: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read> k_weight: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read_write> keys: array<vec2<u32>>;
+@group(0) @binding(6) var<storage, read_write> values: array<vec2<u32>>;
+
+struct Params {
+    // The most rows of a sequence.
+    n_rows: u32,
+    n_heads: u32,
+    n_kv_heads: u32,
+    head_dim: u32,
+    // Pairs that are rotated.
+    half: u32,
+    offset: u32,
+    stride: u32,
+    // From one query of a row to the next.
+    q_step: u32,
+    // Of the keys, and of the values, within a row.
+    keys: u32,
+    values: u32,
+    sequences: u32,
+    pages: u32,
+    page_stride: u32,
+    row_len: u32,
+    row_scales: u32,
+    scales: u32,
+    // Positions in the table of angles.
+    n_angles: u32,
+    eps: f32,
+}
+@group(1) @binding(0) var<uniform> params: Params;
+
+// The two vectors of unit u: half the rotated elements apart, or adjacent behind those.
+fn places(u: u32) -> vec2<u32> {
+    let apart = params.half / 4u;
+    if u < apart {
+        return vec2<u32>(u, u + apart);
+    }
+    return vec2<u32>(2u * u, 2u * u + 1u);
+}
+
+// Four cosines, and four sines, of the pairs from 4i on of a row of angles.
+fn four_angles(row: u32, i: u32) -> array<vec4<f32>, 2> {
+    let at = (row * params.half + 4u * i) / 2u;
+    let a = angles[at];
+    let b = angles[at + 1u];
+    return array<vec4<f32>, 2>(vec4<f32>(a.xz, b.xz), vec4<f32>(a.yw, b.yw));
+}
+
+// A vector whose pairs are adjacent, rotated by the two angles in `turn`.
+fn turn_pairs(v: vec4<f32>, turn: vec4<f32>) -> vec4<f32> {
+    return vec4<f32>(
+        v.x * turn.x - v.y * turn.y,
+        v.y * turn.x + v.x * turn.y,
+        v.z * turn.z - v.w * turn.w,
+        v.w * turn.z + v.z * turn.w,
+    );
+}
+
+// The vectors of a unit, rotated by this row of angles if it is rotated.
+fn turned(v: array<vec4<f32>, 2>, row: u32, u: u32) -> array<vec4<f32>, 2> {
+    let apart = params.half / 4u;
+    if u >= apart {
+        return v;
+    }
+    if PAIRS == 1u {
+        let at = row * params.half / 2u;
+        return array<vec4<f32>, 2>(
+            turn_pairs(v[0], angles[at + u]),
+            turn_pairs(v[1], angles[at + u + apart]),
+        );
+    }
+    let turn = four_angles(row, u);
+    return array<vec4<f32>, 2>(v[0] * turn[0] - v[1] * turn[1], v[1] * turn[0] + v[0] * turn[1]);
+}
+
+fn put_key(row: u32, i: u32, v: vec4<f32>) {
+    if CACHE == 1u {
+        keys[row * params.row_len * 2u + i] = vec2<u32>(pack2x16float(v.xy), pack2x16float(v.zw));
+        return;
+    }
+    let at = (row * params.row_len + i) * 2u;
+    keys[at] = bitcast<vec2<u32>>(v.xy);
+    keys[at + 1u] = bitcast<vec2<u32>>(v.zw);
+}
+
+fn put_value(row: u32, i: u32, v: vec4<f32>) {
+    if CACHE == 1u {
+        values[row * params.row_len * 2u + i] = vec2<u32>(pack2x16float(v.xy), pack2x16float(v.zw));
+        return;
+    }
+    let at = (row * params.row_len + i) * 2u;
+    values[at] = bitcast<vec2<u32>>(v.xy);
+    values[at + 1u] = bitcast<vec2<u32>>(v.zw);
+}
+
+@compute @workgroup_size(WG)
+fn main(at: Invocation, group: Group) {
+    let s = group.id.y / params.n_rows;
+    let own = sequence_of(s);
+    let t = group.id.y % params.n_rows;
+    if t >= own.n_rows {
+        return;
+    }
+    let thread = thread_of(at);
+    let lane = thread % LANES;
+    let place = group.id.x * (WG / LANES) + thread / LANES;
+    // Those behind the last head repeat it, and write nothing.
+    let slot = min(place, HEADS - 1u);
+    let kv = (slot - params.n_heads) % params.n_kv_heads;
+    let is_query = slot < params.n_heads;
+    let is_key = !is_query && slot < params.n_heads + params.n_kv_heads;
+    var begin = params.offset + (own.first_row + t) * params.stride;
+    if is_query {
+        begin += slot * params.q_step;
+    } else {
+        begin += select(params.values, params.keys, is_key) + kv * params.head_dim;
+    }
+    begin /= 4u;
+    let units = params.head_dim / 8u;
+    let now = own.position + t;
+    let angle = min(now + own.angles, params.n_angles - 1u);
+    var all = array<array<vec4<f32>, 2>, 8>();
+    for (var j = 0u; j < UNITS; j++) {
+        let i = places(min(lane + j * LANES, units - 1u));
+        all[j] = array<vec4<f32>, 2>(qkv[begin + i.x], qkv[begin + i.y]);
+    }
+    if Q_NORM == 1u || K_NORM == 1u {
+        var squares = 0.0;
+        for (var j = 0u; j < UNITS; j++) {
+            let both = dot(all[j][0], all[j][0]) + dot(all[j][1], all[j][1]);
+            squares += select(0.0, both, lane + j * LANES < units);
+        }
+        let sum = segment_sum_f32(at, vec2<f32>(squares, 0.0)).x;
+        let inverse = 1.0 / sqrt(sum / f32(params.head_dim) + params.eps);
+        for (var j = 0u; j < UNITS; j++) {
+            let i = places(min(lane + j * LANES, units - 1u));
+            if Q_NORM == 1u && is_query {
+                all[j][0] = all[j][0] * inverse * q_weight[i.x];
+                all[j][1] = all[j][1] * inverse * q_weight[i.y];
+            }
+            if K_NORM == 1u && is_key {
+                all[j][0] = all[j][0] * inverse * k_weight[i.x];
+                all[j][1] = all[j][1] * inverse * k_weight[i.y];
+            }
+        }
+    }
+    // What is cached has a place.
+    let live = place < HEADS && (is_query || now < own.capacity);
+    let row = row_of(page_of(s, now), kv, now);
+    for (var j = 0u; j < UNITS; j++) {
+        let u = lane + j * LANES;
+        if !live || u >= units {
+            continue;
+        }
+        let i = places(u);
+        var v = all[j];
+        if is_query || is_key {
+            v = turned(v, angle, u);
+        }
+        if is_query {
+            qkv[begin + i.x] = v[0];
+            qkv[begin + i.y] = v[1];
+        } else if is_key {
+            put_key(row, i.x, v[0]);
+            put_key(row, i.y, v[1]);
+        } else {
+            put_value(row, i.x, v[0]);
+            put_value(row, i.y, v[1]);
+        }
+    }
+}
