@@ -728,6 +728,7 @@ fn decode_step(device: &Device, small: bool, ctx: usize, sweep: bool) -> Result<
                 n_rows: 1,
                 is_normed: true,
                 epilogue,
+                is_alone: true,
             })
         });
         return sweep_step(device, samples.collect());

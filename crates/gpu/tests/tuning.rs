@@ -100,6 +100,7 @@ fn a_step_is_measured() {
             n_rows,
             is_normed: kind != F32,
             epilogue,
+            is_alone: true,
         };
         (0..3).flat_map(move |i| {
             let ternary = |n, epilogue| sample(WeightKind::Ternary, [n, 256], i, epilogue);
@@ -117,6 +118,10 @@ fn a_step_is_measured() {
     let mut samples: Vec<Sample> = step(1).chain(step(3)).chain(step(20)).collect();
     // A matrix that occurs again is not another.
     samples.push(samples[0].clone());
+    let shared = Sample {
+        is_alone: false,
+        ..samples[0].clone()
+    };
     let tuner = Tuner::new(device, samples).unwrap();
     assert_eq!(tuner.products().len(), 8);
     let effort = Effort {
@@ -132,12 +137,18 @@ fn a_step_is_measured() {
         assert_eq!(found.best.workgroup.is_some(), few, "{found:?}");
         assert!(!few || found.n_configs > 1, "{found:?}");
     }
+    // How a row is quantized that others read too is not measured.
+    let product = &tuner.products()[0];
+    let alone = tuner.measure(product, effort).unwrap().unwrap();
+    let tuner_of_shared = Tuner::new(device, vec![shared]).unwrap();
+    let found = tuner_of_shared.measure(product, effort).unwrap().unwrap();
+    assert_eq!(found.best.rounds_itself, found.rule.rounds_itself);
+    assert!(1 < found.n_configs && found.n_configs < alone.n_configs);
     // There is no time to compare any.
     let hasty = Effort {
         rounds: 3,
         limit: Duration::ZERO,
     };
-    let product = &tuner.products()[0];
     assert_eq!(tuner.measure(product, hasty).unwrap(), None);
     let strange = sterna_gpu::tuning::Product { n: 7, ..*product };
     assert!(tuner.measure(&strange, effort).is_err());

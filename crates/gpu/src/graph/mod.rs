@@ -321,13 +321,18 @@ impl Graph {
         let steps = self.replays.iter().flat_map(|(ops, _)| fuse(ops));
         let samples = steps.flat_map(|op| match op {
             Op::Linear { x, norm, outputs } => {
-                let of_output = |output: Output| Sample {
-                    weights: output.w.linear(),
-                    n_rows: x.n_rows,
-                    is_normed: norm.is_some() && matches!(output.w.kind().form(), Form::Int8(_)),
-                    epilogue: output.epilogue,
+                let of_output = |output: &Output| {
+                    let form = output.w.kind().form();
+                    let same = outputs.iter().filter(|other| other.w.kind().form() == form);
+                    Sample {
+                        weights: output.w.linear(),
+                        n_rows: x.n_rows,
+                        is_normed: norm.is_some() && matches!(form, Form::Int8(_)),
+                        epilogue: output.epilogue,
+                        is_alone: same.count() == 1,
+                    }
                 };
-                outputs.into_iter().map(of_output).collect()
+                outputs.iter().map(of_output).collect()
             }
             _ => Vec::new(),
         });

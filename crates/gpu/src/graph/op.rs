@@ -962,8 +962,8 @@ impl HeadInputs {
     }
 }
 
-/// Few rows are quantized by each product for itself where that pays; else all are once, for all products that use the same
-/// format.
+/// Few rows are quantized by each product for itself where that pays for all that use the same format; else they are once, for
+/// all of these.
 fn products(
     recorder: &mut Recorder,
     workspace: &Workspace,
@@ -973,37 +973,37 @@ fn products(
 ) -> Result<(), GpuError> {
     let rounded = workspace.rounded();
     let norm = norm.map(|(weight, eps)| (weight, *eps));
-    let mut stored: Option<Scaling> = None;
-    for scaling in [
-        None,
-        Some(Scaling::Row),
-        Some(Scaling::Blocks256),
-        Some(Scaling::Blocks32),
-    ] {
-        for Output { w, out, epilogue } in outputs {
-            let input = match (w.kind().form(), scaling) {
-                (Form::Float, None) => match norm {
-                    Some(norm) => Input::Normed(x.of(), norm),
-                    None => Input::Float(x.of()),
-                },
-                (Form::Int8(form), Some(scaling)) if form == scaling => {
-                    if linear::rounds_itself(recorder, &w.linear(), &x.of()) {
-                        Input::Round {
-                            x: x.of(),
-                            norm,
-                            scratch: rounded,
-                        }
-                    } else {
-                        if stored != Some(scaling) {
-                            quantize(recorder, x.of(), norm, scaling, rounded)?;
-                            stored = Some(scaling);
-                        }
-                        Input::Int8(rounded)
-                    }
-                }
-                _ => continue,
+    let multiply = |recorder: &mut Recorder, output: &Output, input| {
+        let w = output.w.linear();
+        linear::multiply(recorder, &w, input, output.epilogue, output.out.of())
+    };
+    for output in outputs {
+        if output.w.kind().form() == Form::Float {
+            let input = match norm {
+                Some(norm) => Input::Normed(x.of(), norm),
+                None => Input::Float(x.of()),
             };
-            linear::multiply(recorder, &w.linear(), input, *epilogue, out.of())?;
+            multiply(recorder, output, input)?;
+        }
+    }
+    for scaling in [Scaling::Row, Scaling::Blocks256, Scaling::Blocks32] {
+        let is_same = |output: &&Output| output.w.kind().form() == Form::Int8(scaling);
+        let rounds_itself =
+            |output: &Output| linear::rounds_itself(recorder, &output.w.linear(), &x.of());
+        let all_round = outputs.iter().filter(is_same).all(rounds_itself);
+        if !all_round {
+            quantize(recorder, x.of(), norm, scaling, rounded)?;
+        }
+        for output in outputs.iter().filter(is_same) {
+            let input = match all_round {
+                true => Input::Round {
+                    x: x.of(),
+                    norm,
+                    scratch: rounded,
+                },
+                false => Input::Int8(rounded),
+            };
+            multiply(recorder, output, input)?;
         }
     }
     Ok(())

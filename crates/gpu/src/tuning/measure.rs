@@ -26,6 +26,9 @@ pub struct Sample {
     pub is_normed: bool,
     /// What is done with the result.
     pub epilogue: Epilogue,
+    /// Whether no other product reads the same activations in the same form. Where one does, how they are quantized is
+    /// left to heuristics: alone, a product seems to save a dispatch that the other still needs.
+    pub is_alone: bool,
 }
 
 impl Sample {
@@ -284,7 +287,8 @@ impl Tuner {
         };
         let mut known = vec![rule];
         for config in wishes().into_iter().map(settle) {
-            if known.contains(&config) {
+            let is_own = sample.is_alone || config.rounds_itself == rule.rounds_itself;
+            if known.contains(&config) || !is_own {
                 continue;
             }
             if Instant::now() > deadline {
