@@ -5,11 +5,12 @@ use sterna_format::DType;
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::elementwise::Activation;
 use sterna_gpu::kernels::linear::{
-    Epilogue, Form, Ids, Input, Linear, ROW_GRAIN, WeightKind, embed, multiply,
+    Epilogue, Form, Ids, Input, Linear, ROW_GRAIN, WeightKind, embed, multiply, multiply_beside,
 };
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::quantize::{QuantizedRows, Rounded, Scaling, quantize};
 use sterna_gpu::memory::Upload;
+use sterna_gpu::tuning::{LaunchConfig, Tuning};
 use sterna_gpu::{Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, linear};
 use sterna_kernels::quant::{decode_row, encode_row};
@@ -219,6 +220,87 @@ fn a_product_that_rounds_agrees_with_one_that_is_given_rounded() {
                     nmse(&own, &stored)
                 );
             }
+        }
+    }
+}
+
+/// Two products of a row in one dispatch give the bits of two that are divided alike.
+#[test]
+fn products_side_by_side_are_as_each_alone() {
+    let alike = Tuning::all(LaunchConfig {
+        lanes: Some(8),
+        workgroup: Some(64),
+        ..LaunchConfig::default()
+    });
+    for device in devices() {
+        let matrix = |dtype, n, k| upload(device, dtype, n, k, &encoded(dtype, n, k));
+        // Of what quantizes for itself, and of what takes a row that is quantized; the last workgroups have few rows.
+        for (n, second_n, k) in [(70, 34, 768), (16, 3, 256), (3, 100, 4608)] {
+            let w = matrix(DType::Q4_K, n, k);
+            let second = matrix(DType::Q6_K, second_n, k);
+            let norm = device.upload(&floats(k, 5)).unwrap();
+            let x = spread(device, &floats(k, 4), k, 4, k);
+            let x = spread_rows(&x, 1, k, 4, k);
+            let width = n + second_n + 7;
+            let out = device.upload(&vec![-1.0f32; width]).unwrap();
+            let row = Rows::new(&out, 1, width);
+            let outs = [row.columns(3, n), row.columns(5 + n, second_n)];
+            let scratch = QuantizedRows::new(device, 1, k).unwrap();
+            let inputs = [
+                Input::Int8(&scratch),
+                Input::Round {
+                    x,
+                    norm: Some((&norm, 1e-5)),
+                    scratch: &scratch,
+                },
+            ];
+            for (input, epilogue) in inputs
+                .map(|it| (it, Epilogue::Store))
+                .into_iter()
+                .chain([(inputs[0], Epilogue::Add)])
+            {
+                let result = |is_beside: bool| {
+                    device.write(&out, 0, &vec![-1.0f32; width]).unwrap();
+                    run(device, &out, width, |r| {
+                        r.set_tuning(alike.clone());
+                        quantize(r, x, Some((&norm, 1e-5)), Scaling::Blocks256, &scratch)?;
+                        let before = r.len();
+                        let [first_out, second_out] = outs;
+                        if is_beside {
+                            let both = [(&w, first_out), (&second, second_out)];
+                            let rounds = k < 4096 || matches!(input, Input::Int8(_));
+                            assert_eq!(multiply_beside(r, both, input, epilogue)?, rounds);
+                            assert_eq!(r.len() - before, usize::from(rounds));
+                            if rounds {
+                                return Ok(());
+                            }
+                        }
+                        multiply(r, &w, input, epilogue, first_out)?;
+                        multiply(r, &second, input, epilogue, second_out)
+                    })
+                };
+                assert_eq!(
+                    result(true),
+                    result(false),
+                    "{n} {second_n} {k} {epilogue:?}"
+                );
+            }
+            // What there is no kernel for.
+            let other = device.buffer("other", second_n as u64 * 4).unwrap();
+            let elsewhere = Rows::new(&other, 1, second_n);
+            let r = &mut Recorder::new(device);
+            for both in [
+                [(&second, outs[1]), (&w, outs[0])],
+                [(&w, outs[0]), (&w, outs[0])],
+                [(&w, outs[0]), (&second, elsewhere)],
+            ] {
+                assert!(!multiply_beside(r, both, inputs[0], Epilogue::Store).unwrap());
+            }
+            let wrong = [(&w, outs[1]), (&second, outs[1])];
+            assert!(
+                n == second_n || multiply_beside(r, wrong, inputs[0], Epilogue::Store).is_err()
+            );
+            assert!(r.is_empty());
         }
     }
 }

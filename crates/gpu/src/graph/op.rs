@@ -988,25 +988,49 @@ fn products(
     }
     for scaling in [Scaling::Row, Scaling::Blocks256, Scaling::Blocks32] {
         let is_same = |output: &&Output| output.w.kind().form() == Form::Int8(scaling);
+        let same: Vec<&Output> = outputs.iter().filter(is_same).collect();
         let rounds_itself =
-            |output: &Output| linear::rounds_itself(recorder, &output.w.linear(), &x.of());
-        let all_round = outputs.iter().filter(is_same).all(rounds_itself);
-        if !all_round {
-            quantize(recorder, x.of(), norm, scaling, rounded)?;
+            |output: &&Output| linear::rounds_itself(recorder, &output.w.linear(), &x.of());
+        let input = match same.iter().all(rounds_itself) {
+            true => Input::Round {
+                x: x.of(),
+                norm,
+                scratch: rounded,
+            },
+            false => {
+                quantize(recorder, x.of(), norm, scaling, rounded)?;
+                Input::Int8(rounded)
+            }
+        };
+        if let [first, second] = same[..]
+            && (beside(recorder, [first, second], input)?
+                || beside(recorder, [second, first], input)?)
+        {
+            continue;
         }
-        for output in outputs.iter().filter(is_same) {
-            let input = match all_round {
-                true => Input::Round {
-                    x: x.of(),
-                    norm,
-                    scratch: rounded,
-                },
-                false => Input::Int8(rounded),
-            };
+        for output in same {
             multiply(recorder, output, input)?;
         }
     }
     Ok(())
+}
+
+/// Records two products of a row in one dispatch if that can be; returns whether it can.
+fn beside(
+    recorder: &mut Recorder,
+    products: [&Output; 2],
+    input: Input<'_>,
+) -> Result<bool, GpuError> {
+    let [first, second] = products;
+    if first.out.n_rows != 1 || first.epilogue != second.epilogue {
+        return Ok(false);
+    }
+    let weights = products.map(|it| it.w.linear());
+    let both = [
+        (&weights[0], first.out.of()),
+        (&weights[1], second.out.of()),
+    ];
+    linear::multiply_beside(recorder, both, input, first.epilogue)
 }
 
 /// Chooses the experts of a row if there is a choice, as the first product is computed if that can. Returns what remains of

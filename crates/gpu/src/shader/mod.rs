@@ -5,6 +5,7 @@
 //! products in one instruction or several. Native and browser builds embed the same files; what their
 //! compilers require differently is prepended by [`Shader::assemble`].
 
+mod beside;
 #[cfg(not(target_family = "wasm"))]
 mod emulated;
 mod params;
@@ -73,6 +74,8 @@ pub struct Shader {
     pub params: &'static [Param],
     /// Its required extensions.
     pub needs: &'static [Need],
+    /// Another whose workgroups follow its own; bindings and parameters are those of both.
+    pub second: Option<&'static Shader>,
 }
 
 /// The line by which every shader declares its parameters.
@@ -115,7 +118,14 @@ impl Shader {
         if features.immediates {
             source = Cow::Owned(source.replace(PARAMS, IMMEDIATE_PARAMS));
         }
-        text + &source
+        text += &source;
+        match self.second {
+            None => text,
+            Some(second) => {
+                let n_bindings = second.bindings.len();
+                beside::beside(&text, &second.assemble(target, features), n_bindings)
+            }
+        }
     }
 
     /// Bytes of its `Params`: words, one after the other.

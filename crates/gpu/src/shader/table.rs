@@ -6,7 +6,7 @@ use super::{Lib, Need, Params, Shader};
 use crate::kernels::attention::{AttentionParams, CombineParams, HeadsParams, SplitKvParams};
 use crate::kernels::elementwise::{ElementwiseParams, SigmoidGateParams};
 use crate::kernels::experts::{CombineExpertsParams, ExpertBiasParams, RouteParams};
-use crate::kernels::linear::{EmbedParams, GroupRoutesParams, LinearParams};
+use crate::kernels::linear::{EmbedParams, GroupRoutesParams, LinearParams, TwoLinearParams};
 use crate::kernels::norm::{LayerNormParams, RmsNormParams};
 use crate::kernels::output::{
     PenalizeParams, PerturbParams, SampleParams, TopKParams, WeighParams,
@@ -90,6 +90,7 @@ const SAMPLERS: Lib = Lib::File(wgsl!("../shaders/lib/samplers.wgsl"));
 const PAGES: Lib = Lib::File(wgsl!("../shaders/lib/pages.wgsl"));
 const SOFTCAP: Lib = Lib::File(wgsl!("../shaders/lib/softcap.wgsl"));
 const LINEAR_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/linear_params.wgsl"));
+const PARAMS_OF_TWO: Lib = Lib::File(wgsl!("../shaders/lib/linear_params_of_two.wgsl"));
 const EVERY_ROW: Lib = Lib::File(wgsl!("../shaders/lib/every_row.wgsl"));
 const ROUTED_ROWS: Lib = Lib::File(wgsl!(
     "../shaders/lib/routed_rows.wgsl",
@@ -138,10 +139,20 @@ const FLOATS_F32: Lib = Lib::File(wgsl!("../shaders/lib/floats_f32.wgsl"));
 const FLOATS_F16: Lib = Lib::File(wgsl!("../shaders/lib/floats_f16.wgsl"));
 const FLOATS_BF16: Lib = Lib::File(wgsl!("../shaders/lib/floats_bf16.wgsl"));
 
+/// A shader whose workgroups follow those of another, if there is one.
+macro_rules! second {
+    () => {
+        None
+    };
+    ($name:ident) => {
+        Some(&$name)
+    };
+}
+
 /// Defines shaders, and [`ALL`] of them.
 macro_rules! shaders {
     ($($(#[$doc:meta])* $name:ident = $file:literal, [$($lib:expr),*], [$($access:expr),*],
-        $params:ty, [$($need:expr),*];)*) => {
+        $params:ty, [$($need:expr),*] $(, beside $second:ident)?;)*) => {
         $(
             $(#[$doc])*
             pub(crate) static $name: Shader = Shader {
@@ -151,6 +162,7 @@ macro_rules! shaders {
                 bindings: &[$($access),*],
                 params: <$params>::FIELDS,
                 needs: &[$($need),*],
+                second: second!($($second)?),
             };
         )*
         /// Every shader.
@@ -198,6 +210,10 @@ shaders! {
         [Read, Read, Read, Read, Write], LinearParams, [];
     GEMV_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [];
+    GEMV_Q4_K_AND_Q6_K = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, PARAMS_OF_TWO, EVERY_ROW, INPUT_STORED, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read, Read], TwoLinearParams, [], beside GEMV_Q6_K;
+    GEMV_Q4_K_AND_Q6_K_ROUNDING = "block_gemv", [Lib::Reduce, Lib::Dot4, GRID, PARAMS_OF_TWO, EVERY_ROW, INPUT_ROUNDED, EXACT, BLOCK_PLANES, CODES_Q4_K, ACTIVATION, EPILOGUE],
+        [Read, Read, Read, Read, Write, Read, Read], TwoLinearParams, [], beside GEMV_Q6_K_ROUNDING;
     GEMM_Q6_K = "block_gemm", [Lib::Dot4, LINEAR_PARAMS, BLOCK_PLANES, CODES_Q6_K, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Read, Write], LinearParams, [];
     EMBED_Q6_K = "embed", [BLOCK_PLANES, CODES_Q6_K, FLOATS_OF_CODES], [Read, Read, Read, Write], EmbedParams, [];

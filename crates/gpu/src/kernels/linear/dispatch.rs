@@ -68,6 +68,74 @@ params! {
     }
 }
 
+params! {
+    TwoLinearParams {
+        n: u32,
+        first: u32,
+        begin: u32,
+        k: u32,
+        row_blocks: u32,
+        q_len: u32,
+        runs: u32,
+        token: u32,
+        m: u32,
+        x_offset: u32,
+        x_stride: u32,
+        out_offset: u32,
+        out_stride: u32,
+        eps: f32,
+        parts: u32,
+        second_n: u32,
+        second_begin: u32,
+        second_out_offset: u32,
+        first_groups: u32,
+    }
+}
+
+impl TwoLinearParams {
+    /// Those of a product of as many `first_groups`, and of another of the same activations and columns.
+    fn new(first: LinearParams, first_groups: u32, second: LinearParams) -> TwoLinearParams {
+        let LinearParams {
+            n,
+            first,
+            begin,
+            k,
+            row_blocks,
+            q_len,
+            runs,
+            token,
+            m,
+            x_offset,
+            x_stride,
+            out_offset,
+            out_stride,
+            eps,
+            parts,
+        } = first;
+        TwoLinearParams {
+            n,
+            first,
+            begin,
+            k,
+            row_blocks,
+            q_len,
+            runs,
+            token,
+            m,
+            x_offset,
+            x_stride,
+            out_offset,
+            out_stride,
+            eps,
+            parts,
+            second_n: second.n,
+            second_begin: second.begin,
+            second_out_offset: second.out_offset,
+            first_groups,
+        }
+    }
+}
+
 /// Activations as kernels take them.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Source<'a> {
@@ -540,6 +608,72 @@ pub(super) fn linear_params(w: &Linear) -> LinearParams {
     }
 }
 
+/// What the dispatches of a product have in common.
+struct Given<'a> {
+    params: LinearParams,
+    constants: Vec<(&'static str, f64)>,
+    /// Activations.
+    inputs: Vec<Binding<'a>>,
+    /// What kernels for few rows have after the output.
+    norms: Option<(Binding<'a>, (&'static str, f64))>,
+}
+
+impl<'a> Given<'a> {
+    /// `nothing` is bound where there is nothing to read. Kernels that take tiles of many rows have `tiled_units` if they are
+    /// those of matrix units.
+    fn new(
+        w: &Linear,
+        source: &Source<'a>,
+        (shape, tiled_units): (GemvShape, bool),
+        epilogue: Epilogue,
+        out: &Rows<'_>,
+        nothing: &'a Buffer,
+    ) -> Given<'a> {
+        let mut params = LinearParams {
+            m: out.n_rows as u32,
+            out_offset: out.offset as u32,
+            out_stride: out.stride as u32,
+            ..linear_params(w)
+        };
+        let mut constants = epilogue.constants().to_vec();
+        constants.extend(constants_of(w.kind));
+        let mut inputs: Vec<Binding<'_>> = Vec::with_capacity(2);
+        let mut norms = None;
+        match *source {
+            Source::Stored(x) => {
+                let rows = match tiled_units {
+                    true => x.for_units(w.kind),
+                    false => &x.q,
+                };
+                inputs.extend([Binding::from(rows), Binding::from(&x.steps)]);
+            }
+            Source::Floats(x, norm) => {
+                (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
+                inputs.push(x.buffer.into());
+                params.eps = norm.map_or(0.0, |(_, eps)| eps);
+                norms = Some((
+                    norm.map_or(nothing, |(weight, _)| weight).into(),
+                    ("NORM", f64::from(u8::from(norm.is_some()))),
+                ));
+            }
+            Source::Own { x, norm, scaling } => {
+                params.x_offset = x.offset as u32;
+                params.eps = norm.map_or(0.0, |(_, eps)| eps);
+                let weight = norm.map_or(nothing, |(weight, _)| weight);
+                inputs.extend([Binding::from(x.buffer), Binding::from(weight)]);
+                params.x_stride = x.stride as u32;
+                constants.extend(rounding(scaling, norm.is_some(), w.k, x.n_rows, shape));
+            }
+        }
+        Given {
+            params,
+            constants,
+            inputs,
+            norms,
+        }
+    }
+}
+
 /// Records the dispatches of all pieces. Shapes have been checked.
 pub(super) fn multiply(
     recorder: &mut Recorder,
@@ -554,43 +688,13 @@ pub(super) fn multiply(
     let nothing = recorder.device().nothing()?;
     let own = matches!(source, Source::Own { .. });
     let shape = GemvShape::of(recorder.device().limits(), config, w, out.n_rows, own);
-    let mut params = LinearParams {
-        m: out.n_rows as u32,
-        out_offset: out.offset as u32,
-        out_stride: out.stride as u32,
-        ..linear_params(w)
-    };
-    let mut constants = epilogue.constants().to_vec();
-    constants.extend(constants_of(w.kind));
-    let mut inputs: Vec<Binding<'_>> = Vec::with_capacity(2);
-    // What kernels for few rows have after the output.
-    let mut norms: Option<(Binding<'_>, (&'static str, f64))> = None;
-    match source {
-        Source::Stored(x) => {
-            let rows = match is_tiled && kernels.coop.is_some() {
-                true => x.for_units(w.kind),
-                false => &x.q,
-            };
-            inputs.extend([Binding::from(rows), Binding::from(&x.steps)]);
-        }
-        Source::Floats(x, norm) => {
-            (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
-            inputs.push(x.buffer.into());
-            params.eps = norm.map_or(0.0, |(_, eps)| eps);
-            norms = Some((
-                norm.map_or(&nothing, |(weight, _)| weight).into(),
-                ("NORM", f64::from(u8::from(norm.is_some()))),
-            ));
-        }
-        Source::Own { x, norm, scaling } => {
-            params.x_offset = x.offset as u32;
-            params.eps = norm.map_or(0.0, |(_, eps)| eps);
-            let weight = norm.map_or(&nothing, |(weight, _)| weight);
-            inputs.extend([Binding::from(x.buffer), Binding::from(weight)]);
-            params.x_stride = x.stride as u32;
-            constants.extend(rounding(scaling, norm.is_some(), w.k, x.n_rows, shape));
-        }
-    }
+    let tiled_units = is_tiled && kernels.coop.is_some();
+    let Given {
+        mut params,
+        constants,
+        inputs,
+        norms,
+    } = Given::new(w, &source, (shape, tiled_units), epilogue, &out, &nothing);
     for piece in &w.pieces {
         (params.n, params.first) = (piece.n as u32, piece.first as u32);
         params.begin = piece.begin as u32;
@@ -637,6 +741,72 @@ pub(super) fn multiply(
         }
     }
     Ok(())
+}
+
+/// Records two products of a row in one dispatch, which write different columns of it: queries and keys beside values in another
+/// format, which alone leave most of a large device idle. Returns whether there is a kernel for that. Shapes have been checked.
+pub(super) fn multiply_beside(
+    recorder: &mut Recorder,
+    [(first, out), (second, second_out)]: [(&Linear, Rows<'_>); 2],
+    source: Source<'_>,
+    epilogue: Epilogue,
+) -> Result<bool, GpuError> {
+    let kernel = match ([first.kind, second.kind].map(dtype_of), &source) {
+        ([Some(DType::Q4_K), Some(DType::Q6_K)], Source::Own { .. }) => {
+            &shader::GEMV_Q4_K_AND_Q6_K_ROUNDING
+        }
+        ([Some(DType::Q4_K), Some(DType::Q6_K)], Source::Stored(_)) => &shader::GEMV_Q4_K_AND_Q6_K,
+        _ => return Ok(false),
+    };
+    let ([piece], [second_piece]) = (&first.pieces[..], &second.pieces[..]) else {
+        return Ok(false);
+    };
+    let config = recorder.tuning().config(&first.product(1));
+    let own = matches!(source, Source::Own { .. });
+    let shape = GemvShape::of(recorder.device().limits(), config, first, 1, own);
+    let [first_groups, second_groups] = [piece.n, second_piece.n].map(|n| n.div_ceil(shape.rows()));
+    let grid = fold(first_groups + second_groups);
+    let are_alike = first.k == second.k && out.buffer == second_out.buffer;
+    if !are_alike || out.n_rows != 1 || grid[1] != 1 {
+        return Ok(false);
+    }
+    let nothing = recorder.device().nothing()?;
+    let given = Given::new(first, &source, (shape, false), epilogue, &out, &nothing);
+    let params = TwoLinearParams::new(
+        LinearParams {
+            n: piece.n as u32,
+            begin: piece.begin as u32,
+            ..given.params
+        },
+        first_groups as u32,
+        LinearParams {
+            n: second_piece.n as u32,
+            begin: second_piece.begin as u32,
+            out_offset: second_out.offset as u32,
+            ..given.params
+        },
+    );
+    let mut constants = given.constants;
+    constants.extend([
+        ("TOKENS", 1.0),
+        ("WG", f64::from(shape.workgroup)),
+        ("LANES", f64::from(shape.lanes)),
+    ]);
+    let mut bindings: Vec<Binding<'_>> = vec![(&piece.codes).into(), (&piece.scales).into()];
+    bindings.extend(given.inputs);
+    for buffer in [out.buffer, &second_piece.codes, &second_piece.scales] {
+        bindings.push(buffer.into());
+    }
+    recorder.dispatch(kernel, &constants, &bindings, &params, grid)?;
+    Ok(true)
+}
+
+/// The type of blocks.
+fn dtype_of(kind: WeightKind) -> Option<DType> {
+    match kind {
+        WeightKind::Ternary => None,
+        WeightKind::Blocks(dtype) => Some(dtype),
+    }
 }
 
 /// Records the products of a piece by cooperative matrices, given the constants and bindings that other kernels have, and

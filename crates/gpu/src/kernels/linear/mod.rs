@@ -20,7 +20,8 @@ use crate::{Device, GpuError, Recorder};
 pub use crate::WeightKind;
 use dispatch::Source;
 pub(crate) use dispatch::{
-    COOP_SUMS_BYTES, LEAST_COOP_TRITS, LinearParams, has_matrix_units, rounds_itself, settled,
+    COOP_SUMS_BYTES, LEAST_COOP_TRITS, LinearParams, TwoLinearParams, has_matrix_units,
+    rounds_itself, settled,
 };
 pub(crate) use embed::EmbedParams;
 pub use embed::{Ids, embed};
@@ -380,32 +381,18 @@ pub fn multiply(
     epilogue: Epilogue,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
-    out.check("linear: output")?;
-    expect(
-        "linear: width of the output",
-        epilogue.width(w.n),
-        out.width,
-    )?;
-    if let Epilogue::Gate(_) = epilogue {
-        expect("gated linear: rows", w.n.next_multiple_of(2), w.n)?;
-        expect_most("gated linear: pieces", 1, w.pieces.len())?;
-    }
-    let check = |x: &Rows<'_>| {
-        x.check("linear: input")?;
-        expect("linear: width of the input", w.k, x.width)?;
-        expect("linear: rows of the output", x.n_rows, out.n_rows)
-    };
+    check_output(w, epilogue, &out)?;
     let source = match (w.kind.form(), x) {
         (Form::Int8(_), Input::Int8(x)) => {
             x.expect_room(out.n_rows, w.k)?;
             Source::Stored(x)
         }
         (Form::Float, Input::Float(x)) => {
-            check(&x)?;
+            check_input(w, &x, &out)?;
             Source::Floats(x, None)
         }
         (Form::Float, Input::Normed(x, norm)) => {
-            check(&x)?;
+            check_input(w, &x, &out)?;
             check_norm(norm, w.k)?;
             if RowClass::of(x.n_rows) == RowClass::Many {
                 return Err(GpuError::Unsupported {
@@ -416,7 +403,7 @@ pub fn multiply(
             Source::Floats(x, Some(norm))
         }
         (Form::Int8(scaling), Input::Round { x, norm, scratch }) => {
-            check(&x)?;
+            check_input(w, &x, &out)?;
             if let Some(norm) = norm {
                 check_norm(norm, w.k)?;
             }
@@ -435,4 +422,64 @@ pub fn multiply(
         }
     };
     dispatch::multiply(recorder, w, source, epilogue, out)
+}
+
+/// [`multiply`] of the same row by two matrices with the same epilogue, in one dispatch, if there is a kernel for them: of
+/// Q4_K beside Q6_K, and results in different columns of the same row. Returns whether there is; if not, nothing is
+/// recorded.
+///
+/// Errors and exactness: as [`multiply`].
+pub fn multiply_beside(
+    recorder: &mut Recorder,
+    products: [(&Linear, Rows<'_>); 2],
+    x: Input<'_>,
+    epilogue: Epilogue,
+) -> Result<bool, GpuError> {
+    for (w, out) in &products {
+        check_output(w, epilogue, out)?;
+    }
+    let [(w, out), _] = products;
+    let source = match x {
+        Input::Int8(x) => {
+            x.expect_room(out.n_rows, w.k)?;
+            Source::Stored(x)
+        }
+        Input::Round { x, norm, .. } => {
+            check_input(w, &x, &out)?;
+            if let Some(norm) = norm {
+                check_norm(norm, w.k)?;
+            }
+            let rounds = |(w, _): &(&Linear, _)| dispatch::rounds_itself(recorder, w, &x);
+            match w.kind.form() {
+                Form::Int8(scaling) if products.iter().all(rounds) => {
+                    Source::Own { x, norm, scaling }
+                }
+                _ => return Ok(false),
+            }
+        }
+        Input::Float(_) | Input::Normed(..) => return Ok(false),
+    };
+    dispatch::multiply_beside(recorder, products, source, epilogue)
+}
+
+/// Errors unless `out` has the width of the results.
+fn check_output(w: &Linear, epilogue: Epilogue, out: &Rows<'_>) -> Result<(), GpuError> {
+    out.check("linear: output")?;
+    expect(
+        "linear: width of the output",
+        epilogue.width(w.n),
+        out.width,
+    )?;
+    if let Epilogue::Gate(_) = epilogue {
+        expect("gated linear: rows", w.n.next_multiple_of(2), w.n)?;
+        expect_most("gated linear: pieces", 1, w.pieces.len())?;
+    }
+    Ok(())
+}
+
+/// Errors unless `x` are rows as `w` takes them, as many as `out` has.
+fn check_input(w: &Linear, x: &Rows<'_>, out: &Rows<'_>) -> Result<(), GpuError> {
+    x.check("linear: input")?;
+    expect("linear: width of the input", w.k, x.width)?;
+    expect("linear: rows of the output", x.n_rows, out.n_rows)
 }
