@@ -33,6 +33,8 @@ struct Case {
     gated: bool,
     causal: bool,
     scale: f32,
+    /// Whether rows begin where vectors do.
+    aligned: bool,
 }
 
 const PLAIN: Case = Case {
@@ -50,6 +52,7 @@ const PLAIN: Case = Case {
     gated: false,
     causal: true,
     scale: 0.3,
+    aligned: false,
 };
 
 const EPS: f32 = 1e-5;
@@ -267,7 +270,10 @@ impl Case {
             let inputs = &qkv[pos * self.width()..][..m * self.width()];
             let given = self.on_device(inputs);
             let row = given.len() / m;
-            let (offset, stride) = (5, row + 3);
+            let (offset, stride) = match self.aligned {
+                true => (4, row.next_multiple_of(4) + 4),
+                false => (5, row + 3),
+            };
             let [buffer, untouched, others] =
                 [(); 3].map(|()| spread(device, &given, row, offset, stride));
             let rows = spread_rows(&buffer, m, row, offset, stride);
@@ -726,6 +732,40 @@ fn every_shape_of_heads_agrees_with_the_cpu() {
             ..PLAIN
         };
         case.check(device, &[1, 40, 3, 1]);
+    }
+}
+
+/// Rows that begin where vectors do are prepared by a kernel of their own.
+#[test]
+fn heads_in_vectors_agree_with_the_cpu() {
+    let shapes = [
+        (20, 5, 128, 128, CacheType::F16),
+        (16, 1, 80, 32, CacheType::F32),
+        (5, 1, 8, 8, CacheType::F16),
+        (2, 1, 256, 128, CacheType::F16),
+        (17, 1, 64, 0, CacheType::F32),
+        (3, 1, 512, 512, CacheType::F16),
+    ];
+    // With subgroups and without.
+    for (i, device) in devices().iter().take(2).enumerate() {
+        for (j, (n_heads, n_kv_heads, head_dim, rope_dim, dtype)) in shapes.into_iter().enumerate()
+        {
+            for layout in [RopeLayout::Halves, RopeLayout::Pairs] {
+                let case = Case {
+                    n_heads,
+                    n_kv_heads,
+                    head_dim,
+                    rope_dim,
+                    layout,
+                    norms: (i + j) % 2 == 0,
+                    gated: j == 1,
+                    dtype,
+                    aligned: true,
+                    ..PLAIN
+                };
+                case.check(device, &[9, 1, 5]);
+            }
+        }
     }
 }
 

@@ -25,6 +25,8 @@ fn rounding_a_row_gives_the_bits_of_the_cpu() {
             (1, 6912),
             // More than stays in registers.
             (2, 40_000),
+            // Many rows.
+            (257, 512),
             (0, 64),
         ] {
             let mut x = floats(m * width, 3);

@@ -118,6 +118,7 @@ fn a_step_is_measured() {
     let mut samples: Vec<Sample> = step(1).chain(step(3)).chain(step(20)).collect();
     // A matrix that occurs again is not another.
     samples.push(samples[0].clone());
+    let alike = samples[0].clone();
     let shared = Sample {
         is_alone: false,
         ..samples[0].clone()
@@ -140,7 +141,9 @@ fn a_step_is_measured() {
     // How a row is quantized that others read too is not measured.
     let product = &tuner.products()[0];
     let alone = tuner.measure(product, effort).unwrap().unwrap();
-    let tuner_of_shared = Tuner::new(device, vec![shared]).unwrap();
+    // Another of its shape is alone.
+    let both = vec![alike, shared];
+    let tuner_of_shared = Tuner::new(device, both).unwrap();
     let found = tuner_of_shared.measure(product, effort).unwrap().unwrap();
     assert_eq!(found.best.rounds_itself, found.rule.rounds_itself);
     assert!(1 < found.n_configs && found.n_configs < alone.n_configs);

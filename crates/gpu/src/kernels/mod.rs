@@ -13,9 +13,9 @@ pub mod quantize;
 pub mod recurrent;
 pub mod rotate;
 
-use crate::GpuError;
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
+use crate::{GpuError, Limits};
 
 /// Rows of f32 in a buffer: `[n_rows, width]`, not necessarily next to one another.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +30,11 @@ pub struct Rows<'a> {
     pub offset: usize,
     /// From the beginning of one row to that of the next, in elements.
     pub stride: usize,
+}
+
+/// The largest workgroup of a kernel that halves it again and again: a power of two.
+fn max_workgroup(limits: &Limits) -> u32 {
+    1 << limits.workgroup_len.clamp(64, 1024).ilog2()
 }
 
 impl<'a> Rows<'a> {

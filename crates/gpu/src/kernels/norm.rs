@@ -1,10 +1,10 @@
 //! Normalisation of rows, by their root mean square or their variance.
 
-use super::{Rows, fold, same_rows};
+use super::{Rows, fold, max_workgroup, same_rows};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::shader::{LAYER_NORM, RMS_NORM, RMS_NORM_IN_PLACE, params};
-use crate::{GpuError, Recorder};
+use crate::{GpuError, Limits, Recorder};
 
 params! {
     RmsNormParams {
@@ -88,7 +88,7 @@ fn record(
         eps,
     };
     let device = recorder.device().clone();
-    let workgroup = workgroup(width, device.limits().workgroup_len as usize);
+    let workgroup = workgroup(width, device.limits());
     let is_weighted = f64::from(u8::from(weight.is_some()));
     let constants = [("WG", workgroup as f64), ("WEIGHTED", is_weighted)];
     let grid = fold(x.n_rows * n_groups);
@@ -153,8 +153,8 @@ pub fn layer_norm(
         out_stride: out.stride as u32,
         eps,
     };
-    let most = recorder.device().limits().workgroup_len as usize;
-    let constants = [("WG", workgroup(x.width, most) as f64)];
+    let workgroup = workgroup(x.width, recorder.device().limits());
+    let constants = [("WG", workgroup as f64)];
     let bindings = [
         x.buffer.into(),
         weight.into(),
@@ -166,6 +166,8 @@ pub fn layer_norm(
 }
 
 /// Invocations per row: several elements for each, as few rows leave the device idle otherwise.
-pub(super) fn workgroup(width: usize, most: usize) -> usize {
-    (width / 4).next_power_of_two().clamp(64, most.min(1024))
+fn workgroup(width: usize, limits: &Limits) -> usize {
+    (width / 4)
+        .next_power_of_two()
+        .clamp(64, max_workgroup(limits) as usize)
 }

@@ -1,7 +1,7 @@
 //! Activations quantized to int8, as integer weights need them.
 
 use super::linear::{COOP_SUMS_BYTES, LEAST_COOP_TRITS, WeightKind};
-use super::{Rows, fold};
+use super::{Rows, fold, max_workgroup};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::shader::{DEQUANTIZE, QUANTIZE, QUANTIZE_ELEMENTS, params};
@@ -183,7 +183,7 @@ pub fn quantize(
         true => 64,
         false => (blocks * lanes)
             .next_power_of_two()
-            .clamp(64, most.min(1024)),
+            .clamp(64, max_workgroup(device.limits()) as usize),
     };
     let parts = match shares {
         true => blocks.div_ceil(workgroup / lanes),

@@ -7,6 +7,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use super::text::wgsl;
+
 /// What precedes names of the second shader that aren't the first's too.
 const PREFIX: &str = "second_";
 
@@ -20,16 +22,12 @@ const OWN_PARAMS: [&str; 3] = ["n", "begin", "out_offset"];
 const ENTRY: &str = "@compute @workgroup_size(WG)\nfn main(at: Invocation, group: Group)";
 
 /// The entry point of both.
-const BOTH: &str = "
-@compute @workgroup_size(WG)
-fn main(at: Invocation, group: Group) {
-    if group.id.x < params.first_groups {
-        first_main(at, group);
-    } else {
-        second_main(at, Group(group.id - vec3<u32>(params.first_groups, 0u, 0u), group.count));
-    }
-}
-";
+const BOTH: &str = wgsl!("../shaders/lib/side_by_side.wgsl");
+
+/// What declarations begin with, after their attributes.
+const KEYWORDS: [&str; 7] = [
+    "fn", "struct", "const", "override", "alias", "var", "enable",
+];
 
 /// A declaration in the scope of a module.
 struct Declaration<'a> {
@@ -37,10 +35,13 @@ struct Declaration<'a> {
     text: &'a str,
 }
 
-/// The text of both shaders: `first`, with `n_bindings` and the parameters of both, and `second`.
+/// The text of both shaders: `first`, which has the parameters of both, and `second`. Each alone has `n_bindings`.
 ///
 /// Panics where they are written in a way that none of this crate's shaders is: all are tested.
 pub(super) fn beside(first: &str, second: &str, n_bindings: usize) -> String {
+    for text in [first, second] {
+        assert_eq!(text.matches(ENTRY).count(), 1, "entry points: {text}");
+    }
     let first = without_comments(first);
     let second = without_comments(&second.replace(ENTRY, "fn main(at: Invocation, group: Group)"));
     let known: BTreeSet<&str> = declarations(&first).map(|it| it.text).collect();
@@ -121,26 +122,26 @@ fn declarations(text: &str) -> impl Iterator<Item = Declaration<'_>> {
                 _ => 0,
             };
             (depth == 0 && (c == ';' || c == '}')).then_some(i + 1)
-        })?;
+        });
+        let Some(end) = end else {
+            assert_eq!(rest, "", "not a declaration");
+            return None;
+        };
         let (declaration, others) = rest.split_at(end);
         rest = others.trim_start();
         let mut words = identifiers(declaration).map(|at| &declaration[at]);
-        let keyword = words.find(|word| {
-            [
-                "fn", "struct", "const", "override", "alias", "var", "enable",
-            ]
-            .contains(word)
-        })?;
+        let keyword = words.find(|word| KEYWORDS.contains(word));
         let name = match keyword {
             // Behind its address space.
-            "var" => {
-                let (before, _) = declaration.split_once(": ")?;
-                before.rsplit(['>', ' ']).next()?
+            Some("var") => {
+                let before = declaration.split(": ").next();
+                before.and_then(|it| it.rsplit(['>', ' ']).next())
             }
-            _ => words.next()?,
+            Some(_) => words.next(),
+            None => None,
         };
         Some(Declaration {
-            name,
+            name: name.unwrap_or_else(|| panic!("not a declaration: {declaration}")),
             text: declaration,
         })
     })

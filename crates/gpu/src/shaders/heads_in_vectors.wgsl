@@ -1,8 +1,8 @@
 // Does what heads.wgsl does, in vectors of four elements: for caches of floats, heads of a multiple of eight elements and
 // rotations of a multiple of four pairs, all at multiples of four elements.
 //
-// Agrees with heads.wgsl, except for the order in which squares are added.
-// Shapes: as there, a vector of a head being four elements; there are HEADS of them to prepare in a row.
+// Agrees with heads.wgsl, pairs leave as halves here too, except for the order in which squares are added.
+// Shapes: as there, a vector of a head being four elements; there are N_PREPARED heads in a row.
 // LANES invocations per head, each of them takes up to UNITS pairs of vectors; workgroups of WG have heads of the same row.
 // Many rows mostly wait for memory: an invocation has all loads under way before it needs the first.
 
@@ -13,8 +13,8 @@ override K_NORM: u32 = 0u;
 override PAIRS: u32 = 0u;
 // 0: f32. 1: f16.
 override CACHE: u32 = 0u;
-override HEADS: u32 = 1u;
-// At most 8.
+override N_PREPARED: u32 = 1u;
+// At most 8, which `main` has room for.
 override UNITS: u32 = 1u;
 
 @group(0) @binding(0) var<storage, read_write> qkv: array<vec4<f32>>;
@@ -52,8 +52,16 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// The two vectors of unit u: half the rotated elements apart, or adjacent behind those.
+// The two vectors of unit u of a head as it was computed: those with its pairs, or adjacent ones.
 fn places(u: u32) -> vec2<u32> {
+    if PAIRS == 0u && u < params.half / 4u {
+        return halves(u);
+    }
+    return vec2<u32>(2u * u, 2u * u + 1u);
+}
+
+// Those of a head as it leaves, of which pairs are half the rotated elements apart.
+fn halves(u: u32) -> vec2<u32> {
     let apart = params.half / 4u;
     if u < apart {
         return vec2<u32>(u, u + apart);
@@ -61,39 +69,24 @@ fn places(u: u32) -> vec2<u32> {
     return vec2<u32>(2u * u, 2u * u + 1u);
 }
 
-// Four cosines, and four sines, of the pairs from 4i on of a row of angles.
-fn four_angles(row: u32, i: u32) -> array<vec4<f32>, 2> {
-    let at = (row * params.half + 4u * i) / 2u;
-    let a = angles[at];
-    let b = angles[at + 1u];
-    return array<vec4<f32>, 2>(vec4<f32>(a.xz, b.xz), vec4<f32>(a.yw, b.yw));
-}
-
-// A vector whose pairs are adjacent, rotated by the two angles in `turn`.
-fn turn_pairs(v: vec4<f32>, turn: vec4<f32>) -> vec4<f32> {
-    return vec4<f32>(
-        v.x * turn.x - v.y * turn.y,
-        v.y * turn.x + v.x * turn.y,
-        v.z * turn.z - v.w * turn.w,
-        v.w * turn.z + v.z * turn.w,
-    );
-}
-
-// The vectors of a unit, rotated by this row of angles if it is rotated.
+// The vectors of a unit, rotated by this row of angles if it is rotated: the first elements of pairs, and the second.
 fn turned(v: array<vec4<f32>, 2>, row: u32, u: u32) -> array<vec4<f32>, 2> {
-    let apart = params.half / 4u;
-    if u >= apart {
+    if u >= params.half / 4u {
         return v;
     }
+    var a = v[0];
+    var b = v[1];
     if PAIRS == 1u {
-        let at = row * params.half / 2u;
-        return array<vec4<f32>, 2>(
-            turn_pairs(v[0], angles[at + u]),
-            turn_pairs(v[1], angles[at + u + apart]),
-        );
+        a = vec4<f32>(v[0].xz, v[1].xz);
+        b = vec4<f32>(v[0].yw, v[1].yw);
     }
-    let turn = four_angles(row, u);
-    return array<vec4<f32>, 2>(v[0] * turn[0] - v[1] * turn[1], v[1] * turn[0] + v[0] * turn[1]);
+    // Cosine and sine of two pairs each.
+    let at = (row * params.half + 4u * u) / 2u;
+    let first = angles[at];
+    let second = angles[at + 1u];
+    let cosines = vec4<f32>(first.xz, second.xz);
+    let sines = vec4<f32>(first.yw, second.yw);
+    return array<vec4<f32>, 2>(a * cosines - b * sines, b * cosines + a * sines);
 }
 
 fn put_key(row: u32, i: u32, v: vec4<f32>) {
@@ -128,7 +121,7 @@ fn main(at: Invocation, group: Group) {
     let lane = thread % LANES;
     let place = group.id.x * (WG / LANES) + thread / LANES;
     // Those behind the last head repeat it, and write nothing.
-    let slot = min(place, HEADS - 1u);
+    let slot = min(place, N_PREPARED - 1u);
     let kv = (slot - params.n_heads) % params.n_kv_heads;
     let is_query = slot < params.n_heads;
     let is_key = !is_query && slot < params.n_heads + params.n_kv_heads;
@@ -167,17 +160,22 @@ fn main(at: Invocation, group: Group) {
             }
         }
     }
+    if PAIRS == 1u {
+        // Queries are updated in place, where other invocations of the segment have read.
+        storageBarrier();
+    }
     // What is cached has a place.
-    let live = place < HEADS && (is_query || now < own.capacity);
+    let live = place < N_PREPARED && (is_query || now < own.capacity);
     let row = row_of(page_of(s, now), kv, now);
     for (var j = 0u; j < UNITS; j++) {
         let u = lane + j * LANES;
         if !live || u >= units {
             continue;
         }
-        let i = places(u);
+        var i = places(u);
         var v = all[j];
         if is_query || is_key {
+            i = halves(u);
             v = turned(v, angle, u);
         }
         if is_query {

@@ -5,7 +5,7 @@
 //! step is timed: its end is what matters, and timestamps within it would change that. A configuration whose
 //! results differ from those of the heuristics is not measured.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::kernels::Rows;
@@ -112,7 +112,7 @@ impl Tuner {
     ///
     /// Errors: [`GpuError::OutOfMemory`] if there is no room for their activations.
     pub fn new(device: &Device, samples: Vec<Sample>) -> Result<Tuner, GpuError> {
-        let samples = enough(samples);
+        let samples = enough(alone_everywhere(samples));
         let mut products = Vec::new();
         for product in samples.iter().map(Sample::product) {
             if !products.contains(&product) {
@@ -484,6 +484,16 @@ fn wishes() -> Vec<LaunchConfig> {
         }
     }
     wishes
+}
+
+/// The samples, none of them alone unless all of its product are.
+fn alone_everywhere(mut samples: Vec<Sample>) -> Vec<Sample> {
+    let shared = samples.iter().filter(|sample| !sample.is_alone);
+    let shared: HashSet<Product> = shared.map(Sample::product).collect();
+    for sample in &mut samples {
+        sample.is_alone = !shared.contains(&sample.product());
+    }
+    samples
 }
 
 /// The first matrices of each product, enough to exceed the caches: each once, and none without elements.

@@ -80,7 +80,7 @@ pub struct Heads<'a> {
 /// Invocations of a workgroup that prepares heads.
 const WORKGROUP: u32 = 64;
 
-/// Those that share a head in vectors, and the most pairs of vectors for each.
+/// Those that share a head in vectors, and the most pairs of vectors that the kernel has room for in each.
 const VECTOR_LANES: usize = 8;
 const VECTOR_UNITS: usize = 8;
 
@@ -255,7 +255,7 @@ fn record(
     if heads.in_vectors(q_step, cache) {
         constants.extend([
             ("LANES", VECTOR_LANES as f64),
-            ("HEADS", n_prepared as f64),
+            ("N_PREPARED", n_prepared as f64),
             ("UNITS", d.div_ceil(8 * VECTOR_LANES) as f64),
         ]);
         let heads_at_once = WORKGROUP as usize / VECTOR_LANES;

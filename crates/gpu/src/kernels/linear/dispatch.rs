@@ -5,7 +5,7 @@ use sterna_format::DType;
 use super::planes::FLOAT_PADDING;
 use super::{Epilogue, Form, Linear, WeightKind};
 use crate::kernels::quantize::{PADDING, QuantizedRows, Scaling};
-use crate::kernels::{Rows, fold};
+use crate::kernels::{Rows, fold, max_workgroup};
 use crate::memory::Buffer;
 use crate::record::Binding;
 use crate::shader::{self, Shader, params};
@@ -471,11 +471,6 @@ fn power_of_two(n: u32, least: u32, most: u32) -> u32 {
     n.min(most).next_power_of_two().clamp(least, most)
 }
 
-/// The largest GEMV workgroup: a power of two.
-fn max_workgroup(limits: &Limits) -> u32 {
-    1 << limits.workgroup_len.clamp(64, 1024).ilog2()
-}
-
 /// Steps per row: sixteen bytes of trits, the runs of codes that share words, or eight floats.
 fn steps(w: &Linear) -> usize {
     match (w.kind, w.kind.form()) {
@@ -767,7 +762,7 @@ pub(super) fn multiply_beside(
     let [first_groups, second_groups] = [piece.n, second_piece.n].map(|n| n.div_ceil(shape.rows()));
     let grid = fold(first_groups + second_groups);
     let are_alike = first.k == second.k && out.buffer == second_out.buffer;
-    if !are_alike || out.n_rows != 1 || grid[1] != 1 {
+    if !are_alike || grid[1] != 1 {
         return Ok(false);
     }
     let nothing = recorder.device().nothing()?;

@@ -425,8 +425,8 @@ pub fn multiply(
 }
 
 /// [`multiply`] of the same row by two matrices with the same epilogue, in one dispatch, if there is a kernel for them: of
-/// Q4_K beside Q6_K, and results in different columns of the same row. Returns whether there is; if not, nothing is
-/// recorded.
+/// Q4_K beside Q6_K, none of them gated, and results in different columns of the same row. Returns whether there is; if
+/// not, nothing is recorded.
 ///
 /// Errors and exactness: as [`multiply`].
 pub fn multiply_beside(
@@ -438,7 +438,15 @@ pub fn multiply_beside(
     for (w, out) in &products {
         check_output(w, epilogue, out)?;
     }
-    let [(w, out), _] = products;
+    let [(w, out), (_, second_out)] = products;
+    let [start, second_start] = [out.offset, second_out.offset];
+    let is_apart = start + out.width <= second_start || second_start + second_out.width <= start;
+    if matches!(epilogue, Epilogue::Gate(_))
+        || [out.n_rows, second_out.n_rows] != [1, 1]
+        || !is_apart
+    {
+        return Ok(false);
+    }
     let source = match x {
         Input::Int8(x) => {
             x.expect_room(out.n_rows, w.k)?;

@@ -4,7 +4,7 @@
 
 // Weights 4i to 4i + 3; the last one beyond the end of a row.
 fn weights_at(i: u32) -> vec4<f32> {
-    let last = params.k - 1u;
+    let last = max(params.k, 1u) - 1u;
     return vec4<f32>(
         weight[min(4u * i, last)],
         weight[min(4u * i + 1u, last)],
