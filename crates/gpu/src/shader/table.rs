@@ -81,6 +81,7 @@ const GRID: Lib = Lib::File(wgsl!("../shaders/lib/grid.wgsl"));
 const IO_SEPARATE: Lib = Lib::File(wgsl!("../shaders/lib/io_separate.wgsl"));
 const IO_IN_PLACE: Lib = Lib::File(wgsl!("../shaders/lib/io_in_place.wgsl"));
 
+const HEADS_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/heads_params.wgsl"));
 const CACHE_F32: Lib = Lib::File(wgsl!("../shaders/lib/cache_f32.wgsl"));
 const CACHE_F16: Lib = Lib::File(wgsl!("../shaders/lib/cache_f16.wgsl"));
 const CACHE_Q8_0: Lib = Lib::File(wgsl!("../shaders/lib/cache_q8_0.wgsl"));
@@ -261,8 +262,8 @@ shaders! {
     GEMM_BF16_ELEMENTS = "float_gemm", [LINEAR_PARAMS, FLOATS_BF16, X_ELEMENTS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
     EMBED_BF16 = "embed", [FLOATS_BF16], [Read, Read, Read, Write], EmbedParams, [];
-    HEADS = "heads", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], HeadsParams, [];
-    HEADS_IN_VECTORS = "heads_in_vectors", [Lib::Reduce, GRID, SEQUENCES, PAGES], [Write, Read, Read, Read, Read, Write, Write],
+    HEADS = "heads", [Lib::Reduce, GRID, HEADS_PARAMS, EXACT, SEQUENCES, PAGES, CACHE_WORDS], [Write, Read, Read, Read, Read, Write, Write], HeadsParams, [];
+    HEADS_IN_VECTORS = "heads_in_vectors", [Lib::Reduce, GRID, HEADS_PARAMS, SEQUENCES, PAGES], [Write, Read, Read, Read, Read, Write, Write],
         HeadsParams, [];
     ATTENTION_F32 = "attention", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_F32, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
     ATTENTION_F16 = "attention", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_F16, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams, [];
