@@ -8,7 +8,7 @@ use crate::kernels::quantize::{PADDING, QuantizedRows, Scaling};
 use crate::kernels::{Rows, fold, max_workgroup};
 use crate::memory::Buffer;
 use crate::record::Binding;
-use crate::shader::{self, Shader, params};
+use crate::shader::{self, Param, Shader, params};
 use crate::tuning::{LaunchConfig, RowClass};
 use crate::{Device, Features, GpuError, Limits, Recorder};
 
@@ -69,22 +69,7 @@ params! {
 }
 
 params! {
-    TwoLinearParams {
-        n: u32,
-        first: u32,
-        begin: u32,
-        k: u32,
-        row_blocks: u32,
-        q_len: u32,
-        runs: u32,
-        token: u32,
-        m: u32,
-        x_offset: u32,
-        x_stride: u32,
-        out_offset: u32,
-        out_stride: u32,
-        eps: f32,
-        parts: u32,
+    SecondParams {
         second_n: u32,
         second_begin: u32,
         second_out_offset: u32,
@@ -92,48 +77,35 @@ params! {
     }
 }
 
-impl TwoLinearParams {
-    /// Those of a product of as many `first_groups`, and of another of the same activations and columns.
-    fn new(first: LinearParams, first_groups: u32, second: LinearParams) -> TwoLinearParams {
-        let LinearParams {
-            n,
-            first,
-            begin,
-            k,
-            row_blocks,
-            q_len,
-            runs,
-            token,
-            m,
-            x_offset,
-            x_stride,
-            out_offset,
-            out_stride,
-            eps,
-            parts,
-        } = first;
-        TwoLinearParams {
-            n,
-            first,
-            begin,
-            k,
-            row_blocks,
-            q_len,
-            runs,
-            token,
-            m,
-            x_offset,
-            x_stride,
-            out_offset,
-            out_stride,
-            eps,
-            parts,
-            second_n: second.n,
-            second_begin: second.begin,
-            second_out_offset: second.out_offset,
-            first_groups,
-        }
-    }
+/// Parameters of two products of the same activations: those of the first, and what is the second's own.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
+pub(crate) struct TwoLinearParams {
+    first: LinearParams,
+    second: SecondParams,
+}
+
+impl shader::Params for TwoLinearParams {
+    const FIELDS: &'static [Param] = {
+        const FIRST: &[Param] = LinearParams::FIELDS;
+        const SECOND: &[Param] = SecondParams::FIELDS;
+        const ALL: [Param; FIRST.len() + SECOND.len()] = {
+            let mut all = [FIRST[0]; FIRST.len() + SECOND.len()];
+            let mut i = 0;
+            while i < all.len() {
+                all[i] = if i < FIRST.len() {
+                    FIRST[i]
+                } else {
+                    let mut field = SECOND[i - FIRST.len()];
+                    field.offset += size_of::<LinearParams>();
+                    field
+                };
+                i += 1;
+            }
+            all
+        };
+        &ALL
+    };
 }
 
 /// Activations as kernels take them.
@@ -767,20 +739,19 @@ pub(super) fn multiply_beside(
     }
     let nothing = recorder.device().nothing()?;
     let given = Given::new(first, &source, (shape, false), epilogue, &out, &nothing);
-    let params = TwoLinearParams::new(
-        LinearParams {
+    let params = TwoLinearParams {
+        first: LinearParams {
             n: piece.n as u32,
             begin: piece.begin as u32,
             ..given.params
         },
-        first_groups as u32,
-        LinearParams {
-            n: second_piece.n as u32,
-            begin: second_piece.begin as u32,
-            out_offset: second_out.offset as u32,
-            ..given.params
+        second: SecondParams {
+            second_n: second_piece.n as u32,
+            second_begin: second_piece.begin as u32,
+            second_out_offset: second_out.offset as u32,
+            first_groups: first_groups as u32,
         },
-    );
+    };
     let mut constants = given.constants;
     constants.extend([
         ("TOKENS", 1.0),
