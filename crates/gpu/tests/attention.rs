@@ -942,6 +942,23 @@ fn as_many_splits_as_there_may_be() {
     }
 }
 
+/// So many workgroups that invocations have two of the heads that share keys; of three and of nine, the last has none beside it.
+#[test]
+fn heads_that_share_keys_in_many_workgroups() {
+    let Some(device) = device() else { return };
+    for (share, head_dim, window) in [(2, 64, None), (3, 128, Some(1500)), (1, 32, None)] {
+        let case = Case {
+            n_heads: 4 * share,
+            n_kv_heads: 4,
+            head_dim,
+            rope_dim: head_dim,
+            window,
+            ..PLAIN
+        };
+        case.check(device, &[2040, 3, 1]);
+    }
+}
+
 /// Heads that are not rotated, in a cache of some capacity.
 struct Unrotated<'a> {
     device: &'a Device,

@@ -11,9 +11,10 @@
 // of all positions and the new one, and instead of states rows of out [n_heads, head_dim].
 // One workgroup per split and HEADS pairs of a row and one of the heads that share keys, as many for every
 // sequence as for one of `n_rows`: those behind its last pair do nothing. SEGMENTS segments of
-// LANES per pair: a segment processes one position, four at a time, its lanes UNITS runs of eight elements
+// LANES for every SHARED pairs: a segment processes one position, four at a time, its lanes UNITS runs of eight elements
 // each, of keys, values and sums, all in registers. A few workgroups mostly wait: the shorter an invocation's
-// chain of dependent operations, the sooner it is done.
+// chain of dependent operations, the sooner it is done. Many compute without a pause: pairs that share what was loaded
+// take fewer instructions: then each of eight lanes has the score of one of the four positions for one of the two pairs.
 
 override PREPARE: u32 = 0u;
 // 1 if the last position's key and value aren't in the cache yet.
@@ -26,6 +27,8 @@ override K_NORM: u32 = 0u;
 // 1 if pairs are adjacent, 0 if they are half the rotated elements apart.
 override PAIRS: u32 = 0u;
 override HEADS: u32 = 4u;
+// Pairs of an invocation, 1 or 2; then HEADS is even, LANES are at least eight, and UNITS at most two.
+override SHARED: u32 = 1u;
 override SEGMENTS: u32 = 8u;
 // At most 4.
 override UNITS: u32 = 1u;
@@ -190,7 +193,7 @@ fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, own: Sequence, fi
         workgroupBarrier();
         if thread < n_slots {
             var sum = vec2<f32>();
-            for (var i = 0u; i < STATES; i++) {
+            for (var i = 0u; i < WG / LANES; i++) {
                 sum += states_of[i];
             }
             let mean = select(sum.y / f32(n_keys), sum.x / f32(n_queries), thread < HEADS);
@@ -292,34 +295,38 @@ fn put(s: u32, pair: u32, kv: u32, split: u32, e: u32, value: f32) {
     states[state * (params.head_dim + 2u) + e] = value;
 }
 
-// Prepares the new position's key and value, puts them into the cache, and returns this pair's score of them.
-fn score_of_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequence, first_pair: u32) -> f32 {
-    prepare(at, thread, SLOTS, kv, own_sequence, first_pair);
+// Prepares the new position's key and value, besides queries, and puts them into the cache.
+fn prepare_new(at: Invocation, thread: u32, kv: u32, s: u32, own: Sequence, first_pair: u32) {
+    prepare(at, thread, SLOTS, kv, own, first_pair);
     round_new(thread);
-    let now = own_sequence.position;
-    let has_room = now < own_sequence.capacity;
-    if has_room && first_pair == 0u {
+    let now = own.position;
+    if now < own.capacity && first_pair == 0u {
         store(thread, row_of(page_of(s, now), kv, now));
     }
-    let own = thread / (SEGMENTS * LANES);
+}
+
+// The score of the new position for the query in a slot.
+fn score_of_new(at: Invocation, thread: u32, slot: u32, own: Sequence) -> f32 {
     let lane = thread % LANES;
     var product = 0.0;
     for (var u = 0u; u < UNITS; u++) {
-        let i = own * slot_len() + 2u * (u * LANES + lane);
+        let i = slot * slot_len() + 2u * (u * LANES + lane);
         let key = HEADS * slot_len() + 2u * (u * LANES + lane);
         product += dot(room[key], room[i]) + dot(room[key + 1u], room[i + 1u]);
     }
     let sum = segment_sum_f32(at, vec2<f32>(product, 0.0)).x;
-    return select(LOWEST, bounded(vec4<f32>(sum)).x, has_room);
+    return select(LOWEST, bounded(vec4<f32>(sum)).x, own.position < own.capacity);
 }
 
 // The partial result of the new position alone.
-fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequence, first_pair: u32) {
-    let score = score_of_new(at, thread, kv, s, own_sequence, first_pair);
-    let has_room = own_sequence.position < own_sequence.capacity;
-    let own = thread / (SEGMENTS * LANES);
+fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own: Sequence, first_pair: u32) {
+    prepare_new(at, thread, kv, s, own, first_pair);
+    let has_room = own.position < own.capacity;
+    let n_pairs = own.n_rows * params.n_heads / params.n_kv_heads;
     let d = params.head_dim;
-    if first_pair + own < own_sequence.n_rows * params.n_heads / params.n_kv_heads {
+    for (var h = 0u; h < SHARED; h++) {
+        let slot = thread / (SEGMENTS * LANES) * SHARED + h;
+        let score = score_of_new(at, thread, slot, own);
         for (var e = thread % (SEGMENTS * LANES); e < d + 2u; e += SEGMENTS * LANES) {
             var value = score;
             if e < d {
@@ -327,7 +334,9 @@ fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequen
             } else if e == d {
                 value = f32(has_room);
             }
-            put(s, first_pair + own, kv, params.n_splits, e, value);
+            if first_pair + slot < n_pairs {
+                put(s, first_pair + slot, kv, params.n_splits, e, value);
+            }
         }
     }
 }
@@ -335,7 +344,8 @@ fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own_sequence: Sequen
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
-    let own = thread / (SEGMENTS * LANES);
+    // The slot of this invocation's first pair.
+    let own = thread / (SEGMENTS * LANES) * SHARED;
     let segment = thread / LANES % SEGMENTS;
     let lane = thread % LANES;
     let d = params.head_dim;
@@ -385,51 +395,95 @@ fn main(at: Invocation, group: Group) {
             v[r * UNITS + u] = value_words(row, min(u * LANES + lane, last_run));
         }
     }
-    var score_now = LOWEST;
+    // Of this invocation's pairs.
+    var scores_now: array<f32, 2>;
     if ALONE == 1u && NEW == 1u {
-        score_now = score_of_new(at, thread, kv, s, own_sequence, first_pair);
+        prepare_new(at, thread, kv, s, own_sequence, first_pair);
+        for (var h = 0u; h < SHARED; h++) {
+            scores_now[h] = score_of_new(at, thread, own + h, own_sequence);
+        }
     } else {
         prepare(at, thread, HEADS, kv, own_sequence, first_pair);
     }
-    // By unit.
+    // By unit; of the second pair only if there is one.
     var query: array<vec4<f32>, 8>;
     var sums: array<vec4<f32>, 8>;
+    var second_query: array<vec4<f32>, 4>;
+    var second_sums: array<vec4<f32>, 4>;
     for (var u = 0u; u < UNITS; u++) {
         let i = own * slot_len() + 2u * (u * LANES + lane);
         query[2u * u] = room[i];
         query[2u * u + 1u] = room[i + 1u];
+        if SHARED == 2u {
+            second_query[2u * u] = room[i + slot_len()];
+            second_query[2u * u + 1u] = room[i + slot_len() + 1u];
+        }
     }
+    // The pair of which this lane has the largest score, and the weight.
+    let own_pair = own + lane % (4u * SHARED) / 4u;
     var top = LOWEST;
     var weight = 0.0;
-    // The position of the pair's row.
-    let last = origin + min(first_pair + own, n_pairs - 1u) / share;
+    // The position of that pair's row.
+    let last = origin + min(first_pair + own_pair, n_pairs - 1u) / share;
     for (var at_once = begin; at_once < end; at_once += 4u * SEGMENTS) {
         page = page_of(s, at_once + 4u * SEGMENTS);
         var dots = vec4<f32>();
+        var second_dots = vec4<f32>();
         for (var u = 0u; u < UNITS; u++) {
             for (var r = 0u; r < 4u; r++) {
                 let key = floats(k[r * UNITS + u]);
                 dots[r] += dot(key[0], query[2u * u]) + dot(key[1], query[2u * u + 1u]);
+                if SHARED == 2u {
+                    second_dots[r] += dot(key[0], second_query[2u * u]) + dot(key[1], second_query[2u * u + 1u]);
+                }
             }
         }
-        let low = segment_sum_f32(at, dots.xy);
-        let high = segment_sum_f32(at, dots.zw);
-        let j = vec4<u32>(at_once + segment) + vec4<u32>(0u, 1u, 2u, 3u) * SEGMENTS;
-        let sees = (j < vec4<u32>(end)) & (j <= vec4<u32>(last))
-            & (vec4<u32>(last) - j < vec4<u32>(params.window));
-        let score = select(vec4<f32>(LOWEST), bounded(vec4<f32>(low, high)), sees);
-        let now = max(max(max(score.x, score.y), max(score.z, score.w)), top);
-        let shrink = exp(top - now);
-        let weights = select(vec4<f32>(), exp(score - now), sees);
-        top = now;
-        weight = weight * shrink + weights.x + weights.y + weights.z + weights.w;
+        var weights = vec4<f32>();
+        var shrink = 1.0;
+        var second_weights = vec4<f32>();
+        var second_shrink = 1.0;
+        if SHARED == 1u {
+            let low = segment_sum_f32(at, dots.xy);
+            let high = segment_sum_f32(at, dots.zw);
+            let j = vec4<u32>(at_once + segment) + vec4<u32>(0u, 1u, 2u, 3u) * SEGMENTS;
+            let sees = (j < vec4<u32>(end)) & (j <= vec4<u32>(last))
+                & (vec4<u32>(last) - j < vec4<u32>(params.window));
+            let score = select(vec4<f32>(LOWEST), bounded(vec4<f32>(low, high)), sees);
+            let now = max(max(max(score.x, score.y), max(score.z, score.w)), top);
+            shrink = exp(top - now);
+            weights = select(vec4<f32>(), exp(score - now), sees);
+            top = now;
+            weight = weight * shrink + weights.x + weights.y + weights.z + weights.w;
+        } else {
+            let sum = segment_sum_of_eight(at, dots, second_dots);
+            let j = at_once + segment + lane % 4u * SEGMENTS;
+            let sees = j < end && j <= last && last - j < params.window;
+            let score = select(LOWEST, bounded(vec4<f32>(sum)).x, sees);
+            let now = max(four_max_f32(at, score), top);
+            let own_shrink = exp(top - now);
+            let own_weight = select(0.0, exp(score - now), sees);
+            top = now;
+            weight = weight * own_shrink + own_weight;
+            weights = four_of_segment(at, own_weight, 0u);
+            shrink = one_of_segment(at, own_shrink, 0u);
+            second_weights = four_of_segment(at, own_weight, 4u);
+            second_shrink = one_of_segment(at, own_shrink, 4u);
+        }
         for (var u = 0u; u < UNITS; u++) {
             sums[2u * u] *= shrink;
             sums[2u * u + 1u] *= shrink;
+            if SHARED == 2u {
+                second_sums[2u * u] *= second_shrink;
+                second_sums[2u * u + 1u] *= second_shrink;
+            }
             for (var r = 0u; r < 4u; r++) {
                 let value = floats(v[r * UNITS + u]);
                 sums[2u * u] += weights[r] * value[0];
                 sums[2u * u + 1u] += weights[r] * value[1];
+                if SHARED == 2u {
+                    second_sums[2u * u] += second_weights[r] * value[0];
+                    second_sums[2u * u + 1u] += second_weights[r] * value[1];
+                }
             }
         }
         let next = at_once + 4u * SEGMENTS;
@@ -446,44 +500,53 @@ fn main(at: Invocation, group: Group) {
     // After the queries, and what is new, which others may still read.
     let to = (first_sums() + own * SEGMENTS + segment) * slot_len();
     for (var u = 0u; u < UNITS; u++) {
-        room[to + 2u * (u * LANES + lane)] = sums[2u * u];
-        room[to + 2u * (u * LANES + lane) + 1u] = sums[2u * u + 1u];
+        let i = to + 2u * (u * LANES + lane);
+        room[i] = sums[2u * u];
+        room[i + 1u] = sums[2u * u + 1u];
+        if SHARED == 2u {
+            room[i + SEGMENTS * slot_len()] = second_sums[2u * u];
+            room[i + SEGMENTS * slot_len() + 1u] = second_sums[2u * u + 1u];
+        }
     }
-    if lane == 0u {
-        states_of[own * SEGMENTS + segment] = vec2<f32>(top, weight);
+    if SHARED == 2u {
+        weight = four_sum_f32(at, weight);
+    }
+    if lane < 4u * SHARED && lane % 4u == 0u {
+        states_of[own_pair * SEGMENTS + segment] = vec2<f32>(top, weight);
     }
     workgroupBarrier();
-    if first_pair + own >= n_pairs {
-        return;
-    }
-    var highest = score_now;
-    for (var s = 0u; s < SEGMENTS; s++) {
-        highest = max(highest, states_of[own * SEGMENTS + s].x);
-    }
-    let now = exp(score_now - highest) * f32(score_now > LOWEST);
-    var all = now;
-    for (var s = 0u; s < SEGMENTS; s++) {
-        let state = states_of[own * SEGMENTS + s];
-        all += exp(state.x - highest) * state.y;
-    }
-    let len = select(d + 2u, d, ALONE == 1u);
-    for (var e = thread % (SEGMENTS * LANES); e < len; e += SEGMENTS * LANES) {
-        let column = min(e, d - 1u);
-        var sum = 0.0;
-        if ALONE == 1u && NEW == 1u {
-            sum = now * element(HEADS + VALUES, column);
-        }
+    for (var h = 0u; h < SHARED && first_pair + own + h < n_pairs; h++) {
+        let slot = own + h;
+        let score_now = select(LOWEST, scores_now[h], ALONE == 1u && NEW == 1u);
+        var highest = score_now;
         for (var s = 0u; s < SEGMENTS; s++) {
-            let top = states_of[own * SEGMENTS + s].x;
-            sum += exp(top - highest) * element(first_sums() + own * SEGMENTS + s, column);
+            highest = max(highest, states_of[slot * SEGMENTS + s].x);
         }
-        if ALONE == 1u {
-            let pair = first_pair + own;
-            let row = own_sequence.first_row + pair / share;
-            let head = kv * share + pair % share;
-            states[params.out_offset + row * params.out_stride + head * d + e] = sum / all;
-        } else {
-            put(s, first_pair + own, kv, split, e, select(select(all, sum, e < d), highest, e == d + 1u));
+        let now = exp(score_now - highest) * f32(score_now > LOWEST);
+        var all = now;
+        for (var s = 0u; s < SEGMENTS; s++) {
+            let state = states_of[slot * SEGMENTS + s];
+            all += exp(state.x - highest) * state.y;
+        }
+        let len = select(d + 2u, d, ALONE == 1u);
+        for (var e = thread % (SEGMENTS * LANES); e < len; e += SEGMENTS * LANES) {
+            let column = min(e, d - 1u);
+            var sum = 0.0;
+            if ALONE == 1u && NEW == 1u {
+                sum = now * element(HEADS + VALUES, column);
+            }
+            for (var s = 0u; s < SEGMENTS; s++) {
+                let top = states_of[slot * SEGMENTS + s].x;
+                sum += exp(top - highest) * element(first_sums() + slot * SEGMENTS + s, column);
+            }
+            if ALONE == 1u {
+                let pair = first_pair + slot;
+                let row = own_sequence.first_row + pair / share;
+                let head = kv * share + pair % share;
+                states[params.out_offset + row * params.out_stride + head * d + e] = sum / all;
+            } else {
+                put(s, first_pair + slot, kv, split, e, select(select(all, sum, e < d), highest, e == d + 1u));
+            }
         }
     }
 }

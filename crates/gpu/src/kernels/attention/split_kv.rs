@@ -44,8 +44,14 @@ pub(crate) fn decodes(head_dim: usize) -> bool {
     head_dim <= MAX_HEAD_DIM
 }
 
-/// Maximum workgroup size, so that each invocation has registers enough.
+/// Maximum workgroup size, so that each invocation has registers enough; and from [`MANY`] workgroups on.
 const MAX_WORKGROUP: usize = 256;
+const MAX_WORKGROUP_OF_MANY: usize = 128;
+
+/// Workgroups, if each had all pairs that share keys, that occupy a large device; and from which on, where contexts are split,
+/// invocations have two of these pairs, which take less to compute than one after the other. Found on an H200.
+const MANY: usize = 160;
+const ENOUGH_TO_SHARE: usize = 256;
 
 /// Memory for split contexts: the partial results of each row and head in each split.
 #[derive(Debug, Clone)]
@@ -105,8 +111,10 @@ struct Plan {
     lanes: usize,
     /// Runs per lane.
     units: usize,
-    /// Pairs of a row and a head that share keys, per workgroup.
+    /// Pairs of a row and a head that share keys, per workgroup; a multiple of the next.
     heads: usize,
+    /// Such pairs per invocation.
+    shared: usize,
     /// Workgroups that cover all pairs, for one key-value head and one split.
     n_groups: usize,
     split_len: usize,
@@ -116,33 +124,47 @@ struct Plan {
 }
 
 impl Plan {
+    /// For `n_pairs` that share keys, for each of `n_alike` heads of keys and sequences.
     fn of(
         limits: &Limits,
         head_dim: usize,
-        n_pairs: usize,
+        (n_pairs, n_alike): (usize, usize),
         (split_len, n_splits): (usize, usize),
         alone: bool,
     ) -> Plan {
         let runs = head_dim.div_ceil(8).max(1);
         // Reductions through shared memory take more barriers with more lanes.
-        let most = (limits.min_subgroup as usize).clamp(8, 32);
-        let lanes = runs.next_power_of_two().min(most);
+        let most_lanes = (limits.min_subgroup as usize).clamp(8, 32);
+        let lanes = runs.next_power_of_two().min(most_lanes);
         let units = runs.div_ceil(lanes);
-        let invocations = (limits.workgroup_len as usize).min(MAX_WORKGROUP) / (SEGMENTS * lanes);
+        let workgroup = match n_alike * n_splits {
+            ..MANY => MAX_WORKGROUP,
+            _ => MAX_WORKGROUP_OF_MANY,
+        };
+        let teams = (limits.workgroup_len as usize).min(workgroup) / (SEGMENTS * lanes);
         // Per head: its query and sums; what reductions exchange, at most 12 bytes per invocation; a state
         // per segment; the inverse root of a query. Those of a key and a value, and their blocks' scales, are
         // needed once.
         let sums = (1 + SEGMENTS) * head_len(units, lanes) * 16;
         let bytes = sums + 12 * SEGMENTS * lanes + 8 * SEGMENTS + 4;
         let others = 2 * 4 + 16 * 4 + 2 * head_len(units, lanes) * 16;
-        let room = (limits.workgroup_bytes as usize).saturating_sub(others);
-        let most = invocations.min(room / bytes);
-        let n_groups = n_pairs.div_ceil(most.max(1)).max(1);
-        let heads = n_pairs.div_ceil(n_groups).max(1);
+        let room = (limits.workgroup_bytes as usize).saturating_sub(others) / bytes;
+        let can_share = n_pairs > 1 && room > 1 && lanes >= 8 && units <= 2;
+        let shared = match can_share && !alone && n_alike * n_splits >= ENOUGH_TO_SHARE {
+            true => 2,
+            false => 1,
+        };
+        let most = (teams.max(1) * shared).min(room).max(1) / shared * shared;
+        let n_groups = n_pairs.div_ceil(most).max(1);
+        let heads = n_pairs
+            .div_ceil(n_groups)
+            .next_multiple_of(shared)
+            .max(shared);
         Plan {
             lanes,
             units,
             heads,
+            shared,
             n_groups: n_pairs.div_ceil(heads),
             split_len,
             n_splits,
@@ -150,22 +172,24 @@ impl Plan {
         }
     }
 
-    fn constants(&self, cache: &CacheLayer, softcap: bool) -> [(&'static str, f64); 13] {
+    fn constants(&self, cache: &CacheLayer, softcap: bool) -> [(&'static str, f64); 14] {
         let &Plan {
             lanes,
             units,
             heads,
+            shared,
             alone,
             ..
         } = self;
         let new = if alone { cache.cached.per_head() } else { 0 };
         let slots = heads * (1 + SEGMENTS) + new;
         [
-            ("WG", (heads * SEGMENTS * lanes) as f64),
+            ("WG", (heads / shared * SEGMENTS * lanes) as f64),
             ("LANES", lanes as f64),
             ("SEGMENTS", SEGMENTS as f64),
             ("UNITS", units as f64),
             ("HEADS", heads as f64),
+            ("SHARED", shared as f64),
             ("SLOTS", (heads + cache.cached.per_head()) as f64),
             ("STATES", (heads * SEGMENTS) as f64),
             ("ROOM", (slots * head_len(units, lanes)) as f64),
@@ -370,7 +394,8 @@ fn record_run(
         true => (most_len.max(1), 1),
         false => splits(most_len, sequences.n, n_heads),
     };
-    let plan = Plan::of(limits, d, n_pairs, splits, alone);
+    let n_alike = sequences.n * n_kv_heads;
+    let plan = Plan::of(limits, d, (n_pairs, n_alike), splits, alone);
     let n_new = usize::from(prepare.is_some_and(|heads| heads.has_keys));
     let n_states = plan.n_splits + n_new;
     let states = (split_kv.states).of(sequences.all_rows() * n_heads * n_states, d)?;

@@ -47,6 +47,44 @@ fn segment_sum_f32(at: Invocation, value: vec2<f32>) -> vec2<f32> {
     return sum;
 }
 
+// The sums over a segment, of eight invocations or more, of each of eight values: invocation l of it gets that of number l % 8.
+fn segment_sum_of_eight(at: Invocation, low: vec4<f32>, high: vec4<f32>) -> f32 {
+    let first = vec4<f32>(segment_sum_f32(at, low.xy), segment_sum_f32(at, low.zw));
+    let second = vec4<f32>(segment_sum_f32(at, high.xy), segment_sum_f32(at, high.zw));
+    return select(first, second, at.index % 8u >= 4u)[at.index % 4u];
+}
+
+// The value of invocation `first` of a segment, and those of four from there on.
+fn one_of_segment(at: Invocation, value: f32, first: u32) -> f32 {
+    return four_of_segment(at, value, first).x;
+}
+
+fn four_of_segment(at: Invocation, value: f32, first: u32) -> vec4<f32> {
+    let i = at.index;
+    exchange[i].x = bitcast<u32>(value);
+    workgroupBarrier();
+    let at_first = i - i % LANES + first;
+    let words = vec4<u32>(
+        exchange[at_first].x,
+        exchange[at_first + 1u].x,
+        exchange[at_first + 2u].x,
+        exchange[at_first + 3u].x,
+    );
+    workgroupBarrier();
+    return bitcast<vec4<f32>>(words);
+}
+
+// The largest value of four consecutive invocations, and their sum.
+fn four_max_f32(at: Invocation, value: f32) -> f32 {
+    let four = four_of_segment(at, value, at.index % LANES / 4u * 4u);
+    return max(max(four.x, four.y), max(four.z, four.w));
+}
+
+fn four_sum_f32(at: Invocation, value: f32) -> f32 {
+    let four = four_of_segment(at, value, at.index % LANES / 4u * 4u);
+    return (four.x + four.y) + (four.z + four.w);
+}
+
 fn segment_max_f32(at: Invocation, value: f32) -> f32 {
     let i = at.index;
     exchange[i].x = bitcast<u32>(value);

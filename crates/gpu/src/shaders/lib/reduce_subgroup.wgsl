@@ -41,6 +41,45 @@ fn segment_sum_f32(at: Invocation, value: vec2<f32>) -> vec2<f32> {
     return sum;
 }
 
+// The sums over a segment, of eight invocations or more, of each of eight values: invocation l of it gets that of number l % 8.
+fn segment_sum_of_eight(at: Invocation, low: vec4<f32>, high: vec4<f32>) -> f32 {
+    let third = (at.lane & 4u) != 0u;
+    let four = select(low, high, third) + subgroupShuffleXor(select(high, low, third), 4u);
+    let second = (at.lane & 2u) != 0u;
+    let two = select(four.xy, four.zw, second) + subgroupShuffleXor(select(four.zw, four.xy, second), 2u);
+    let first = (at.lane & 1u) != 0u;
+    var sum = select(two.x, two.y, first) + subgroupShuffleXor(select(two.y, two.x, first), 1u);
+    for (var half = 8u; half < LANES; half *= 2u) {
+        sum += subgroupShuffleXor(sum, half);
+    }
+    return sum;
+}
+
+// The value of invocation `first` of a segment, and those of four from there on.
+fn one_of_segment(at: Invocation, value: f32, first: u32) -> f32 {
+    return subgroupShuffle(value, at.lane - at.lane % LANES + first);
+}
+
+fn four_of_segment(at: Invocation, value: f32, first: u32) -> vec4<f32> {
+    return vec4<f32>(
+        one_of_segment(at, value, first),
+        one_of_segment(at, value, first + 1u),
+        one_of_segment(at, value, first + 2u),
+        one_of_segment(at, value, first + 3u),
+    );
+}
+
+// The largest value of four consecutive invocations, and their sum.
+fn four_max_f32(at: Invocation, value: f32) -> f32 {
+    let top = max(value, subgroupShuffleXor(value, 1u));
+    return max(top, subgroupShuffleXor(top, 2u));
+}
+
+fn four_sum_f32(at: Invocation, value: f32) -> f32 {
+    let sum = value + subgroupShuffleXor(value, 1u);
+    return sum + subgroupShuffleXor(sum, 2u);
+}
+
 fn segment_max_f32(at: Invocation, value: f32) -> f32 {
     var top = value;
     for (var half = LANES / 2u; half > 0u; half /= 2u) {
