@@ -12,7 +12,7 @@ use crate::kernels::attention::{
 use crate::kernels::elementwise::{self, Activation, Function};
 use crate::kernels::experts;
 use crate::kernels::linear::{self, Choice, Epilogue, Form, Ids, Input, Stack};
-use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use crate::kernels::quantize::{QuantizedRows, Scaling, quantize, quantize_for};
 use crate::kernels::recurrent::{
     self, Mamba, Recurrence, ScanShape, Shift, State, StateLayer, Step, StepWeights, Wkv, Wkv4,
     WkvFinish, WkvInputs, WkvShape,
@@ -998,7 +998,10 @@ fn products(
                 scratch: rounded,
             },
             false => {
-                quantize(recorder, x.of(), norm, scaling, rounded)?;
+                let reads_halves =
+                    |output: &&Output| linear::reads_halves(recorder, &output.w.linear(), x.n_rows);
+                let halves = same.iter().any(reads_halves);
+                quantize_for(recorder, x.of(), norm, scaling, halves, rounded)?;
                 Input::Int8(rounded)
             }
         };

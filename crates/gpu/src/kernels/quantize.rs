@@ -1,6 +1,6 @@
 //! Activations quantized to int8, as integer weights need them.
 
-use super::linear::{COOP_SUMS_BYTES, LEAST_COOP_TRITS, WeightKind};
+use super::linear::{COOP_SUMS_BYTES, LEAST_COOP_TRITS};
 use super::{Rows, fold, max_workgroup};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
@@ -31,9 +31,13 @@ const LANES: u32 = 32;
 const LANES_OF_MANY_ROWS: u32 = 16;
 const MANY_ROWS: usize = 256;
 
-/// Whether products of blocks with so many rows may take them as f16.
-fn takes_halves(device: &Device, n_rows: usize) -> bool {
-    device.has_matrix_units() && RowClass::of(n_rows) == RowClass::Many
+/// Whether products by matrix units may take so many rows as f16.
+fn takes_halves(device: &Device, n_rows: usize, scaling: Scaling) -> bool {
+    let enough = match scaling {
+        Scaling::Row => n_rows >= LEAST_COOP_TRITS,
+        Scaling::Blocks256 | Scaling::Blocks32 => RowClass::of(n_rows) == RowClass::Many,
+    };
+    device.has_matrix_units() && enough
 }
 
 /// Memory for quantized activations, `[most_rows, most_width]` of any scaling.
@@ -43,7 +47,8 @@ pub struct QuantizedRows {
     pub(super) q: Buffer,
     /// Scales and sums.
     pub(super) steps: Buffer,
-    /// The values of blocks as f16, for products with many rows by matrix units. Without such units or rows, nothing.
+    /// The values of blocks, or the codes of rows, as f16, for products with many rows by matrix units. Without such units or
+    /// rows, nothing.
     pub(super) halves: Buffer,
     /// What products with them by matrix units need for a moment: sums of parts of the columns, or groups of routes.
     pub(super) scratch: Buffer,
@@ -62,7 +67,7 @@ impl QuantizedRows {
             true => device.buffer("scratch of products", COOP_SUMS_BYTES as u64)?,
             false => device.nothing()?,
         };
-        let halves = match takes_halves(device, most_rows) {
+        let halves = match takes_halves(device, most_rows, Scaling::Row) {
             true => device.buffer("activations as f16", bytes.saturating_mul(2))?,
             false => device.nothing()?,
         };
@@ -88,14 +93,6 @@ impl QuantizedRows {
             padded,
             width.next_multiple_of(PADDING),
         )
-    }
-
-    /// What products with many rows by matrix units take for weights of this kind: trits the codes.
-    pub(super) fn for_units(&self, kind: WeightKind) -> &Buffer {
-        match kind {
-            WeightKind::Ternary => &self.q,
-            WeightKind::Blocks(_) => &self.halves,
-        }
     }
 
     /// The quantized values of `n_rows` rows of `width`, read back: for tests.
@@ -158,6 +155,18 @@ pub fn quantize(
     scaling: Scaling,
     out: &QuantizedRows,
 ) -> Result<(), GpuError> {
+    quantize_for(recorder, x, norm, scaling, true, out)
+}
+
+/// The same for products of which some, or none, [read them as f16](super::linear::reads_halves).
+pub(crate) fn quantize_for(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    norm: Option<(&Buffer, f32)>,
+    scaling: Scaling,
+    halves: bool,
+    out: &QuantizedRows,
+) -> Result<(), GpuError> {
     x.check("quantize: input")?;
     out.expect_room(x.n_rows, x.width)?;
     let padded = x.width.next_multiple_of(PADDING);
@@ -189,7 +198,7 @@ pub fn quantize(
         true => blocks.div_ceil(workgroup / lanes),
         false => 1,
     };
-    let halves = scaling != Scaling::Row && takes_halves(&device, x.n_rows);
+    let halves = halves && takes_halves(&device, x.n_rows, scaling);
     let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
     let params = QuantizeParams {
         k: x.width as u32,

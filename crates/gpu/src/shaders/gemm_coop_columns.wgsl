@@ -103,37 +103,38 @@ fn main(
         }
     }
     let own = subgroup * 320u;
+    // By tokens, whose scales are known then.
     coopStore(c00, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0, 0u);
-    coopStore(c01, &tile_out[own], 20u);
-    put_sum_of_all(tile, thread, row0, 16u);
     coopStore(c10, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 16u, 0u);
-    coopStore(c11, &tile_out[own], 20u);
-    put_sum_of_all(tile, thread, row0 + 16u, 16u);
     coopStore(c20, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 32u, 0u);
-    coopStore(c21, &tile_out[own], 20u);
-    put_sum_of_all(tile, thread, row0 + 32u, 16u);
     coopStore(c30, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 48u, 0u);
+    coopStore(c01, &tile_out[own], 20u);
+    put_sum_of_all(tile, thread, row0, 16u);
+    coopStore(c11, &tile_out[own], 20u);
+    put_sum_of_all(tile, thread, row0 + 16u, 16u);
+    coopStore(c21, &tile_out[own], 20u);
+    put_sum_of_all(tile, thread, row0 + 32u, 16u);
     coopStore(c31, &tile_out[own], 20u);
     put_sum_of_all(tile, thread, row0 + 48u, 16u);
     if TOKENS == 64u {
         coopStore(c02, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0, 32u);
-        coopStore(c03, &tile_out[own], 20u);
-        put_sum_of_all(tile, thread, row0, 48u);
         coopStore(c12, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 16u, 32u);
-        coopStore(c13, &tile_out[own], 20u);
-        put_sum_of_all(tile, thread, row0 + 16u, 48u);
         coopStore(c22, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 32u, 32u);
-        coopStore(c23, &tile_out[own], 20u);
-        put_sum_of_all(tile, thread, row0 + 32u, 48u);
         coopStore(c32, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 48u, 32u);
+        coopStore(c03, &tile_out[own], 20u);
+        put_sum_of_all(tile, thread, row0, 48u);
+        coopStore(c13, &tile_out[own], 20u);
+        put_sum_of_all(tile, thread, row0 + 16u, 48u);
+        coopStore(c23, &tile_out[own], 20u);
+        put_sum_of_all(tile, thread, row0 + 32u, 48u);
         coopStore(c33, &tile_out[own], 20u);
         put_sum_of_all(tile, thread, row0 + 48u, 48u);
     }

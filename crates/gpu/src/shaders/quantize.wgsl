@@ -6,7 +6,8 @@
 // Shapes: x [n_rows, k], weight [k]; q [n_rows, padded / 4] words of four int8, padded with zeros; steps [n_rows] for
 // SCALING 0, of scale and sum; else [n_rows, padded / 32] of the step of the block and the sum of these 32
 // values. `padded` is a multiple of 256. With HALVES also halves [n_rows, padded / 4] of four values as products by
-// cooperative matrices take them: as f16, in the order in which these kernels unpack codes, the second after the third.
+// cooperative matrices take them: as f16, in the order in which these kernels unpack codes, the second after the third;
+// for SCALING 0 those of 256 columns in the order in which columns_ternary.wgsl multiplies them.
 // Needs `half_range.wgsl`, `x_*.wgsl` and `weights_*.wgsl`.
 // LANES invocations, from 8 to 32, take a block of 256 at a time: the more, the sooner a row is done, and the fewer, the sooner
 // many are. `parts` workgroups of WG, a power of two, at least 64, per row: one, unless blocks are quantized without a norm.
@@ -66,6 +67,14 @@ fn words_of(row: u32, block: u32, lane: u32) -> Words {
     return words;
 }
 
+// Where columns_ternary.wgsl has the four columns of word `i` of 64: its turns take a word of each vector of codes of two
+// blocks, in which these columns share bits with three other quarters of their block.
+fn place_of(i: u32) -> u32 {
+    let vector = i / 32u * 2u + i % 8u / 4u;
+    let quarter = i % 32u / 8u;
+    return i % 4u * 16u + vector * 4u + quarter;
+}
+
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let row = group_of(group) / params.parts;
@@ -122,9 +131,15 @@ fn main(at: Invocation, group: Group) {
                 let i = (row * blocks + block) * 64u + t * LANES + lane;
                 q[i] = pack(codes);
                 if HALVES == 1u {
-                    // In f32: steps of small activations would be too small for f16.
-                    let x = step / SHRINK * vec4<f32>(codes);
-                    halves[i] = vec2<u32>(pack2x16float(x.xz), pack2x16float(x.yw));
+                    var x = vec4<f32>(codes);
+                    var to = i;
+                    if SCALING == 0u {
+                        to = i / 64u * 64u + place_of(i % 64u);
+                    } else {
+                        // In f32: steps of small activations would be too small for f16.
+                        x *= step / SHRINK;
+                    }
+                    halves[to] = vec2<u32>(pack2x16float(x.xz), pack2x16float(x.yw));
                 }
                 if SCALING != 0u && lane % 8u == 0u {
                     steps[i / 8u] = vec2<u32>(bitcast<u32>(step), bitcast<u32>(sum));

@@ -123,6 +123,15 @@ pub(super) enum Source<'a> {
     Floats(Rows<'a>, Option<(&'a Buffer, f32)>),
 }
 
+/// Whether a product of `w` with `n_rows` quantized rows reads them as f16.
+pub(crate) fn reads_halves(recorder: &Recorder, w: &Linear, n_rows: usize) -> bool {
+    let config = recorder.tuning().config(&w.product(n_rows));
+    let device = recorder.device();
+    is_tiled(device, config, w, n_rows)
+        && by_matrix_units(device, config, w)
+        && (w.pieces.iter()).any(|piece| CoopLaunch::of(piece.n, w.k, n_rows).reads_halves(w.kind))
+}
+
 /// The kernels for one kind of weights.
 struct Kernels {
     /// For few rows of activations.
@@ -177,6 +186,14 @@ impl CoopLaunch {
         CoopLaunch::Few {
             tokens,
             parts: parts.min(most).max(1),
+        }
+    }
+
+    /// Whether quantized rows are read as f16. Trits in large tiles are multiplied with codes, which are half as large.
+    fn reads_halves(self, kind: WeightKind) -> bool {
+        match kind {
+            WeightKind::Ternary => matches!(self, CoopLaunch::Few { .. }),
+            WeightKind::Blocks(_) => true,
         }
     }
 }
@@ -586,12 +603,11 @@ struct Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    /// `nothing` is bound where there is nothing to read. Kernels that take tiles of many rows have `tiled_units` if they are
-    /// those of matrix units.
+    /// `nothing` is bound where there is nothing to read.
     fn new(
         w: &Linear,
         source: &Source<'a>,
-        (shape, tiled_units): (GemvShape, bool),
+        shape: GemvShape,
         epilogue: Epilogue,
         out: &Rows<'_>,
         nothing: &'a Buffer,
@@ -608,11 +624,7 @@ impl<'a> Given<'a> {
         let mut norms = None;
         match *source {
             Source::Stored(x) => {
-                let rows = match tiled_units {
-                    true => x.for_units(w.kind),
-                    false => &x.q,
-                };
-                inputs.extend([Binding::from(rows), Binding::from(&x.steps)]);
+                inputs.extend([Binding::from(&x.q), Binding::from(&x.steps)]);
             }
             Source::Floats(x, norm) => {
                 (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
@@ -655,13 +667,12 @@ pub(super) fn multiply(
     let nothing = recorder.device().nothing()?;
     let own = matches!(source, Source::Own { .. });
     let shape = GemvShape::of(recorder.device().limits(), config, w, out.n_rows, own);
-    let tiled_units = is_tiled && kernels.coop.is_some();
     let Given {
         mut params,
         constants,
         inputs,
         norms,
-    } = Given::new(w, &source, (shape, tiled_units), epilogue, &out, &nothing);
+    } = Given::new(w, &source, shape, epilogue, &out, &nothing);
     for piece in &w.pieces {
         (params.n, params.first) = (piece.n as u32, piece.first as u32);
         params.begin = piece.begin as u32;
@@ -671,6 +682,9 @@ pub(super) fn multiply(
         if is_tiled {
             if let (Some(coop), Source::Stored(x)) = (&kernels.coop, &source) {
                 let launch = CoopLaunch::of(piece.n, w.k, out.n_rows);
+                if launch.reads_halves(w.kind) {
+                    bindings[2] = (&x.halves).into();
+                }
                 let given = (&constants[..], &bindings[..], Binding::from(&x.scratch));
                 multiply_by_units(recorder, coop, launch, epilogue, given, &mut params)?;
                 continue;
@@ -738,7 +752,7 @@ pub(super) fn multiply_beside(
         return Ok(false);
     }
     let nothing = recorder.device().nothing()?;
-    let given = Given::new(first, &source, (shape, false), epilogue, &out, &nothing);
+    let given = Given::new(first, &source, shape, epilogue, &out, &nothing);
     let params = TwoLinearParams {
         first: LinearParams {
             n: piece.n as u32,

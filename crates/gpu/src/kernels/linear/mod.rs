@@ -21,7 +21,7 @@ pub use crate::WeightKind;
 use dispatch::Source;
 pub(crate) use dispatch::{
     COOP_SUMS_BYTES, LEAST_COOP_TRITS, LinearParams, TwoLinearParams, has_matrix_units,
-    rounds_itself, settled,
+    reads_halves, rounds_itself, settled,
 };
 pub(crate) use embed::EmbedParams;
 pub use embed::{Ids, embed};

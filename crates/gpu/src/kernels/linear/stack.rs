@@ -568,7 +568,7 @@ impl Grouping {
             let bindings = [
                 (&rows.codes).into(),
                 (&rows.scales).into(),
-                x.for_units(w.kind).into(),
+                (&x.halves).into(),
                 (&x.steps).into(),
                 out.buffer.into(),
                 groups,
