@@ -231,7 +231,7 @@ impl Bench {
             }
             let error = normalized_error(&at_once, &one_by_one);
             let most = max_error(model);
-            if error.is_nan() || error > most {
+            if error > most {
                 bail!(
                     "wrong result, so nothing was timed: logits of {CHECKED} tokens at once and one by one, {n_before} of \
                      them at once, differ by a normalised mean squared error of {error:.1e}, expected at most {most:.0e}"
@@ -289,16 +289,32 @@ impl Bench {
                 alone.push(session.forward(&[*id], Logits::Last)?);
             }
             let found = Session::forward_together(&mut measure::steps(&mut together, &ids))?;
-            let most = max_error(model);
-            let same = |a: &[f32], b: &[f32]| match native::gpu_name(model.model().backend()) {
-                Some(_) => normalized_error(a, b) <= most,
-                None => same_bits(a, b),
+            let (usual, most, expected) = match native::gpu_name(model.model().backend()) {
+                Some(_) => (
+                    MAX_ERROR_GPU,
+                    MAX_ERROR_OF_FEW,
+                    "at most 1e-2, of one in 16 at most 0.25",
+                ),
+                None => (0.0, 0.0, "the same bits"),
             };
-            if let Some(i) = found.iter().zip(&alone).position(|(a, b)| !same(a, b)) {
+            let mut n_unusual = 0;
+            let mut worst = (0, 0.0);
+            for (i, (found, alone)) in found.iter().zip(&alone).enumerate() {
+                let error = match same_bits(alone, found) {
+                    true => 0.0,
+                    false => normalized_error(alone, found).max(f64::MIN_POSITIVE),
+                };
+                n_unusual += usize::from(error > usual);
+                if error > worst.1 {
+                    worst = (i, error);
+                }
+            }
+            if worst.1 > most || n_unusual > n / 16 {
                 bail!(
-                    "wrong result, so nothing was timed: logits of sequence {i} differ by a normalised mean \
-                     squared error of {:.1e} when {n} are decoded together, expected the same bits",
-                    normalized_error(&alone[i], &found[i])
+                    "wrong result, so nothing was timed: logits of sequence {} differ by a normalised mean squared \
+                     error of {:.1e} when {n} are decoded together, expected {expected}",
+                    worst.0,
+                    worst.1
                 );
             }
         }
@@ -336,6 +352,9 @@ const MAX_ERROR: f64 = 1e-6;
 /// The same for models on a GPU, where a sum in another order may flip the rounding of an activation.
 const MAX_ERROR_GPU: f64 = 1e-2;
 
+/// And for a few of many sequences, where such a rounding is followed by others. Logits of something else differ by 1 and more.
+const MAX_ERROR_OF_FEW: f64 = 0.25;
+
 fn max_error(model: &Adapted<Device>) -> f64 {
     match native::gpu_name(model.model().backend()) {
         Some(_) => MAX_ERROR_GPU,
@@ -347,7 +366,9 @@ fn normalized_error(a: &[f32], b: &[f32]) -> f64 {
     let squares =
         |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
     let difference = squares(&mut a.iter().zip(b).map(|(a, b)| a - b));
-    difference / squares(&mut a.iter().copied()).max(f64::MIN_POSITIVE)
+    let error = difference / squares(&mut a.iter().copied()).max(f64::MIN_POSITIVE);
+    // Worse than any number.
+    if error.is_nan() { f64::INFINITY } else { error }
 }
 
 /// FNV-1a, 64 bits, over each file's length (8 bytes, little-endian) and first MiB.
@@ -372,7 +393,7 @@ mod tests {
     fn errors_are_relative() {
         assert_eq!(normalized_error(&[1.0, 2.0], &[1.0, 2.0]), 0.0);
         assert!((normalized_error(&[2.0, 0.0], &[2.0, 1.0]) - 0.25).abs() < 1e-12);
-        assert!(normalized_error(&[f32::NAN], &[1.0]).is_nan());
+        assert_eq!(normalized_error(&[f32::NAN], &[1.0]), f64::INFINITY);
     }
 
     #[test]
