@@ -29,13 +29,13 @@ const TYPES: [DType; 11] = [
     DType::BF16,
 ];
 
-fn encoded(dtype: DType, n: usize, k: usize) -> Vec<u8> {
+pub(crate) fn encoded(dtype: DType, n: usize, k: usize) -> Vec<u8> {
     let mut bytes = vec![0; n * k / dtype.block_len() * dtype.block_bytes()];
     encode_row(dtype, &floats(n * k, 3), &mut bytes).unwrap();
     bytes
 }
 
-fn upload(device: &Device, dtype: DType, n: usize, k: usize, bytes: &[u8]) -> Linear {
+pub(crate) fn upload(device: &Device, dtype: DType, n: usize, k: usize, bytes: &[u8]) -> Linear {
     // Slots smaller than a matrix, and than some rows.
     let mut upload = Upload::new(device, 1 << 12, 3).unwrap();
     let kind = WeightKind::Blocks(dtype);

@@ -6,6 +6,7 @@ mod common;
 mod device;
 mod elementwise;
 mod experts;
+mod graph;
 mod output;
 mod recurrent;
 mod shaders;

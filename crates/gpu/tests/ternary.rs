@@ -147,7 +147,7 @@ fn normalised_rows_differ_by_one_unit_at_most() {
 }
 
 /// Packed rows of random trits.
-fn codes(n: usize, k: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn codes(n: usize, k: usize, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut codes = vec![0u8; n * ternary::row_bytes(k)];
     for (i, row) in codes.chunks_mut(ternary::row_bytes(k).max(1)).enumerate() {
@@ -161,7 +161,7 @@ fn codes(n: usize, k: usize, seed: u64) -> Vec<u8> {
     codes
 }
 
-fn upload(device: &Device, n: usize, k: usize, scales: &[f32], codes: &[u8]) -> Linear {
+pub(crate) fn upload(device: &Device, n: usize, k: usize, scales: &[f32], codes: &[u8]) -> Linear {
     let mut upload = Upload::new(device, 1 << 16, 2).unwrap();
     Linear::upload(
         device,

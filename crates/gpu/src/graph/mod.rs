@@ -16,7 +16,7 @@ use crate::memory::Buffer;
 use crate::tuning::{RowClass, Sample};
 use crate::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Timing};
 use fuse::fuse;
-use op::{Workspace, record};
+use op::{Workspace, record, record_both};
 
 pub use matrix::{Matrix, join, stack};
 pub use op::{
@@ -302,8 +302,14 @@ impl Graph {
         while let Some((op, next)) = rest.split_first()
             && recorder.len() < most
         {
-            record(&mut recorder, &self.workspace, op)?;
             rest = next;
+            if let Some((after, others)) = next.split_first()
+                && record_both(&mut recorder, &self.workspace, [op, after])?
+            {
+                rest = others;
+                continue;
+            }
+            record(&mut recorder, &self.workspace, op)?;
         }
         Ok((recorder.finish()?, rest))
     }

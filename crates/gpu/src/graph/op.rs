@@ -12,7 +12,9 @@ use crate::kernels::attention::{
 use crate::kernels::elementwise::{self, Activation, Function};
 use crate::kernels::experts;
 use crate::kernels::linear::{self, Choice, Epilogue, Form, Ids, Input, Stack};
-use crate::kernels::quantize::{QuantizedRows, Scaling, quantize, quantize_for};
+use crate::kernels::quantize::{
+    Parts, QuantizedRows, Scaling, Wanted, can_add, quantize, quantize_for,
+};
 use crate::kernels::recurrent::{
     self, Mamba, Recurrence, ScanShape, Shift, State, StateLayer, Step, StepWeights, Wkv, Wkv4,
     WkvFinish, WkvInputs, WkvShape,
@@ -689,7 +691,9 @@ pub(super) fn record(
             eps,
             out,
         } => norm::layer_norm(recorder, x.of(), (weight, bias), *eps, out.of()),
-        Op::Linear { x, norm, outputs } => products(recorder, workspace, x, norm.as_ref(), outputs),
+        Op::Linear { x, norm, outputs } => {
+            products(recorder, workspace, (x, norm.as_ref()), outputs, None)
+        }
         Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
         Op::Add { x, y } => elementwise::add(recorder, x.of(), y.of()),
         Op::AddBias { x, bias } => elementwise::add_bias(recorder, x.of(), bias),
@@ -967,9 +971,9 @@ impl HeadInputs {
 fn products(
     recorder: &mut Recorder,
     workspace: &Workspace,
-    x: &View,
-    norm: Option<&Norm>,
+    (x, norm): (&View, Option<&Norm>),
     outputs: &[Output],
+    added: Option<Parts<'_>>,
 ) -> Result<(), GpuError> {
     let rounded = workspace.rounded();
     let norm = norm.map(|(weight, eps)| (weight, *eps));
@@ -1000,8 +1004,11 @@ fn products(
             false => {
                 let reads_halves =
                     |output: &&Output| linear::reads_halves(recorder, &output.w.linear(), x.n_rows);
-                let halves = same.iter().any(reads_halves);
-                quantize_for(recorder, x.of(), norm, scaling, halves, rounded)?;
+                let wanted = Wanted {
+                    halves: same.iter().any(reads_halves),
+                    added,
+                };
+                quantize_for(recorder, x.of(), norm, scaling, wanted, rounded)?;
                 Input::Int8(rounded)
             }
         };
@@ -1016,6 +1023,70 @@ fn products(
         }
     }
     Ok(())
+}
+
+/// Records a product that is added to rows, and those that read these rows next, normalised, if what quantizes the rows can add
+/// up the parts that the first is computed in; returns whether it can.
+pub(super) fn record_both(
+    recorder: &mut Recorder,
+    workspace: &Workspace,
+    [op, next]: [&Op; 2],
+) -> Result<bool, GpuError> {
+    let (
+        Op::Linear { x, norm, outputs },
+        Op::Linear {
+            x: sum,
+            norm: Some(next_norm),
+            outputs: readers,
+        },
+    ) = (op, next)
+    else {
+        return Ok(false);
+    };
+    let [Output { w, out, epilogue }] = &outputs[..] else {
+        return Ok(false);
+    };
+    let w = w.linear();
+    let forms = (
+        w.kind().form(),
+        readers.first().map(|it| it.w.kind().form()),
+    );
+    let (Form::Int8(scaling), Some(Form::Int8(next_scaling))) = forms else {
+        return Ok(false);
+    };
+    // Scales of rows are where those of the next are stored, row by row.
+    let are_alike = scaling != Scaling::Row || next_scaling == Scaling::Row;
+    let reads_all = |reader: &Output| reader.w.kind().form() == Form::Int8(next_scaling);
+    let rounds_itself =
+        |reader: &Output| linear::rounds_itself(recorder, &reader.w.linear(), &sum.of());
+    if *epilogue != Epilogue::Add
+        || out != sum
+        || !are_alike
+        || !readers.iter().all(reads_all)
+        || readers.iter().all(rounds_itself)
+        || !can_add(recorder.device(), &sum.of(), next_scaling)
+    {
+        return Ok(false);
+    }
+    let Some(parts) = linear::parts_of(recorder, &w, x.n_rows) else {
+        return Ok(false);
+    };
+    let rounded = workspace.rounded();
+    let wanted = Wanted {
+        halves: linear::reads_halves(recorder, &w, x.n_rows),
+        added: None,
+    };
+    let norm = norm.as_ref().map(|(weight, eps)| (weight, *eps));
+    quantize_for(recorder, x.of(), norm, scaling, wanted, rounded)?;
+    linear::multiply_parts(recorder, &w, rounded, out.of())?;
+    products(
+        recorder,
+        workspace,
+        (sum, Some(next_norm)),
+        readers,
+        Some(parts),
+    )?;
+    Ok(true)
 }
 
 /// Records two products of a row in one dispatch if that can be; returns whether it can.

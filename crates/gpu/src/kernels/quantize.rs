@@ -4,9 +4,11 @@ use super::linear::{COOP_SUMS_BYTES, LEAST_COOP_TRITS};
 use super::{Rows, fold, max_workgroup};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{DEQUANTIZE, QUANTIZE, QUANTIZE_ELEMENTS, params};
+use crate::shader::{
+    DEQUANTIZE, QUANTIZE, QUANTIZE_ELEMENTS, QUANTIZE_SUMS_BLOCKS, QUANTIZE_SUMS_TERNARY, params,
+};
 use crate::tuning::RowClass;
-use crate::{Device, GpuError, Recorder};
+use crate::{Device, GpuError, Limits, Recorder};
 
 /// How many activations share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -140,6 +142,8 @@ params! {
         x_stride: u32,
         parts: u32,
         eps: f32,
+        added: u32,
+        begin: u32,
     }
 }
 
@@ -155,59 +159,113 @@ pub fn quantize(
     scaling: Scaling,
     out: &QuantizedRows,
 ) -> Result<(), GpuError> {
-    quantize_for(recorder, x, norm, scaling, true, out)
+    let wanted = Wanted {
+        halves: true,
+        added: None,
+    };
+    quantize_for(recorder, x, norm, scaling, wanted, out)
 }
 
-/// The same for products of which some, or none, [read them as f16](super::linear::reads_halves).
+/// What is done besides.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    /// Whether products [read the rows as f16](super::linear::reads_halves).
+    pub(crate) halves: bool,
+    /// A product that is added to the rows first, if [`can_add`] says so.
+    pub(crate) added: Option<Parts<'a>>,
+}
+
+/// The parts of a product, whose sums are in the scratch memory of the quantized rows that it multiplied: what is quantized next
+/// can take their place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    /// How many there are.
+    pub(crate) n: usize,
+    /// Scales of rows of trits, and where they begin; `None` for blocks.
+    pub(crate) scales: Option<(&'a Buffer, usize)>,
+}
+
+/// How rows are divided among invocations.
+struct Shape {
+    lanes: usize,
+    workgroup: usize,
+    /// Workgroups of a row.
+    parts: usize,
+}
+
+impl Shape {
+    fn of(limits: &Limits, x: &Rows<'_>, is_normed: bool, scaling: Scaling) -> Shape {
+        let blocks = x.width.div_ceil(PADDING);
+        let lanes = match scaling {
+            Scaling::Row if x.n_rows >= MANY_ROWS => LANES_OF_MANY_ROWS,
+            _ => LANES,
+        };
+        // Through shared memory, where there are no subgroups, any number exchange.
+        let lanes = match limits.min_subgroup {
+            1 => lanes as usize,
+            subgroup => lanes.min(subgroup.max(8)) as usize,
+        };
+        // Blocks are independent: where there is no norm, several workgroups share a row.
+        let shares = !is_normed && scaling != Scaling::Row;
+        let workgroup = match shares {
+            true => 64,
+            false => (blocks * lanes)
+                .next_power_of_two()
+                .clamp(64, max_workgroup(limits) as usize),
+        };
+        let parts = match shares {
+            true => blocks.div_ceil(workgroup / lanes),
+            false => 1,
+        };
+        Shape {
+            lanes,
+            workgroup,
+            parts,
+        }
+    }
+}
+
+/// Whether the parts of a product can be added to normalised rows as they are quantized: if a workgroup reads each row once.
+pub(crate) fn can_add(device: &Device, x: &Rows<'_>, scaling: Scaling) -> bool {
+    let shape = Shape::of(device.limits(), x, true, scaling);
+    x.in_vectors() && x.width.div_ceil(PADDING) <= shape.workgroup / shape.lanes
+}
+
+/// [`quantize`], as it is wanted.
 pub(crate) fn quantize_for(
     recorder: &mut Recorder,
     x: Rows<'_>,
     norm: Option<(&Buffer, f32)>,
     scaling: Scaling,
-    halves: bool,
+    wanted: Wanted<'_>,
     out: &QuantizedRows,
 ) -> Result<(), GpuError> {
     x.check("quantize: input")?;
     out.expect_room(x.n_rows, x.width)?;
-    let padded = x.width.next_multiple_of(PADDING);
     if let Some((weight, _)) = norm {
         expect_most("quantize: weights", (weight.bytes() / 4) as usize, x.width)?;
     }
     let device = recorder.device().clone();
     let most = device.limits().workgroup_len as usize;
     expect("quantize: invocations of a workgroup", most.max(64), most)?;
-    let blocks = padded / PADDING;
-    let lanes = match scaling {
-        Scaling::Row if x.n_rows >= MANY_ROWS => LANES_OF_MANY_ROWS,
-        _ => LANES,
-    };
-    // Through shared memory, where there are no subgroups, any number exchange.
-    let lanes = match device.limits().min_subgroup {
-        1 => lanes as usize,
-        subgroup => lanes.min(subgroup.max(8)) as usize,
-    };
-    // Blocks are independent: where there is no norm, several workgroups share a row.
-    let shares = norm.is_none() && scaling != Scaling::Row;
-    let workgroup = match shares {
-        true => 64,
-        false => (blocks * lanes)
-            .next_power_of_two()
-            .clamp(64, max_workgroup(device.limits()) as usize),
-    };
-    let parts = match shares {
-        true => blocks.div_ceil(workgroup / lanes),
-        false => 1,
-    };
-    let halves = halves && takes_halves(&device, x.n_rows, scaling);
+    let Shape {
+        lanes,
+        workgroup,
+        parts,
+    } = Shape::of(device.limits(), &x, norm.is_some(), scaling);
+    let halves = wanted.halves && takes_halves(&device, x.n_rows, scaling);
     let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
+    let scales = wanted.added.and_then(|added| added.scales);
     let params = QuantizeParams {
         k: x.width as u32,
-        padded: padded as u32,
+        padded: x.width.next_multiple_of(PADDING) as u32,
         n_rows: x.n_rows as u32,
         x_offset: x.offset as u32,
         x_stride: x.stride as u32,
         parts: parts as u32,
         eps,
+        added: wanted.added.map_or(0, |added| added.n as u32),
+        begin: scales.map_or(0, |(_, begin)| begin as u32),
     };
     let constants = [
         ("WG", workgroup as f64),
@@ -216,17 +274,25 @@ pub(crate) fn quantize_for(
         ("NORM", f64::from(u8::from(norm.is_some()))),
         ("HALVES", f64::from(u8::from(halves))),
     ];
-    let bindings = [
+    let mut bindings = vec![
         (&out.q).into(),
         weight.into(),
         x.buffer.into(),
         (&out.steps).into(),
         (&out.halves).into(),
     ];
-    let kernel = match x.in_vectors() {
-        true => &QUANTIZE,
-        false => &QUANTIZE_ELEMENTS,
+    let kernel = match (wanted.added.is_some(), scales) {
+        (false, _) if x.in_vectors() => &QUANTIZE,
+        (false, _) => &QUANTIZE_ELEMENTS,
+        (true, None) => &QUANTIZE_SUMS_BLOCKS,
+        (true, Some(_)) => &QUANTIZE_SUMS_TERNARY,
     };
+    if wanted.added.is_some() {
+        bindings.push((&out.scratch).into());
+    }
+    if let Some((scales, _)) = scales {
+        bindings.push(scales.into());
+    }
     recorder.dispatch(
         kernel,
         &constants,

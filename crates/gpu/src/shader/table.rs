@@ -108,6 +108,9 @@ const FLOATS_OF_CODES: Lib = Lib::File(wgsl!("../shaders/lib/floats_of_codes.wgs
 const INPUT_STORED: Lib = Lib::File(wgsl!("../shaders/lib/input_stored.wgsl"));
 const INPUT_ROUNDED: Lib = Lib::File(wgsl!("../shaders/lib/input_rounded.wgsl"));
 const X_VECTORS: Lib = Lib::File(wgsl!("../shaders/lib/x_vectors.wgsl"));
+const X_OF_SUMS: Lib = Lib::File(wgsl!("../shaders/lib/x_of_sums.wgsl"));
+const SUMS_TERNARY: Lib = Lib::File(wgsl!("../shaders/lib/sums_ternary.wgsl"));
+const SUMS_BLOCKS: Lib = Lib::File(wgsl!("../shaders/lib/sums_blocks.wgsl"));
 const X_ELEMENTS: Lib = Lib::File(wgsl!("../shaders/lib/x_elements.wgsl"));
 const WEIGHTS_VECTORS: Lib = Lib::File(wgsl!("../shaders/lib/weights_vectors.wgsl"));
 const WEIGHTS_ELEMENTS: Lib = Lib::File(wgsl!("../shaders/lib/weights_elements.wgsl"));
@@ -177,6 +180,10 @@ shaders! {
     LAYER_NORM = "layer_norm", [Lib::Reduce, GRID], [Read, Read, Read, Write], LayerNormParams, [];
     QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_VECTORS, WEIGHTS_VECTORS],
         [Write, Read, Read, Write, Write], QuantizeParams, [];
+    QUANTIZE_SUMS_TERNARY = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_OF_SUMS, SUMS_TERNARY, WEIGHTS_VECTORS],
+        [Write, Read, Write, Write, Write, Read, Read], QuantizeParams, [];
+    QUANTIZE_SUMS_BLOCKS = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_OF_SUMS, SUMS_BLOCKS, WEIGHTS_VECTORS],
+        [Write, Read, Write, Write, Write, Read], QuantizeParams, [];
     QUANTIZE_ELEMENTS = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_ELEMENTS, WEIGHTS_ELEMENTS],
         [Write, Read, Read, Write, Write], QuantizeParams, [];
     ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], ElementwiseParams, [];

@@ -8,7 +8,8 @@
 // values. `padded` is a multiple of 256. With HALVES also halves [n_rows, padded / 4] of four values as products by
 // cooperative matrices take them: as f16, in the order in which these kernels unpack codes, the second after the third;
 // for SCALING 0 those of 256 columns in the order in which columns_ternary.wgsl multiplies them.
-// Needs `half_range.wgsl`, `x_*.wgsl` and `weights_*.wgsl`.
+// Needs `half_range.wgsl`, `x_*.wgsl` and `weights_*.wgsl`. With x_of_sums.wgsl what x_at gives is stored in x: then there is a norm,
+// and there are as many invocations as the row has words for.
 // LANES invocations, from 8 to 32, take a block of 256 at a time: the more, the sooner a row is done, and the fewer, the sooner
 // many are. `parts` workgroups of WG, a power of two, at least 64, per row: one, unless blocks are quantized without a norm.
 
@@ -29,8 +30,14 @@ struct Params {
     x_stride: u32,
     parts: u32,
     eps: f32,
+    // Of a product that is added first: how many parts of its columns there are, and where its scales begin.
+    added: u32,
+    begin: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
+
+// Whether the row of this workgroup is its own.
+var<private> has_row: bool;
 
 // An invocation's words of a block, multiplied with the weights of the norm.
 struct Words {
@@ -79,6 +86,7 @@ fn place_of(i: u32) -> u32 {
 fn main(at: Invocation, group: Group) {
     let row = group_of(group) / params.parts;
     // Workgroups beyond the last row repeat it, and write nothing.
+    has_row = row < params.n_rows;
     let source = min(row, params.n_rows - 1u);
     let thread = thread_of(at);
     let lane = thread % LANES;
@@ -106,7 +114,7 @@ fn main(at: Invocation, group: Group) {
     // Every invocation has a block in every iteration, so that all take part in exchanges.
     for (var turn = 0u; turn * at_once < blocks; turn++) {
         let block = first + turn * at_once;
-        let live = row < params.n_rows && block < blocks;
+        let live = has_row && block < blocks;
         if turn > 0u {
             words = words_of(source, block, lane);
         }
@@ -149,7 +157,7 @@ fn main(at: Invocation, group: Group) {
     }
     if SCALING == 0u {
         let total = workgroup_sum_i32(at, row_sum);
-        if row < params.n_rows && thread == 0u {
+        if has_row && thread == 0u {
             steps[row] = vec2<u32>(bitcast<u32>(scale), bitcast<u32>(total));
         }
     }

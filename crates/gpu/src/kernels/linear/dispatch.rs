@@ -4,7 +4,7 @@ use sterna_format::DType;
 
 use super::planes::FLOAT_PADDING;
 use super::{Epilogue, Form, Linear, WeightKind};
-use crate::kernels::quantize::{PADDING, QuantizedRows, Scaling};
+use crate::kernels::quantize::{PADDING, Parts, QuantizedRows, Scaling};
 use crate::kernels::{Rows, fold, max_workgroup};
 use crate::memory::Buffer;
 use crate::record::Binding;
@@ -592,6 +592,26 @@ pub(super) fn linear_params(w: &Linear) -> LinearParams {
     }
 }
 
+/// The parts that a product of `w` with `n_rows` quantized rows is computed in, if there are several, of all its rows.
+pub(crate) fn parts_of<'a>(recorder: &Recorder, w: &'a Linear, n_rows: usize) -> Option<Parts<'a>> {
+    let config = recorder.tuning().config(&w.product(n_rows));
+    let device = recorder.device();
+    let [piece] = &w.pieces[..] else { return None };
+    match CoopLaunch::of(piece.n, w.k, n_rows) {
+        CoopLaunch::Few { parts, .. }
+            if parts > 1
+                && is_tiled(device, config, w, n_rows)
+                && by_matrix_units(device, config, w) =>
+        {
+            Some(Parts {
+                n: parts,
+                scales: (w.kind == WeightKind::Ternary).then_some((&piece.scales, piece.begin)),
+            })
+        }
+        _ => None,
+    }
+}
+
 /// What the dispatches of a product have in common.
 struct Given<'a> {
     params: LinearParams,
@@ -660,6 +680,7 @@ pub(super) fn multiply(
     source: Source<'_>,
     epilogue: Epilogue,
     out: Rows<'_>,
+    leaves_parts: bool,
 ) -> Result<(), GpuError> {
     let config = recorder.tuning().config(&w.product(out.n_rows));
     let kernels = Kernels::of(recorder, config, w, &source)?;
@@ -686,6 +707,7 @@ pub(super) fn multiply(
                     bindings[2] = (&x.halves).into();
                 }
                 let given = (&constants[..], &bindings[..], Binding::from(&x.scratch));
+                let epilogue = (!leaves_parts).then_some(epilogue);
                 multiply_by_units(recorder, coop, launch, epilogue, given, &mut params)?;
                 continue;
             }
@@ -790,12 +812,12 @@ fn dtype_of(kind: WeightKind) -> Option<DType> {
 }
 
 /// Records the products of a piece by cooperative matrices, given the constants and bindings that other kernels have, and
-/// scratch.
+/// scratch. Without an epilogue, sums of parts are left there.
 fn multiply_by_units(
     recorder: &mut Recorder,
     coop: &Coop,
     launch: CoopLaunch,
-    epilogue: Epilogue,
+    epilogue: Option<Epilogue>,
     (constants, bindings, scratch): (&[(&'static str, f64)], &[Binding<'_>], Binding<'_>),
     params: &mut LinearParams,
 ) -> Result<(), GpuError> {
@@ -814,9 +836,9 @@ fn multiply_by_units(
     let tiles = [n.div_ceil(COOP_FEW_TILE), m.div_ceil(tokens) * parts];
     let grid = tiles.map(|n| n as u32);
     recorder.dispatch(coop.few, &few, &bindings, params, grid)?;
-    if parts == 1 {
+    let Some(epilogue) = epilogue.filter(|_| parts > 1) else {
         return Ok(());
-    }
+    };
     let grid = fold((n.div_ceil(2) * m).div_ceil(64));
     // It reads no weights: their constants aren't its.
     recorder.dispatch(coop.sum, &epilogue.constants(), &bindings, params, grid)

@@ -20,7 +20,7 @@ use crate::{Device, GpuError, Recorder};
 pub use crate::WeightKind;
 use dispatch::Source;
 pub(crate) use dispatch::{
-    COOP_SUMS_BYTES, LEAST_COOP_TRITS, LinearParams, TwoLinearParams, has_matrix_units,
+    COOP_SUMS_BYTES, LEAST_COOP_TRITS, LinearParams, TwoLinearParams, has_matrix_units, parts_of,
     reads_halves, rounds_itself, settled,
 };
 pub(crate) use embed::EmbedParams;
@@ -421,7 +421,19 @@ pub fn multiply(
             });
         }
     };
-    dispatch::multiply(recorder, w, source, epilogue, out)
+    dispatch::multiply(recorder, w, source, epilogue, out, false)
+}
+
+/// The sums of the [`parts_of`] a product of rows that are quantized, in their scratch memory; `out` is what they are added to.
+pub(crate) fn multiply_parts(
+    recorder: &mut Recorder,
+    w: &Linear,
+    x: &QuantizedRows,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    check_output(w, Epilogue::Add, &out)?;
+    x.expect_room(out.n_rows, w.k)?;
+    dispatch::multiply(recorder, w, Source::Stored(x), Epilogue::Add, out, true)
 }
 
 /// [`multiply`] of the same row by two matrices with the same epilogue, in one dispatch, if there is a kernel for them: of
