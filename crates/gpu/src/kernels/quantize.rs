@@ -142,7 +142,6 @@ params! {
         x_stride: u32,
         parts: u32,
         eps: f32,
-        added: u32,
         begin: u32,
     }
 }
@@ -264,10 +263,9 @@ pub(crate) fn quantize_for(
         x_stride: x.stride as u32,
         parts: parts as u32,
         eps,
-        added: wanted.added.map_or(0, |added| added.n as u32),
         begin: scales.map_or(0, |(_, begin)| begin as u32),
     };
-    let constants = [
+    let mut constants = vec![
         ("WG", workgroup as f64),
         ("LANES", lanes as f64),
         ("SCALING", f64::from(scaling as u8)),
@@ -287,8 +285,9 @@ pub(crate) fn quantize_for(
         (true, None) => &QUANTIZE_SUMS_BLOCKS,
         (true, Some(_)) => &QUANTIZE_SUMS_TERNARY,
     };
-    if wanted.added.is_some() {
+    if let Some(added) = wanted.added {
         bindings.push((&out.scratch).into());
+        constants.push(("ADDED", added.n as f64));
     }
     if let Some((scales, _)) = scales {
         bindings.push(scales.into());

@@ -108,6 +108,7 @@ const FLOATS_OF_CODES: Lib = Lib::File(wgsl!("../shaders/lib/floats_of_codes.wgs
 const INPUT_STORED: Lib = Lib::File(wgsl!("../shaders/lib/input_stored.wgsl"));
 const INPUT_ROUNDED: Lib = Lib::File(wgsl!("../shaders/lib/input_rounded.wgsl"));
 const X_VECTORS: Lib = Lib::File(wgsl!("../shaders/lib/x_vectors.wgsl"));
+const X_READ_ONLY: Lib = Lib::File(wgsl!("../shaders/lib/x_read_only.wgsl"));
 const X_OF_SUMS: Lib = Lib::File(wgsl!("../shaders/lib/x_of_sums.wgsl"));
 const SUMS_TERNARY: Lib = Lib::File(wgsl!("../shaders/lib/sums_ternary.wgsl"));
 const SUMS_BLOCKS: Lib = Lib::File(wgsl!("../shaders/lib/sums_blocks.wgsl"));
@@ -178,13 +179,13 @@ shaders! {
     RMS_NORM = "rms_norm", [Lib::Reduce, GRID, IO_SEPARATE], [Read, Write, Read], RmsNormParams, [];
     RMS_NORM_IN_PLACE = "rms_norm", [Lib::Reduce, GRID, IO_IN_PLACE], [Read, Write], RmsNormParams, [];
     LAYER_NORM = "layer_norm", [Lib::Reduce, GRID], [Read, Read, Read, Write], LayerNormParams, [];
-    QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_VECTORS, WEIGHTS_VECTORS],
+    QUANTIZE = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_VECTORS, X_READ_ONLY, WEIGHTS_VECTORS],
         [Write, Read, Read, Write, Write], QuantizeParams, [];
     QUANTIZE_SUMS_TERNARY = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_OF_SUMS, SUMS_TERNARY, WEIGHTS_VECTORS],
         [Write, Read, Write, Write, Write, Read, Read], QuantizeParams, [];
     QUANTIZE_SUMS_BLOCKS = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_OF_SUMS, SUMS_BLOCKS, WEIGHTS_VECTORS],
         [Write, Read, Write, Write, Write, Read], QuantizeParams, [];
-    QUANTIZE_ELEMENTS = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_ELEMENTS, WEIGHTS_ELEMENTS],
+    QUANTIZE_ELEMENTS = "quantize", [Lib::Reduce, GRID, EXACT, HALF_RANGE, X_ELEMENTS, X_READ_ONLY, WEIGHTS_ELEMENTS],
         [Write, Read, Read, Write, Write], QuantizeParams, [];
     ELEMENTWISE = "elementwise", [ACTIVATION], [Write, Read], ElementwiseParams, [];
     TERNARY_GEMV = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, EVERY_ROW, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],

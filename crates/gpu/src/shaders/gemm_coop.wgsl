@@ -17,8 +17,7 @@ var<workgroup> tile_out: array<f32, 2560>;
 // Stores the matrix of this subgroup, whose first result is of row `row` and token `token`.
 fn put_tile(lane: u32, own: u32, row: u32, token: u32) {
     workgroupBarrier();
-    for (var turn = 0u; turn < 4u; turn++) {
-        let i = 32u * turn + lane;
+    for (var i = lane; i < 128u; i += 32u) {
         let r = i % 8u * 2u;
         let t = i / 8u;
         let at = own + t * 20u + r;
@@ -27,7 +26,7 @@ fn put_tile(lane: u32, own: u32, row: u32, token: u32) {
                 params.out_offset + (token + t) * params.out_stride,
                 params.first + row + r,
                 params.first + params.n,
-                result_of(row + r, token + t, vec2<f32>(tile_out[at], tile_out[at + 1u]), turn),
+                result_of(row + r, token + t, vec2<f32>(tile_out[at], tile_out[at + 1u])),
             );
         }
     }
@@ -95,21 +94,20 @@ fn main(
     let own = subgroup * 320u;
     let row = row0 + r;
     let token = token0 + t;
-    // By tokens, whose scales are known then.
     coopStore(c00, &tile_out[own], 20u);
     put_tile(lane, own, row, token);
-    coopStore(c10, &tile_out[own], 20u);
-    put_tile(lane, own, row + 16u, token);
-    coopStore(c20, &tile_out[own], 20u);
-    put_tile(lane, own, row + 32u, token);
-    coopStore(c30, &tile_out[own], 20u);
-    put_tile(lane, own, row + 48u, token);
     coopStore(c01, &tile_out[own], 20u);
     put_tile(lane, own, row, token + 16u);
+    coopStore(c10, &tile_out[own], 20u);
+    put_tile(lane, own, row + 16u, token);
     coopStore(c11, &tile_out[own], 20u);
     put_tile(lane, own, row + 16u, token + 16u);
+    coopStore(c20, &tile_out[own], 20u);
+    put_tile(lane, own, row + 32u, token);
     coopStore(c21, &tile_out[own], 20u);
     put_tile(lane, own, row + 32u, token + 16u);
+    coopStore(c30, &tile_out[own], 20u);
+    put_tile(lane, own, row + 48u, token);
     coopStore(c31, &tile_out[own], 20u);
     put_tile(lane, own, row + 48u, token + 16u);
 }

@@ -28,6 +28,6 @@ fn main(@builtin(local_invocation_index) thread: u32, group: Group) {
         params.out_offset + token * params.out_stride,
         params.first + row,
         params.first + params.n,
-        result_of(row, token, sums, 0u),
+        result_of(row, token, sums),
     );
 }

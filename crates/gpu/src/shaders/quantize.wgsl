@@ -8,8 +8,8 @@
 // values. `padded` is a multiple of 256. With HALVES also halves [n_rows, padded / 4] of four values as products by
 // cooperative matrices take them: as f16, in the order in which these kernels unpack codes, the second after the third;
 // for SCALING 0 those of 256 columns in the order in which columns_ternary.wgsl multiplies them.
-// Needs `half_range.wgsl`, `x_*.wgsl` and `weights_*.wgsl`. With x_of_sums.wgsl what x_at gives is stored in x: then there is a norm,
-// and there are as many invocations as the row has words for.
+// Needs `half_range.wgsl`, `x_*.wgsl` and `weights_*.wgsl`. Rows that x_of_sums.wgsl stores have a norm, and no more words than a
+// workgroup has at once; all others have x_read_only.wgsl.
 // LANES invocations, from 8 to 32, take a block of 256 at a time: the more, the sooner a row is done, and the fewer, the sooner
 // many are. `parts` workgroups of WG, a power of two, at least 64, per row: one, unless blocks are quantized without a norm.
 
@@ -30,8 +30,7 @@ struct Params {
     x_stride: u32,
     parts: u32,
     eps: f32,
-    // Of a product that is added first: how many parts of its columns there are, and where its scales begin.
-    added: u32,
+    // Where the scales of a product begin that is added first.
     begin: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
@@ -65,6 +64,7 @@ fn words_of(row: u32, block: u32, lane: u32) -> Words {
         words.v[t] = x_at(row, block * 64u + t * LANES + lane);
     }
     for (var t = 0u; t < 64u / LANES; t++) {
+        keep_x(row, block * 64u + t * LANES + lane, words.v[t]);
         if NORM == 1u {
             words.squares += dot(words.v[t], words.v[t]);
             words.v[t] *= weights_at(block * 64u + t * LANES + lane);

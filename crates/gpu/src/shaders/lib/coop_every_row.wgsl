@@ -35,7 +35,7 @@ fn put_line(tile: Tile, line: u32, row: u32, sums: vec2<f32>) {
             params.out_offset + token * params.out_stride,
             params.first + row,
             params.first + params.n,
-            result_of(row, token, sums, 0u),
+            result_of(row, token, sums),
         );
         return;
     }

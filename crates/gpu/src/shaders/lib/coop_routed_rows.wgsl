@@ -33,6 +33,6 @@ fn put_line(tile: Tile, line: u32, row: u32, sums: vec2<f32>) {
         params.out_offset + route * params.out_stride,
         params.first + row,
         params.first + params.n,
-        result_of(row, route / ROUTES_PER_ROW, sums, 0u),
+        result_of(row, route / ROUTES_PER_ROW, sums),
     );
 }
