@@ -57,7 +57,7 @@ fn parts_of_a_product_are_added_as_the_next_quantizes() {
     let Some(device) = emulated() else { return };
     let trits = |n, k| ternary::upload(&device, n, k, &vec![0.7; n], &ternary::codes(n, k, 8));
     let of = |dtype, n, k| blocks::upload(&device, dtype, n, k, &blocks::encoded(dtype, n, k));
-    // Rows of padded blocks; more rows than a grid has in one dimension, beyond which workgroups repeat the last.
+    // Rows of whole blocks, and of blocks that are padded.
     let cases = [
         ([trits(516, 1024), trits(40, 516), trits(72, 516)], 9),
         ([trits(260, 768), trits(8, 260), trits(8, 260)], 40),

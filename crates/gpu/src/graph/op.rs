@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Matrix;
 use super::sample::SampleOp;
+use crate::error::expect;
 use crate::kernels::attention::{
     self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, Scores,
     Sequences, Split, SplitKv, SplitKvStates,
@@ -996,11 +997,14 @@ fn products(
         let rounds_itself =
             |output: &&Output| linear::rounds_itself(recorder, &output.w.linear(), &x.of());
         let input = match same.iter().all(rounds_itself) {
-            true => Input::Round {
-                x: x.of(),
-                norm,
-                scratch: rounded,
-            },
+            true => {
+                debug_assert!(added.is_none() || same.is_empty());
+                Input::Round {
+                    x: x.of(),
+                    norm,
+                    scratch: rounded,
+                }
+            }
             false => {
                 let reads_halves =
                     |output: &&Output| linear::reads_halves(recorder, &output.w.linear(), x.n_rows);
@@ -1071,6 +1075,7 @@ pub(super) fn record_both(
     let Some(parts) = linear::parts_of(recorder, &w, x.n_rows) else {
         return Ok(false);
     };
+    expect("linear: rows of the output", x.n_rows, out.n_rows)?;
     let rounded = workspace.rounded();
     let wanted = Wanted {
         halves: linear::reads_halves(recorder, &w, x.n_rows),

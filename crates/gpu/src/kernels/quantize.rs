@@ -49,10 +49,11 @@ pub struct QuantizedRows {
     pub(super) q: Buffer,
     /// Scales and sums.
     pub(super) steps: Buffer,
-    /// The values of blocks, or the codes of rows, as f16, for products with many rows by matrix units. Without such units or
-    /// rows, nothing.
+    /// The values of blocks, or the codes of rows, as f16, for products by matrix units: of many rows, or of trits, of several.
+    /// Without such units or rows, nothing.
     pub(super) halves: Buffer,
-    /// What products with them by matrix units need for a moment: sums of parts of the columns, or groups of routes.
+    /// What products with them by matrix units need: groups of routes, or sums of parts of the columns, for a moment or until the
+    /// next rows are quantized.
     pub(super) scratch: Buffer,
     most_rows: usize,
     most_width: usize,
@@ -140,7 +141,7 @@ params! {
         n_rows: u32,
         x_offset: u32,
         x_stride: u32,
-        parts: u32,
+        sharing: u32,
         eps: f32,
         begin: u32,
     }
@@ -189,7 +190,7 @@ struct Shape {
     lanes: usize,
     workgroup: usize,
     /// Workgroups of a row.
-    parts: usize,
+    sharing: usize,
 }
 
 impl Shape {
@@ -212,14 +213,14 @@ impl Shape {
                 .next_power_of_two()
                 .clamp(64, max_workgroup(limits) as usize),
         };
-        let parts = match shares {
+        let sharing = match shares {
             true => blocks.div_ceil(workgroup / lanes),
             false => 1,
         };
         Shape {
             lanes,
             workgroup,
-            parts,
+            sharing,
         }
     }
 }
@@ -250,7 +251,7 @@ pub(crate) fn quantize_for(
     let Shape {
         lanes,
         workgroup,
-        parts,
+        sharing,
     } = Shape::of(device.limits(), &x, norm.is_some(), scaling);
     let halves = wanted.halves && takes_halves(&device, x.n_rows, scaling);
     let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
@@ -261,7 +262,7 @@ pub(crate) fn quantize_for(
         n_rows: x.n_rows as u32,
         x_offset: x.offset as u32,
         x_stride: x.stride as u32,
-        parts: parts as u32,
+        sharing: sharing as u32,
         eps,
         begin: scales.map_or(0, |(_, begin)| begin as u32),
     };
@@ -297,7 +298,7 @@ pub(crate) fn quantize_for(
         &constants,
         &bindings,
         &params,
-        fold(x.n_rows * parts),
+        fold(x.n_rows * sharing),
     )
 }
 

@@ -2,7 +2,7 @@
 //
 // `coop_*.wgsl` loads both sides into shared memory as f16, and says what it agrees with.
 // Shapes: codes and scales as there; q and steps as there; out f32, or, of several parts of
-// the columns, partial [parts, m, n] of sums, which gemm_coop_sum.wgsl adds up.
+// the columns, partial [parts, m, n] of sums, which gemm_coop_sum.wgsl or x_of_sums.wgsl adds up.
 // Workgroups of 128, four subgroups of 32: 64 rows of weights by TOKENS of activations, 32 by half of them per
 // subgroup, 64 columns at a time, of one part of them all. Small tiles and parts keep a large device busy.
 // Which rows of activations they are: coop_every_row.wgsl, or coop_routed_rows.wgsl.

@@ -11,7 +11,7 @@
 // Needs `half_range.wgsl`, `x_*.wgsl` and `weights_*.wgsl`. Rows that x_of_sums.wgsl stores have a norm, and no more words than a
 // workgroup has at once; all others have x_read_only.wgsl.
 // LANES invocations, from 8 to 32, take a block of 256 at a time: the more, the sooner a row is done, and the fewer, the sooner
-// many are. `parts` workgroups of WG, a power of two, at least 64, per row: one, unless blocks are quantized without a norm.
+// many are. `sharing` workgroups of WG, a power of two, at least 64, per row: one, unless blocks are quantized without a norm.
 
 // 0, 1 or 2.
 override SCALING: u32 = 0u;
@@ -28,7 +28,7 @@ struct Params {
     n_rows: u32,
     x_offset: u32,
     x_stride: u32,
-    parts: u32,
+    sharing: u32,
     eps: f32,
     // Where the scales of a product begin that is added first.
     begin: u32,
@@ -76,7 +76,7 @@ fn words_of(row: u32, block: u32, lane: u32) -> Words {
 
 // Where columns_ternary.wgsl has the four columns of word `i` of 64: its turns take a word of each vector of codes of two
 // blocks, in which these columns share bits with three other quarters of their block.
-fn place_of(i: u32) -> u32 {
+fn place_in_turns(i: u32) -> u32 {
     let vector = i / 32u * 2u + i % 8u / 4u;
     let quarter = i % 32u / 8u;
     return i % 4u * 16u + vector * 4u + quarter;
@@ -84,15 +84,15 @@ fn place_of(i: u32) -> u32 {
 
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
-    let row = group_of(group) / params.parts;
+    let row = group_of(group) / params.sharing;
     // Workgroups beyond the last row repeat it, and write nothing.
     has_row = row < params.n_rows;
     let source = min(row, params.n_rows - 1u);
     let thread = thread_of(at);
     let lane = thread % LANES;
     let blocks = params.padded / 256u;
-    let first = group_of(group) % params.parts * (WG / LANES) + thread / LANES;
-    let at_once = params.parts * (WG / LANES);
+    let first = group_of(group) % params.sharing * (WG / LANES) + thread / LANES;
+    let at_once = params.sharing * (WG / LANES);
     // The first block stays in registers. Most rows have no more for each segment.
     var words = words_of(source, first, lane);
     var inverse = 1.0;
@@ -142,7 +142,7 @@ fn main(at: Invocation, group: Group) {
                     var x = vec4<f32>(codes);
                     var to = i;
                     if SCALING == 0u {
-                        to = i / 64u * 64u + place_of(i % 64u);
+                        to = i / 64u * 64u + place_in_turns(i % 64u);
                     } else {
                         // In f32: steps of small activations would be too small for f16.
                         x *= step / SHRINK;

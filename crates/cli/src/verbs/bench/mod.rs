@@ -289,32 +289,35 @@ impl Bench {
                 alone.push(session.forward(&[*id], Logits::Last)?);
             }
             let found = Session::forward_together(&mut measure::steps(&mut together, &ids))?;
-            let (usual, most, expected) = match native::gpu_name(model.model().backend()) {
-                Some(_) => (
-                    MAX_ERROR_GPU,
-                    MAX_ERROR_OF_FEW,
-                    "at most 1e-2, of one in 16 at most 0.25",
-                ),
-                None => (0.0, 0.0, "the same bits"),
+            let on_gpu = native::gpu_name(model.model().backend()).is_some();
+            let (usual, most) = match on_gpu {
+                true => (MAX_ERROR_GPU, MAX_ERROR_OF_FEW),
+                false => (0.0, 0.0),
             };
-            let mut n_unusual = 0;
-            let mut worst = (0, 0.0);
-            for (i, (found, alone)) in found.iter().zip(&alone).enumerate() {
-                let error = match same_bits(alone, found) {
+            let mut unusual = Vec::new();
+            for (i, found) in found.iter().enumerate() {
+                let error = match same_bits(&alone[i], found) {
                     true => 0.0,
-                    false => normalized_error(alone, found).max(f64::MIN_POSITIVE),
+                    false => normalized_error(&alone[i], found).max(f64::MIN_POSITIVE),
                 };
-                n_unusual += usize::from(error > usual);
-                if error > worst.1 {
-                    worst = (i, error);
+                if error > usual {
+                    // It mustn't be those of another sequence that are as near.
+                    let other = normalized_error(&alone[i], &alone[(i + 1) % n]);
+                    unusual.push((i, error, error <= most && error <= other / 4.0));
                 }
             }
-            if worst.1 > most || n_unusual > n / 16 {
+            let is_few = unusual.len() <= n / 16 && unusual.iter().all(|(.., is_near)| *is_near);
+            let worst = unusual.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+            if let Some((i, error, _)) = worst.filter(|_| !is_few) {
+                let expected = match on_gpu {
+                    true => format!("at most {usual:.0e}, of one in 16 {most}"),
+                    false => "the same bits".to_owned(),
+                };
                 bail!(
-                    "wrong result, so nothing was timed: logits of sequence {} differ by a normalised mean squared \
-                     error of {:.1e} when {n} are decoded together, expected {expected}",
-                    worst.0,
-                    worst.1
+                    "wrong result, so nothing was timed: logits of sequence {i} differ by a normalised mean squared \
+                     error of {error:.1e} when {n} are decoded together, as do those of {} others by too much; \
+                     expected {expected}",
+                    unusual.len() - 1
                 );
             }
         }

@@ -44,7 +44,7 @@ pub(crate) fn decodes(head_dim: usize) -> bool {
     head_dim <= MAX_HEAD_DIM
 }
 
-/// Maximum workgroup size, so that each invocation has registers enough; and from [`MANY`] workgroups on.
+/// Maximum workgroup size, so that each invocation has registers enough; and from [`MANY`] workgroups on, if lanes permit.
 const MAX_WORKGROUP: usize = 256;
 const MAX_WORKGROUP_OF_MANY: usize = 128;
 
@@ -124,11 +124,12 @@ struct Plan {
 }
 
 impl Plan {
-    /// For `n_pairs` that share keys, for each of `n_alike` heads of keys and sequences.
+    /// For `n_pairs` that share keys, if a workgroup for all of these would be one of `n_busy`, of all heads of keys, sequences
+    /// and splits.
     fn of(
         limits: &Limits,
         head_dim: usize,
-        (n_pairs, n_alike): (usize, usize),
+        (n_pairs, n_busy): (usize, usize),
         (split_len, n_splits): (usize, usize),
         alone: bool,
     ) -> Plan {
@@ -137,7 +138,7 @@ impl Plan {
         let most_lanes = (limits.min_subgroup as usize).clamp(8, 32);
         let lanes = runs.next_power_of_two().min(most_lanes);
         let units = runs.div_ceil(lanes);
-        let workgroup = match n_alike * n_splits {
+        let workgroup = match n_busy {
             ..MANY => MAX_WORKGROUP,
             _ => MAX_WORKGROUP_OF_MANY,
         };
@@ -150,7 +151,7 @@ impl Plan {
         let others = 2 * 4 + 16 * 4 + 2 * head_len(units, lanes) * 16;
         let room = (limits.workgroup_bytes as usize).saturating_sub(others) / bytes;
         let can_share = n_pairs > 1 && room > 1 && lanes >= 8 && units <= 2;
-        let shared = match can_share && !alone && n_alike * n_splits >= ENOUGH_TO_SHARE {
+        let shared = match can_share && !alone && n_busy >= ENOUGH_TO_SHARE {
             true => 2,
             false => 1,
         };
@@ -394,8 +395,10 @@ fn record_run(
         true => (most_len.max(1), 1),
         false => splits(most_len, sequences.n, n_heads),
     };
-    let n_alike = sequences.n * n_kv_heads;
-    let plan = Plan::of(limits, d, (n_pairs, n_alike), splits, alone);
+    // Splits before a window have nothing to do.
+    let in_window = (window(shape) as usize).div_ceil(splits.0) + 1;
+    let n_busy = sequences.n * n_kv_heads * splits.1.min(in_window);
+    let plan = Plan::of(limits, d, (n_pairs, n_busy), splits, alone);
     let n_new = usize::from(prepare.is_some_and(|heads| heads.has_keys));
     let n_states = plan.n_splits + n_new;
     let states = (split_kv.states).of(sequences.all_rows() * n_heads * n_states, d)?;
