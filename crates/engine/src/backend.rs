@@ -90,6 +90,9 @@ pub trait Backend: Sized {
     }
     /// Loads a vector of weights.
     fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, BackendError>;
+    /// Whether [`Backend::load_screen`] can make a screen of `linear`.
+    fn has_screen_of(&self, linear: &Self::Linear) -> bool;
+
     /// Makes a screen of `linear`, whose weights are blocks: a copy of it as blocks of `dtype`, with bounds.
     fn load_screen(
         &self,
@@ -217,7 +220,7 @@ pub trait Backend: Sized {
         products: &mut [Product<'_, Self>],
     ) -> Result<(), BackendError>;
 
-    /// `out ← x · wᵀ` for one row `x`, of which the `top` largest are needed, with all that equal the least
+    /// `out ← x · wᵀ`, of which the `tops[t]` largest of each row `t` are needed, with all that equal the least
     /// of them; others may be −∞ instead. `screen` was made of `w`.
     ///
     /// Returns how many rows were read. Computed values have the same bits as those of [`Backend::linear`].
@@ -227,7 +230,7 @@ pub trait Backend: Sized {
         x: &Self::Buffer,
         w: &Self::Linear,
         screen: &Self::Screen,
-        top: usize,
+        tops: &[usize],
         out: &mut Self::Buffer,
     ) -> Result<ScreenedRows, BackendError>;
 

@@ -147,8 +147,8 @@ pub(crate) struct Batch<'a, B: Backend> {
     pub(crate) adapters: &'a [(Range<usize>, &'a [ActiveAdapter<B>])],
     /// Rows whose logits are needed, ascending.
     pub(crate) wanted: &'a [usize],
-    /// How many of the largest logits are needed, if only one row's are; `None` for all.
-    pub(crate) top: Option<usize>,
+    /// How many of the largest logits of each of these are needed; empty if all are of any.
+    pub(crate) tops: &'a [usize],
     /// What the output head would read is wanted, instead of logits.
     pub(crate) hidden: bool,
 }
@@ -252,8 +252,8 @@ impl<B: Backend> ForwardPass<'_, B> {
         if batch.hidden {
             return Ok(());
         }
-        if let (Some(screening), Some(top)) = (&w.output().screening, batch.top) {
-            return self.largest_logits(w, s, screening, top);
+        if let (Some(screening), [_, ..]) = (&w.output().screening, batch.tops) {
+            return self.largest_logits(w, s, screening, batch.tops);
         }
         self.logits(w, s)?;
         if c.logit_scale != 1.0 {
@@ -369,14 +369,14 @@ impl<B: Backend> ForwardPass<'_, B> {
         }
     }
 
-    /// The same for one row, of which the `top` largest are needed. A head with a screen is a product and
+    /// The same, of which the `tops[t]` largest of each row `t` are needed. A head with a screen is a product and
     /// nothing else: [`ModelPlan::with_head`](crate::ModelPlan::with_head) ensures that.
     fn largest_logits(
         &self,
         w: &WeightSet<B>,
         s: &mut Scratch<B>,
         screening: &Screening<B::Screen>,
-        top: usize,
+        tops: &[usize],
     ) -> Result<(), BackendError> {
         let n_vocab = self.config.n_vocab;
         let rows = if s.budget.can_spend(screening) {
@@ -384,7 +384,7 @@ impl<B: Backend> ForwardPass<'_, B> {
             let head = projection.map_or(w.token_embd(), |head| &head.weight);
             let Screening { screen, .. } = screening;
             let stage = outside(Operation::Product(LinearLayer::Head));
-            (self.backend).linear_top(stage, &s.h, head, screen, top, &mut s.logits)?
+            (self.backend).linear_top(stage, &s.h, head, screen, tops, &mut s.logits)?
         } else {
             self.logits(w, s)?;
             ScreenedRows {
@@ -392,7 +392,7 @@ impl<B: Backend> ForwardPass<'_, B> {
                 computed: n_vocab,
             }
         };
-        s.budget.record(screening, rows, n_vocab);
+        s.budget.record(screening, rows, tops.len(), n_vocab);
         Ok(())
     }
 

@@ -22,7 +22,7 @@ pub struct HeadUse {
     pub n_tokens: u64,
     /// Those of them for which the screen was read.
     pub n_screened: u64,
-    /// Rows of the head that were computed, for all tokens.
+    /// Rows of the head that were computed, once for all tokens of a batch.
     pub n_rows: u64,
     /// Bytes read, of the head and of the screen.
     pub n_bytes: u64,
@@ -80,17 +80,18 @@ impl ScreenBudget {
         self.used
     }
 
-    /// Whether to read the screen for the next token.
+    /// Whether to read the screen for the next tokens.
     pub(crate) fn can_spend<S>(&mut self, screening: &Screening<S>) -> bool {
         self.savings = (self.savings + ALLOWANCE).min(MOST);
         self.savings >= screening.screen_bytes as f64 / screening.head_bytes as f64
     }
 
-    /// Records a token for which `rows` of the `n_vocab` were read.
+    /// Records `n_tokens` of a batch, for which `rows` of the `n_vocab` were read.
     pub(crate) fn record<S>(
         &mut self,
         screening: &Screening<S>,
         rows: ScreenedRows,
+        n_tokens: usize,
         n_vocab: usize,
     ) {
         let ScreenedRows { screened, computed } = rows;
@@ -100,12 +101,12 @@ impl ScreenBudget {
             ..
         } = *screening;
         let used = &mut self.used;
-        used.n_tokens += 1;
+        used.n_tokens += n_tokens as u64;
         used.n_rows += computed as u64;
         used.n_bytes += head_bytes / n_vocab as u64 * computed as u64;
         used.n_bytes_unscreened += head_bytes;
         if screened > 0 {
-            used.n_screened += 1;
+            used.n_screened += n_tokens as u64;
             used.n_bytes += screen_bytes;
             let rows = computed as f64 / n_vocab as f64;
             // Rows are capped at the cost of the whole head, which is computed instead beyond that.
@@ -144,7 +145,7 @@ mod tests {
                 (rows.screened, rows.computed) = (N_VOCAB, n_rows(i));
                 cost += n_rows(i) as f64 / N_VOCAB as f64 - 0.3;
             }
-            budget.record(&screening, rows, N_VOCAB);
+            budget.record(&screening, rows, 1, N_VOCAB);
         }
         (n_screened, cost)
     }

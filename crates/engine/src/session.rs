@@ -94,8 +94,8 @@ pub enum Logits {
     /// others that were not computed. All of them if the number is 0.
     ///
     /// Faster than [`Logits::Last`] if the output head has a screen
-    /// ([`HeadScreen`](crate::plan::HeadScreen)), and no other logits are needed in the batch; otherwise the
-    /// same.
+    /// ([`HeadScreen`](crate::plan::HeadScreen)), and all logits of another sequence aren't needed in the batch;
+    /// otherwise the same.
     Top(usize),
     /// Those after each token.
     All,
@@ -981,13 +981,15 @@ fn compute<B: Backend>(
         ids.extend_from_slice(step.ids);
         wanted.extend(ids.len() - step.n_wanted()..ids.len());
     }
-    let top = match wanted[..] {
-        [_] => steps.iter().find_map(|step| match step.logits {
-            Logits::Top(top) if top > 0 => Some(top),
-            _ => None,
-        }),
+    // Of a step with all logits there are none, so that fewer are counted than are wanted.
+    let tops = steps.iter().filter_map(|step| match step.logits {
+        Logits::Top(top) if top > 0 => Some(top),
         _ => None,
-    };
+    });
+    let mut tops: Vec<usize> = tops.collect();
+    if tops.len() < wanted.len() {
+        tops.clear();
+    }
     let mut scratch = None;
     let mut sequences = Vec::with_capacity(steps.len());
     let mut adapters: Vec<(Range<usize>, &[ActiveAdapter<B>])> = Vec::new();
@@ -1018,7 +1020,7 @@ fn compute<B: Backend>(
         angles: &angles,
         adapters: &adapters,
         wanted: &wanted,
-        top,
+        tops: &tops,
         hidden,
     };
     Ok(model.forward(weights, scratch, &mut batch)?)

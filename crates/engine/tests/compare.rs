@@ -89,6 +89,10 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.load_vector(values)
     }
 
+    fn has_screen_of(&self, linear: &B::Linear) -> bool {
+        self.inner.has_screen_of(linear)
+    }
+
     fn load_screen(&self, linear: &B::Linear, dtype: DType) -> Result<B::Screen, BackendError> {
         self.inner.load_screen(linear, dtype)
     }
@@ -170,10 +174,10 @@ impl<B: Backend> Backend for Faulty<B> {
         x: &B::Buffer,
         w: &B::Linear,
         screen: &B::Screen,
-        top: usize,
+        tops: &[usize],
         out: &mut B::Buffer,
     ) -> Result<ScreenedRows, BackendError> {
-        self.inner.linear_top(stage, x, w, screen, top, out)
+        self.inner.linear_top(stage, x, w, screen, tops, out)
     }
 
     fn add_low_rank(

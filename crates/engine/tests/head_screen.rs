@@ -144,7 +144,7 @@ fn narrow_models_say_the_same() {
 #[test]
 fn the_largest_logits_are_those_of_the_whole_head() {
     let mut plain = session(tiny_tales(), HeadScreen::Off);
-    let mut screened = session(tiny_tales(), HeadScreen::Auto);
+    let mut screened = session(tiny_tales(), HeadScreen::As(DType::Q5_K));
     assert!(screened.head_use().is_some());
     let ids: Vec<u32> = (0..40).map(|i| 100 + i * 29).collect();
     for top in [0, 1, 7, 40, 1000, 1728, usize::MAX] {
@@ -155,35 +155,66 @@ fn the_largest_logits_are_those_of_the_whole_head() {
             let unscreened = plain.forward(ids, Logits::Top(top)).unwrap();
             assert_eq!(want, unscreened);
             let got = screened.forward(ids, Logits::Top(top)).unwrap();
-            let mut sorted = want.clone();
-            sorted.sort_by(|a, b| b.total_cmp(a));
-            let n = if top == 0 {
-                want.len()
-            } else {
-                top.min(want.len())
-            };
-            for (want, got) in want.iter().zip(&got) {
-                assert!(want == got || *got == f32::NEG_INFINITY && *want < sorted[n - 1]);
-            }
+            expect_largest(&want, &got, top);
         }
         plain.truncate(0);
         screened.truncate(0);
     }
-    // The other kinds, and batches, have all logits.
+    // The other kinds have all logits.
     let want = plain.forward(&ids, Logits::All).unwrap();
     assert_eq!(screened.forward(&ids, Logits::All).unwrap(), want);
     let mut other = screened.fork(0);
     let before = screened.head_use();
     screened.truncate(0);
-    let mut steps = [&mut screened, &mut other].map(|session| Step {
-        session,
-        ids: &ids,
-        logits: Logits::Top(1),
-    });
-    for found in Session::forward_together(&mut steps).unwrap() {
-        assert_eq!(found, want[want.len() - 1728..]);
+    let last = &want[want.len() - 1728..];
+    // One of several sequences that needs all logits has the others get them.
+    let wanted = [Logits::Top(1), Logits::Last];
+    for found in together([&mut screened, &mut other], &ids, wanted) {
+        assert_eq!(found, last);
     }
     assert_eq!(screened.head_use(), before);
+    // Each of several has its largest.
+    screened.truncate(0);
+    other.truncate(0);
+    let wanted = [Logits::Top(1), Logits::Top(40)];
+    let found = together([&mut screened, &mut other], &ids, wanted);
+    for (top, found) in [1, 40].into_iter().zip(found) {
+        expect_largest(last, &found, top);
+        assert!(found.contains(&f32::NEG_INFINITY));
+    }
+    let used = screened.head_use().unwrap().since(&before.unwrap());
+    assert_eq!((used.n_tokens, used.n_screened), (2, 2));
+}
+
+/// `got` are the logits `all`, or −∞ where they aren't among the `top` largest.
+fn expect_largest(all: &[f32], got: &[f32], top: usize) {
+    let mut sorted = all.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let n = if top == 0 {
+        all.len()
+    } else {
+        top.min(all.len())
+    };
+    for (all, got) in all.iter().zip(got) {
+        assert!(all == got || *got == f32::NEG_INFINITY && *all < sorted[n - 1]);
+    }
+}
+
+/// The logits of two sequences after `ids`, computed together.
+fn together(
+    sessions: [&mut Session<Cpu>; 2],
+    ids: &[u32],
+    wanted: [Logits; 2],
+) -> Vec<Vec<f32>> {
+    let steps = sessions.into_iter().zip(wanted);
+    let mut steps: Vec<Step<'_, Cpu>> = steps
+        .map(|(session, logits)| Step {
+            session,
+            ids,
+            logits,
+        })
+        .collect();
+    Session::forward_together(&mut steps).unwrap()
 }
 
 #[test]
@@ -226,7 +257,8 @@ fn heads_that_can_have_no_screen_are_refused_or_left_alone() {
     for model in [variant("gemma2-caps"), stories("stories260K-f16.gguf")] {
         assert_eq!(screened(model, HeadScreen::Auto), Ok(false));
     }
-    assert_eq!(screened(bitllama(), HeadScreen::Auto), Ok(true));
+    // It wouldn't pay.
+    assert_eq!(screened(bitllama(), HeadScreen::Auto), Ok(false));
 }
 
 #[test]
@@ -242,14 +274,15 @@ fn memory_counts_the_screen() {
     };
     let (n_vocab, k) = (512, 256);
     let (held, read, _) = with(HeadScreen::Off, None);
+    let screen = HeadScreen::As(DType::Q5_K);
     let q5_k = n_vocab * (176 + 8);
     assert_eq!(
-        with(HeadScreen::Auto, None),
+        with(screen, None),
         (held + q5_k, read - n_vocab * k * 2 + q5_k, q5_k)
     );
     let q6_k = n_vocab * 210;
     assert_eq!(
-        with(HeadScreen::Auto, Some(DType::Q6_K)),
+        with(screen, Some(DType::Q6_K)),
         (
             held + q5_k + q6_k,
             read - n_vocab * k * 2 + q5_k,

@@ -290,6 +290,10 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         })
     }
 
+    fn has_screen_of(&self, _: &Linear<R, T>) -> bool {
+        false
+    }
+
     fn load_screen(&self, _: &Linear<R, T>, dtype: DType) -> Result<NoScreen, BackendError> {
         let op = "comparing with a screen of the output head";
         Err(BackendError::Weights(QuantError::Unsupported { op, dtype }))
@@ -413,7 +417,7 @@ impl<R: Backend, T: Backend> Backend for Compare<R, T> {
         _: &Buffer<R, T>,
         _: &Linear<R, T>,
         screen: &NoScreen,
-        _: usize,
+        _: &[usize],
         _: &mut Buffer<R, T>,
     ) -> Result<ScreenedRows, BackendError> {
         match *screen {}

@@ -355,6 +355,10 @@ impl Backend for Cpu {
         Ok(values)
     }
 
+    fn has_screen_of(&self, _: &CpuLinear) -> bool {
+        true
+    }
+
     fn load_screen(&self, linear: &CpuLinear, dtype: DType) -> Result<Screen, BackendError> {
         let stored;
         let blocks = match linear.matrix()? {
@@ -497,10 +501,10 @@ impl Backend for Cpu {
         x: &CpuBuffer,
         w: &CpuLinear,
         screen: &Screen,
-        top: usize,
+        tops: &[usize],
         out: &mut CpuBuffer,
     ) -> Result<ScreenedRows, BackendError> {
-        let out = out.shape(1, w.n);
+        let out = out.shape(tops.len(), w.n);
         let mut rotated = Vec::new();
         let x = match w.rotation() {
             None => &x.values,
@@ -511,7 +515,7 @@ impl Backend for Cpu {
             }
         };
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(screen.top(&self.exec, w.matrix()?, x, top, &mut scratch, out)?)
+        Ok(screen.top(&self.exec, w.matrix()?, x, tops, &mut scratch, out)?)
     }
 
     fn add_low_rank(

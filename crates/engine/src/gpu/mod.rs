@@ -339,6 +339,10 @@ impl Backend for Gpu {
         })
     }
 
+    fn has_screen_of(&self, _: &GpuLinear) -> bool {
+        false
+    }
+
     fn load_screen(&self, _: &GpuLinear, _: DType) -> Result<GpuScreen, BackendError> {
         Err(BackendError::from(GpuError::Unsupported {
             what: "a screen of the output head".into(),
@@ -518,7 +522,7 @@ impl Backend for Gpu {
         _: &GpuBuffer,
         _: &GpuLinear,
         screen: &GpuScreen,
-        _: usize,
+        _: &[usize],
         _: &mut GpuBuffer,
     ) -> Result<ScreenedRows, BackendError> {
         match *screen {}

@@ -259,6 +259,10 @@ impl Backend for Hybrid {
         })
     }
 
+    fn has_screen_of(&self, linear: &OfLinear) -> bool {
+        matches!(linear, Either::Cpu(_))
+    }
+
     fn load_screen(&self, linear: &OfLinear, dtype: DType) -> Result<OfScreen, BackendError> {
         match linear {
             Either::Cpu(linear) => self.cpu.load_screen(linear, dtype),
@@ -495,14 +499,14 @@ impl Backend for Hybrid {
         x: &HybridBuffer,
         w: &OfLinear,
         screen: &OfScreen,
-        top: usize,
+        tops: &[usize],
         out: &mut HybridBuffer,
     ) -> Result<ScreenedRows, BackendError> {
         let Either::Cpu(w) = w else {
             return Err(BackendError::WrongDevice);
         };
         let x = &self.on_cpu(x)?;
-        (self.cpu).linear_top(stage, x, w, screen, top, out.fill_on_cpu())
+        (self.cpu).linear_top(stage, x, w, screen, tops, out.fill_on_cpu())
     }
 
     fn add_low_rank(

@@ -353,6 +353,7 @@ impl<B: Backend> WeightFeed<B> {
                     self.warnings.push(warning);
                     self.plan.head.screen = None;
                 }
+                None if id == self.plan.head_id().0 => self.plan.head.screen = None,
                 None => {}
             }
         }
@@ -637,7 +638,10 @@ impl Source {
                 let made = made.clone().map(|made| backend.load_linear(made));
                 let made_head = made.transpose()?;
                 let of = made_head.as_ref().unwrap_or(&linear);
-                let screen = match head.screen.map(|dtype| backend.load_screen(of, dtype)) {
+                // A model whose screen may fail goes without where there are none, and says nothing of it.
+                let wanted = (head.screen)
+                    .filter(|_| !head.screen_may_fail || backend.has_screen_of(of));
+                let screen = match wanted.map(|dtype| backend.load_screen(of, dtype)) {
                     Some(Err(error)) if !head.screen_may_fail => return Err(error),
                     screen => screen,
                 };

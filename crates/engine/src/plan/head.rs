@@ -26,15 +26,19 @@ pub enum HeadScreen {
     /// There is none.
     #[default]
     Off,
-    /// Q5_K, if the head supports one and has at least a tenth more bits; else none.
+    /// Q8_0, if the head is of floats and so large that reading half as much pays for making it, and it can have one;
+    /// else none. There is none on a GPU.
     Auto,
     /// One of this type.
     As(DType),
 }
 
-/// The type of [`HeadScreen::Auto`]: with random weights of 4,096 columns, it still separates the largest
-/// logit from all but a few percent of the others.
-const AUTO_SCREEN: DType = DType::Q5_K;
+/// The type of [`HeadScreen::Auto`]: with random weights of 2,560 columns, it separates the 40 largest logits of 128,256
+/// from all but a hundred of the others, and making it takes a tenth of a second for each of two threads.
+const AUTO_SCREEN: DType = DType::Q8_0;
+
+/// Bytes of a head of floats from which [`HeadScreen::Auto`] makes one; smaller ones are read in no time.
+const AUTO_FROM: u64 = 64 << 20;
 
 /// Resolved for a plan.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,6 +49,12 @@ pub(crate) struct Head {
     pub(crate) screen: Option<DType>,
     /// The model goes without a screen that can't be made.
     pub(crate) screen_may_fail: bool,
+}
+
+/// The type of screen that pays for a head that is loaded as `dtype`, in so many bytes.
+fn auto_screen(dtype: Option<DType>, bytes: u64) -> Option<DType> {
+    let is_float = matches!(dtype, Some(DType::F16 | DType::BF16 | DType::F32));
+    (is_float && bytes >= AUTO_FROM).then_some(AUTO_SCREEN)
 }
 
 impl ModelPlan {
@@ -64,9 +74,8 @@ impl ModelPlan {
         self.head.screen_may_fail = options.screen == HeadScreen::Auto;
         self.head.screen = match options.screen {
             HeadScreen::Off => None,
-            HeadScreen::Auto => (self.check_screen(AUTO_SCREEN).is_ok()
-                && 11 * self.head_bytes_as(AUTO_SCREEN) <= 10 * self.head_bytes())
-            .then_some(AUTO_SCREEN),
+            HeadScreen::Auto => auto_screen(self.loaded_type(), self.head_bytes())
+                .filter(|dtype| self.check_screen(*dtype).is_ok()),
             HeadScreen::As(dtype) => {
                 self.check_screen(dtype)?;
                 Some(dtype)
@@ -80,6 +89,15 @@ impl ModelPlan {
         self.head.dtype
     }
 
+    /// The type that the head is loaded as; `None` if it is ternary.
+    fn loaded_type(&self) -> Option<DType> {
+        let stored = match self.head_recipe().stored {
+            Stored::Blocks(stored) => Some(stored),
+            _ => None,
+        };
+        self.head.dtype.or(stored)
+    }
+
     /// Fails if the head can't have a screen of type `dtype`.
     fn check_screen(&self, dtype: DType) -> Result<(), PlanError> {
         let what = "screen of the output head";
@@ -87,6 +105,8 @@ impl ModelPlan {
         let projection = self.weights.output.as_ref();
         let more = if self.config.logit_softcap.is_some() {
             Some("a cap")
+        } else if self.config.logit_scale != 1.0 {
+            Some("a scale")
         } else if projection.is_some_and(|head| head.bias.is_some()) {
             Some("a bias")
         } else if projection.is_some_and(|head| head.input_norm.is_some()) {
@@ -178,5 +198,23 @@ impl ModelPlan {
     pub fn made_bytes(&self) -> u64 {
         let head = self.head.dtype.map_or(0, |dtype| self.head_bytes_as(dtype));
         head + self.screen_bytes().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_heads_of_floats_have_a_screen() {
+        for (dtype, bytes, expected) in [
+            (Some(DType::F16), 656_670_720, Some(DType::Q8_0)),
+            (Some(DType::BF16), AUTO_FROM, Some(DType::Q8_0)),
+            (Some(DType::F32), AUTO_FROM - 1, None),
+            (Some(DType::Q6_K), 656_670_720, None),
+            (None, 656_670_720, None),
+        ] {
+            assert_eq!(auto_screen(dtype, bytes), expected, "{dtype:?} {bytes}");
+        }
     }
 }

@@ -124,7 +124,7 @@ impl<B: Backend> EarlyPrefill<B> {
             angles: &self.angles,
             adapters: &[],
             wanted: &[],
-            top: None,
+            tops: &[],
             hidden: false,
         };
         let pass = ForwardPass {
