@@ -49,8 +49,8 @@ pub(crate) struct ModelFlags {
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     head: HeadFlag,
 
-    /// Type of a copy of the output head that rules tokens out before the head is read; changes no token,
-    /// takes memory and time to load, and is faster for greedy and top-k sampling
+    /// Type of a copy of the output head that rules tokens out before the head is read, on the CPU; changes no
+    /// token, takes memory and time to load, and is faster for greedy and top-k sampling
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     head_screen: ScreenFlag,
 }
@@ -106,9 +106,9 @@ impl ModelFlags {
 #[allow(non_camel_case_types)]
 enum ScreenFlag {
     /// No copy
-    #[default]
     Off,
-    /// q5_k if the head has more bits than that, else off
+    /// q8_0 for large heads of floats, else off
+    #[default]
     Auto,
     Q8_0,
     Q6_K,

@@ -201,11 +201,7 @@ fn expect_largest(all: &[f32], got: &[f32], top: usize) {
 }
 
 /// The logits of two sequences after `ids`, computed together.
-fn together(
-    sessions: [&mut Session<Cpu>; 2],
-    ids: &[u32],
-    wanted: [Logits; 2],
-) -> Vec<Vec<f32>> {
+fn together(sessions: [&mut Session<Cpu>; 2], ids: &[u32], wanted: [Logits; 2]) -> Vec<Vec<f32>> {
     let steps = sessions.into_iter().zip(wanted);
     let mut steps: Vec<Step<'_, Cpu>> = steps
         .map(|(session, logits)| Step {

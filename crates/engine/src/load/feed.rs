@@ -639,8 +639,8 @@ impl Source {
                 let made_head = made.transpose()?;
                 let of = made_head.as_ref().unwrap_or(&linear);
                 // A model whose screen may fail goes without where there are none, and says nothing of it.
-                let wanted = (head.screen)
-                    .filter(|_| !head.screen_may_fail || backend.has_screen_of(of));
+                let wanted =
+                    (head.screen).filter(|_| !head.screen_may_fail || backend.has_screen_of(of));
                 let screen = match wanted.map(|dtype| backend.load_screen(of, dtype)) {
                     Some(Err(error)) if !head.screen_may_fail => return Err(error),
                     screen => screen,

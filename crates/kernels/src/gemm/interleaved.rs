@@ -207,12 +207,12 @@ impl InterleavedMatrix {
     pub(super) fn on_any_level(exec: &Exec, w: &Matrix<'_>) -> Option<InterleavedMatrix> {
         let (dtype, scale, pages) = match w {
             Matrix::Blocks(w) => {
-                let dtype = w.dtype();
-                if !has_form(dtype, w.k()) || w.rounding() != Rounding::Blocks {
+                if w.rounding() != Rounding::Blocks {
                     return None;
                 }
-                let pages = with_span!(dtype, S => interleaved::<S>(exec, w), _ => return None);
-                (dtype, 1.0, pages)
+                let mut matrix = InterleavedMatrix::zeroed(w.dtype(), w.n(), w.k())?;
+                matrix.fill(exec, 0, w);
+                return Some(matrix);
             }
             Matrix::Ternary(w) => (DType::I2_S, w.scale(), trits::interleaved(exec, w)),
             Matrix::Interleaved(_) => return None,
@@ -225,6 +225,45 @@ impl InterleavedMatrix {
             k,
             pages,
         })
+    }
+
+    /// A matrix of blocks that are zeros, if `exec` multiplies such faster interleaved.
+    pub(super) fn empty(
+        exec: &Exec,
+        dtype: DType,
+        n: usize,
+        k: usize,
+    ) -> Option<InterleavedMatrix> {
+        let is_faster = dtype != DType::I2_S && InterleavedMatrix::is_faster(exec, dtype, k);
+        is_faster.then(|| InterleavedMatrix::zeroed(dtype, n, k))?
+    }
+
+    /// The same, whether or not it is faster; `None` if there is no such form.
+    fn zeroed(dtype: DType, n: usize, k: usize) -> Option<InterleavedMatrix> {
+        if !has_form(dtype, k) {
+            return None;
+        }
+        let span = with_span!(dtype, S => size_of::<S>(), _ => return None);
+        Some(InterleavedMatrix {
+            dtype,
+            scale: 1.0,
+            n,
+            k,
+            pages: Pages::zeroed(n.div_ceil(ROWS) * (k / SPAN) * span),
+        })
+    }
+
+    /// Takes in `w`, the rows from `first` on, on all threads. Panics unless these are whole tiles of the matrix, or the rest
+    /// of it, and of its type.
+    pub(super) fn fill(&mut self, exec: &Exec, first: usize, w: &BlockMatrix<'_>) {
+        let end = first + w.n();
+        assert!(first.is_multiple_of(ROWS) && (end.is_multiple_of(ROWS) || end == self.n));
+        assert!((w.dtype(), w.k(), end <= self.n) == (self.dtype, self.k, true));
+        let per_tile = self.k / SPAN;
+        let spans = first / ROWS * per_tile..end.div_ceil(ROWS) * per_tile;
+        with_span!(self.dtype, S => {
+            interleave::<S>(exec, w, &mut plain_mut(&mut self.pages)[spans]);
+        }, _ => unreachable!("{}", self.dtype));
     }
 
     /// Its rows as they were stored: what [`BlockMatrix`] takes with [`Rounding::Blocks`], or what [`TernaryMatrix::new`]
@@ -329,12 +368,11 @@ fn has_form(dtype: DType, k: usize) -> bool {
     has_spans && k.is_multiple_of(SPAN)
 }
 
-/// The spans of a matrix.
-fn interleaved<S: Span>(exec: &Exec, w: &BlockMatrix<'_>) -> Pages {
+/// Writes the spans of a matrix.
+fn interleave<S: Span>(exec: &Exec, w: &BlockMatrix<'_>, spans: &mut [S]) {
     let (n, per_tile) = (w.n(), w.k() / SPAN);
     let n_tiles = n.div_ceil(ROWS);
-    let mut pages = Pages::zeroed(n_tiles * per_tile * size_of::<S>());
-    let spans = SharedSlice::new(plain_mut::<S>(&mut pages));
+    let spans = SharedSlice::new(spans);
     let zeros = vec![0; S::STORED];
     exec.pool.for_ranges(n_tiles, 1, |tiles| {
         // SAFETY: ranges of tiles don't overlap.
@@ -350,7 +388,6 @@ fn interleaved<S: Span>(exec: &Exec, w: &BlockMatrix<'_>) -> Pages {
             }
         }
     });
-    pages
 }
 
 impl fmt::Debug for InterleavedMatrix {

@@ -75,10 +75,10 @@ use super::{
 use crate::Exec;
 use crate::isa::multiversion;
 use crate::pool::SharedSlice;
-use crate::quant::integers::{SUB_LEN, SUPER_LEN, groups_of_32, super_blocks};
-use crate::quant::{QuantError, decode_row};
+use crate::quant::integers::{SUB_LEN, SUPER_LEN, super_blocks};
+use crate::quant::{Encoder, QuantError, decode_row};
 use crate::repack::try_rows;
-use crate::requantize::requantize;
+use crate::requantize::row_bytes;
 use crate::shape::{ShapeError, expect_len};
 
 /// By how much norms are enlarged, to cover the roundings in computing them.
@@ -89,6 +89,10 @@ const MOST_WEIGHTS: f64 = (1u64 << 60) as f64;
 
 /// With activations of a larger norm all rows are computed: 2⁴⁰.
 const MOST_ACTIVATIONS: f64 = (1u64 << 40) as f64;
+
+/// Bytes of the copy that are made at a time, few enough to be still in a cache when their error is measured and when they
+/// are interleaved. Tests have several parts, too.
+const PART_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 
 /// Computing single rows costs up to this many times their share of computing all.
 pub const SCATTERED: usize = 2;
@@ -120,6 +124,27 @@ enum Copy {
 }
 
 impl Copy {
+    /// One that has no rows yet.
+    fn empty(exec: &Exec, dtype: DType, n: usize, k: usize) -> Copy {
+        match InterleavedMatrix::empty(exec, dtype, n, k) {
+            Some(matrix) => Copy::Interleaved(matrix),
+            None => Copy::Stored {
+                dtype,
+                n,
+                k,
+                bytes: Vec::new(),
+            },
+        }
+    }
+
+    /// Takes in `rows`, those from `first` on: the ones after those that it has.
+    fn append(&mut self, exec: &Exec, first: usize, rows: &BlockMatrix<'_>) {
+        match self {
+            Copy::Stored { bytes, .. } => bytes.extend_from_slice(rows.bytes()),
+            Copy::Interleaved(matrix) => matrix.fill(exec, first, rows),
+        }
+    }
+
     fn matrix(&self) -> Matrix<'_> {
         match self {
             Copy::Stored { dtype, n, k, bytes } => {
@@ -130,10 +155,10 @@ impl Copy {
     }
 }
 
-/// The blocks that [`requantize`] made.
+/// The blocks that an [`Encoder`] made.
 fn blocks_of(dtype: DType, (n, k): (usize, usize), bytes: &[u8]) -> BlockMatrix<'_> {
     BlockMatrix::new(dtype, n, k, Rounding::Blocks, bytes)
-        .expect("`requantize` made whole rows of a type that can be decoded")
+        .expect("an encoder made whole rows of a type that can be decoded")
 }
 
 /// What [`Screen::top`] read.
@@ -148,34 +173,41 @@ pub struct ScreenedRows {
 impl Screen {
     /// Encodes `w` as `dtype`, and measures the error.
     ///
-    /// Errors: those of [`requantize`].
+    /// Errors: those of [`requantize`](crate::requantize::requantize).
     pub fn new(exec: &Exec, w: &BlockMatrix<'_>, dtype: DType) -> Result<Screen, QuantError> {
         let (n, k) = (w.n(), w.k());
-        let bytes = requantize(exec, n, k, w.dtype(), w.rows(0, n), dtype)?;
-        let blocks = blocks_of(dtype, (n, k), &bytes);
-        let (mut errors, mut norms) = (vec![0.0; n], vec![0.0; n]);
-        let (shared_errors, shared_norms) =
-            (SharedSlice::new(&mut errors), SharedSlice::new(&mut norms));
-        try_rows(exec, n, |rows| {
-            // SAFETY: ranges of rows don't overlap.
-            let (errors, norms) = unsafe {
-                (
-                    shared_errors.range_mut(rows.clone()),
-                    shared_norms.range_mut(rows.clone()),
-                )
-            };
-            measure(exec.isa, w, &blocks, rows.start, errors, norms)
-        })?;
-        let copy = match InterleavedMatrix::new(exec, &Matrix::Blocks(blocks)) {
-            Some(interleaved) => Copy::Interleaved(interleaved),
-            None => Copy::Stored { dtype, n, k, bytes },
-        };
-        Ok(Screen {
-            copy,
+        let (encoder, row_bytes) = (Encoder::quick(dtype, k)?, row_bytes(dtype, k)?);
+        let mut screen = Screen {
+            copy: Copy::empty(exec, dtype, n, k),
             form: Matrix::Blocks(*w).form(),
-            errors,
-            norms,
-        })
+            errors: vec![0.0; n],
+            norms: vec![0.0; n],
+        };
+        let rows_per_part = (PART_BYTES / row_bytes.max(1))
+            .max(1)
+            .next_multiple_of(ROWS);
+        let mut part = Vec::new();
+        for first in (0..n).step_by(rows_per_part) {
+            let n_rows = rows_per_part.min(n - first);
+            part.resize(n_rows * row_bytes, 0);
+            encoder.transcode(exec, first, w.dtype(), w.rows(first, n_rows), &mut part)?;
+            let blocks = blocks_of(dtype, (n_rows, k), &part);
+            let errors = SharedSlice::new(&mut screen.errors[first..first + n_rows]);
+            let norms = SharedSlice::new(&mut screen.norms[first..first + n_rows]);
+            try_rows(exec, n_rows, |rows| {
+                // SAFETY: ranges of rows don't overlap.
+                let (errors, norms) = unsafe {
+                    (
+                        errors.range_mut(rows.clone()),
+                        norms.range_mut(rows.clone()),
+                    )
+                };
+                let firsts = [first + rows.start, rows.start];
+                measure(exec.isa, [w, &blocks], firsts, errors, norms)
+            })?;
+            screen.copy.append(exec, first, &blocks);
+        }
+        Ok(screen)
     }
 
     /// The results of `out[t, i] = Σ_j w[i, j] · x[t, j]` that are among the `tops[t]` largest of row `t`, and those
@@ -202,7 +234,9 @@ impl Screen {
         expect_len("top: activations", tops.len() * k, x.len())?;
         expect_len("top: output", tops.len() * n, out.len())?;
         let worth_it = |n_rows: usize| n_rows.saturating_mul(SCATTERED) < n;
-        let n_first = tops.iter().fold(0, |sum: usize, &top| sum.saturating_add(top));
+        let n_first = tops
+            .iter()
+            .fold(0, |sum: usize, &top| sum.saturating_add(top));
         let mut screened = 0;
         if !tops.contains(&0) && worth_it(n_first) && w.form() == self.form {
             linear(exec, x, k, scratch, &mut [(copy, &mut *out)])?;
@@ -469,9 +503,9 @@ impl Exact {
     #[inline(always)]
     fn read(&mut self, form: Form, dtype: DType, row: &[u8]) -> Result<(), QuantError> {
         let mut squares = [0.0; LANES];
-        if let Form::Int8(_) = form {
+        if form == Form::Int8(Scaling::Blocks256) {
             let mut blocks = self.weights.as_chunks_mut::<SUPER_LEN>().0.iter_mut();
-            let mut done = super_blocks(dtype, row, |block| {
+            let done = super_blocks(dtype, row, |block| {
                 let (d, dmin) = (f64::from(block.d), f64::from(block.dmin));
                 let Some(out) = blocks.next() else { return };
                 let subs = out.as_chunks_mut::<SUB_LEN>().0.iter_mut();
@@ -486,25 +520,17 @@ impl Exact {
                     }
                 }
             });
-            let mut groups = self.weights.as_chunks_mut::<32>().0.iter_mut();
-            done = done
-                || groups_of_32(dtype, row, |d, codes| {
-                    let Some(out) = groups.next() else { return };
-                    for (i, (out, &code)) in out.iter_mut().zip(codes).enumerate() {
-                        *out = f64::from(d) * f64::from(code);
-                        squares[i % LANES] += *out * *out;
-                    }
-                });
             assert!(
                 done,
-                "{dtype} is multiplied as integers, so it is one of these"
+                "{dtype} is multiplied in blocks of 256, so it is one of these"
             );
         } else {
+            // Floats, and codes times one scale: of f16 and eight bits, which f32 holds exactly.
             decode_row(dtype, row, &mut self.decoded)?;
             for (w, decoded) in self.weights.iter_mut().zip(&self.decoded) {
                 *w = f64::from(*decoded);
             }
-            add_squares(&mut squares, self.weights.iter().copied());
+            add_squares(&mut squares, &self.weights);
         }
         self.squares = squares.into_iter().sum();
         Ok(())
@@ -512,9 +538,15 @@ impl Exact {
 }
 
 #[inline(always)]
-fn add_squares(sums: &mut [f64; LANES], values: impl Iterator<Item = f64>) {
-    for (i, value) in values.enumerate() {
-        sums[i % LANES] += value * value;
+fn add_squares(sums: &mut [f64; LANES], values: &[f64]) {
+    let (groups, rest) = values.as_chunks::<LANES>();
+    for group in groups {
+        for i in 0..LANES {
+            sums[i] += group[i] * group[i];
+        }
+    }
+    for (sum, value) in sums.iter_mut().zip(rest) {
+        *sum += value * value;
     }
 }
 
@@ -534,32 +566,27 @@ fn rounding(form: Form, k: usize) -> f64 {
 }
 
 multiversion! {
-    /// For the rows from `first` on: `e` and `‖v‖`.
+    /// For the rows of the matrix and of its copy from each of `firsts` on: `e` and `‖v‖`.
     fn measure(
-        w: &BlockMatrix<'_>,
-        copy: &BlockMatrix<'_>,
-        first: usize,
+        matrices: [&BlockMatrix<'_>; 2],
+        firsts: [usize; 2],
         errors: &mut [f32],
         norms: &mut [f32],
     ) -> Result<(), QuantError> {
+        let [w, copy] = matrices;
         let k = w.k();
-        let forms = [w, copy].map(|w| Matrix::Blocks(*w).form());
+        let forms = matrices.map(|w| Matrix::Blocks(*w).form());
         let gamma = forms.map(|form| rounding(form, k));
         let (mut exact, mut rounded) = (Exact::new(k), Exact::new(k));
         for (i, (error, norm)) in errors.iter_mut().zip(norms).enumerate() {
-            exact.read(forms[0], w.dtype(), w.rows(first + i, 1))?;
-            rounded.read(forms[1], copy.dtype(), copy.rows(first + i, 1))?;
+            exact.read(forms[0], w.dtype(), w.rows(firsts[0] + i, 1))?;
+            rounded.read(forms[1], copy.dtype(), copy.rows(firsts[1] + i, 1))?;
             let (mut difference, mut squares) = ([0.0; LANES], [0.0; LANES]);
-            let (w, w_rest) = exact.weights.as_chunks::<LANES>();
-            let (v, v_rest) = rounded.weights.as_chunks::<LANES>();
-            for (w, v) in w.iter().zip(v) {
-                for i in 0..LANES {
-                    difference[i] += (w[i] - v[i]) * (w[i] - v[i]);
-                    squares[i] += v[i] * v[i];
-                }
+            add_squares(&mut squares, &rounded.weights);
+            for (w, v) in exact.weights.iter_mut().zip(&rounded.weights) {
+                *w -= v;
             }
-            add_squares(&mut difference, w_rest.iter().zip(v_rest).map(|(w, v)| w - v));
-            add_squares(&mut squares, v_rest.iter().copied());
+            add_squares(&mut difference, &exact.weights);
             let root = |sums: [f64; LANES]| sums.into_iter().sum::<f64>().sqrt();
             let (a, b) = (exact.squares.sqrt(), rounded.squares.sqrt());
             let bounded = a <= MOST_WEIGHTS && b <= MOST_WEIGHTS;
@@ -752,7 +779,8 @@ mod tests {
         let (n, k) = (600, 256);
         for (dtype, screen) in PAIRS {
             let weights = Weights::new(dtype, k, &bell(n * k, 1));
-            let made = Screen::new(&Exec::new(1, Isa::detect()), &weights.matrix(), screen).unwrap();
+            let made =
+                Screen::new(&Exec::new(1, Isa::detect()), &weights.matrix(), screen).unwrap();
             for exec in exec_matrix() {
                 let stored = Matrix::Blocks(weights.matrix());
                 let interleaved = InterleavedMatrix::on_any_level(&exec, &stored);
@@ -783,12 +811,16 @@ mod tests {
                     // One that needs all of them, and activations that the bound doesn't cover.
                     tops[1] = 0;
                     let (mut out, scratch) = (vec![f32::NAN; m * n], &mut Scratch::default());
-                    let rows = made.top(&exec, stored, &x, &tops, scratch, &mut out).unwrap();
+                    let rows = made
+                        .top(&exec, stored, &x, &tops, scratch, &mut out)
+                        .unwrap();
                     assert_eq!((rows.screened, rows.computed), (0, n));
                     assert_eq!(out, full);
                     tops[1] = 1;
                     x[k] = 1e20;
-                    let rows = made.top(&exec, stored, &x, &tops, scratch, &mut out).unwrap();
+                    let rows = made
+                        .top(&exec, stored, &x, &tops, scratch, &mut out)
+                        .unwrap();
                     assert_eq!(rows.computed, n);
                 }
             }

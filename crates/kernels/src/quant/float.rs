@@ -28,6 +28,16 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     )
 }
 
+/// The nearest integer, halves away from zero: [`f32::round`], as instructions of vectors.
+///
+/// What is added is the largest number below a half, so that the numbers below a half stay below one; with a half the sum
+/// is a tie between that and the next integer, which is even in its last bit and wins.
+#[inline(always)]
+pub(super) fn round_away(value: f32) -> f32 {
+    const BELOW_HALF: f32 = 0.5f32.next_down();
+    (value + BELOW_HALF.copysign(value)).trunc()
+}
+
 /// The half-precision number stored at the start of `bytes`.
 #[inline(always)]
 pub(super) fn f16_at(bytes: &[u8; 2]) -> f32 {
@@ -177,6 +187,23 @@ mod tests {
             let mut bytes = [0; 2];
             encode_bf16(&[v], &mut bytes);
             assert_eq!(bytes, bf16::from_f32(v).to_le_bytes(), "{v:e}");
+        }
+    }
+
+    #[test]
+    fn integers_are_the_nearest() {
+        let near_halves = (0..300).flat_map(|i| {
+            let half = i as f32 + 0.5;
+            [half.next_down(), half, half.next_up(), i as f32, 1e5 * half]
+        });
+        let wide = (0..=u32::MAX).step_by(9973).map(f32::from_bits);
+        for v in near_halves
+            .chain(numbers())
+            .chain(wide.filter(|v| !v.is_nan()))
+        {
+            for v in [v, -v] {
+                assert_eq!(round_away(v).to_bits(), v.round().to_bits(), "{v:e}");
+            }
         }
     }
 }

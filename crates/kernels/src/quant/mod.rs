@@ -134,6 +134,16 @@ const fn is_searched(dtype: DType) -> bool {
     matches!(dtype, Q2_K | Q3_K | Q4_K | Q5_K | Q6_K)
 }
 
+/// Applies a function to each block; the lengths were checked against each other before. Called by name, it is inlined into
+/// code that is compiled for wider instructions; as a value it isn't.
+macro_rules! encode_blocks {
+    ($values:expr, $out:expr, $encode:path) => {
+        for (values, block) in ($values.as_chunks().0.iter()).zip($out.as_chunks_mut().0) {
+            $encode(values, block);
+        }
+    };
+}
+
 /// As [`encode_row`], of the types without a search.
 ///
 /// Inlined, so that a caller compiled for wider instructions gets an encoder that uses them.
@@ -142,21 +152,21 @@ fn encode_directly(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), Q
     check_sizes(dtype, values.len(), out.len())?;
     check_magnitudes(dtype, values)?;
     match dtype {
-        DType::F32 => encode_blocks(values, out, float::encode_f32),
-        DType::F16 => encode_blocks(values, out, float::encode_f16),
-        DType::BF16 => encode_blocks(values, out, float::encode_bf16),
-        DType::Q4_0 => encode_blocks(values, out, q4::encode_q4_0),
-        DType::Q4_1 => encode_blocks(values, out, q4::encode_q4_1),
-        DType::Q5_0 => encode_blocks(values, out, q5::encode_q5_0),
-        DType::Q5_1 => encode_blocks(values, out, q5::encode_q5_1),
-        DType::Q8_0 => encode_blocks(values, out, q8_0::encode),
-        DType::TQ1_0 => encode_blocks(values, out, tq1_0::encode::<256, 54>),
-        DType::PTQ1_0 => encode_blocks(values, out, tq1_0::encode::<128, 28>),
-        DType::TQ2_0 => encode_blocks(values, out, tq2_0::encode),
-        DType::Q1_0 => encode_blocks(values, out, q1_0::encode),
-        DType::Q2_0 => encode_blocks(values, out, q2_0::encode::<64, 18>),
-        DType::Q2_0_G128 | DType::PQ2_0 => encode_blocks(values, out, q2_0::encode::<128, 34>),
-        DType::MXFP4 => encode_blocks(values, out, mxfp4::encode),
+        DType::F32 => encode_blocks!(values, out, float::encode_f32),
+        DType::F16 => encode_blocks!(values, out, float::encode_f16),
+        DType::BF16 => encode_blocks!(values, out, float::encode_bf16),
+        DType::Q4_0 => encode_blocks!(values, out, q4::encode_q4_0),
+        DType::Q4_1 => encode_blocks!(values, out, q4::encode_q4_1),
+        DType::Q5_0 => encode_blocks!(values, out, q5::encode_q5_0),
+        DType::Q5_1 => encode_blocks!(values, out, q5::encode_q5_1),
+        DType::Q8_0 => encode_blocks!(values, out, q8_0::encode),
+        DType::TQ1_0 => encode_blocks!(values, out, tq1_0::encode::<256, 54>),
+        DType::PTQ1_0 => encode_blocks!(values, out, tq1_0::encode::<128, 28>),
+        DType::TQ2_0 => encode_blocks!(values, out, tq2_0::encode),
+        DType::Q1_0 => encode_blocks!(values, out, q1_0::encode),
+        DType::Q2_0 => encode_blocks!(values, out, q2_0::encode::<64, 18>),
+        DType::Q2_0_G128 | DType::PQ2_0 => encode_blocks!(values, out, q2_0::encode::<128, 34>),
+        DType::MXFP4 => encode_blocks!(values, out, mxfp4::encode),
         _ => {
             return Err(QuantError::Unsupported {
                 op: "encode",
@@ -185,11 +195,11 @@ pub(crate) fn encode_row_quick(
     check_sizes(dtype, values.len(), out.len())?;
     check_magnitudes(dtype, values)?;
     match dtype {
-        DType::Q2_K => encode_blocks(values, out, q2_k::encode_quick),
-        DType::Q3_K => encode_blocks(values, out, q3_k::encode_quick),
-        DType::Q4_K => encode_blocks(values, out, q4_k::encode_quick),
-        DType::Q5_K => encode_blocks(values, out, q5_k::encode_quick),
-        _ => encode_blocks(values, out, q6_k::encode_quick),
+        DType::Q2_K => encode_blocks!(values, out, q2_k::encode_quick),
+        DType::Q3_K => encode_blocks!(values, out, q3_k::encode_quick),
+        DType::Q4_K => encode_blocks!(values, out, q4_k::encode_quick),
+        DType::Q5_K => encode_blocks!(values, out, q5_k::encode_quick),
+        _ => encode_blocks!(values, out, q6_k::encode_quick),
     }
     Ok(())
 }
@@ -203,18 +213,6 @@ fn decode_blocks<const B: usize, const N: usize>(
 ) {
     for (block, values) in bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
         decode(block, values);
-    }
-}
-
-/// Applies `encode` to each block; the lengths were checked against each other before.
-#[inline(always)]
-fn encode_blocks<const N: usize, const B: usize>(
-    values: &[f32],
-    out: &mut [u8],
-    encode: impl Fn(&[f32; N], &mut [u8; B]),
-) {
-    for (values, block) in values.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
-        encode(values, block);
     }
 }
 

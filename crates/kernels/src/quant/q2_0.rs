@@ -3,7 +3,7 @@
 //! `B` is the size of the block in bytes and `N` its elements: 18 and 64 as upstream defines it,
 //! 34 and 128 in the files of the fork it came from. See `docs/formats/ternary.md`.
 
-use super::float::{f16_at, f16_bytes};
+use super::float::{f16_at, f16_bytes, round_away};
 use super::integers::SmallBlock;
 use super::q4::{absmax, invert};
 
@@ -28,7 +28,7 @@ pub(super) fn integers<const B: usize, const N: usize>(block: &[u8; B]) -> Small
 pub(super) fn encode<const N: usize, const B: usize>(values: &[f32; N], block: &mut [u8; B]) {
     let d = absmax(values);
     let inv = invert(d);
-    let code = |x: f32| ((x * inv).round() as i8).clamp(-1, 1).wrapping_add(1) as u8;
+    let code = |x: f32| (round_away(x * inv) as i8).clamp(-1, 1).wrapping_add(1) as u8;
     block[..2].copy_from_slice(&f16_bytes(d));
     for (codes, xs) in block[2..].iter_mut().zip(values.as_chunks::<4>().0) {
         *codes = (0..4).fold(0, |codes, i| codes | code(xs[i]) << (2 * i));

@@ -1,6 +1,6 @@
 //! Q8_0: 32 signed bytes with an f16 scale. See `docs/formats/blocks.md`.
 
-use super::float::{f16_at, f16_bytes};
+use super::float::{f16_at, f16_bytes, round_away};
 use super::integers::SmallBlock;
 use super::q4::{absmax, invert};
 
@@ -25,6 +25,6 @@ pub(super) fn encode(values: &[f32; 32], block: &mut [u8; 34]) {
     let inv = invert(d);
     block[..2].copy_from_slice(&f16_bytes(d));
     for (code, &x) in block[2..].iter_mut().zip(values) {
-        *code = ((x * inv).round() + TO_INTEGER).to_bits() as u8;
+        *code = (round_away(x * inv) + TO_INTEGER).to_bits() as u8;
     }
 }

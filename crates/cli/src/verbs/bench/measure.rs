@@ -332,7 +332,7 @@ fn time_step(
     Ok(watch.elapsed())
 }
 
-/// A step of each of `sessions`, with one token of `ids`.
+/// A step of each of `sessions`, with one token of `ids`, of which the most likely token is needed.
 pub(super) fn steps<'a>(
     sessions: &'a mut [Session<Device>],
     ids: &'a [u32],
@@ -341,7 +341,7 @@ pub(super) fn steps<'a>(
     let step = |(session, ids)| Step {
         session,
         ids,
-        logits: Logits::Last,
+        logits: Logits::Top(1),
     };
     steps.map(step).collect()
 }
