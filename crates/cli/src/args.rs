@@ -50,9 +50,10 @@ pub(crate) struct ModelFlags {
     head: HeadFlag,
 
     /// Type of a copy of the output head that rules tokens out before the head is read, on the CPU; changes no
-    /// token, takes memory and time to load, and is faster for greedy and top-k sampling
-    #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
-    head_screen: ScreenFlag,
+    /// token, takes memory and time to load, and is faster for greedy and top-k sampling [default: auto where
+    /// answers are generated on the CPU from weights in memory, else off]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    head_screen: Option<ScreenFlag>,
 }
 
 impl ModelFlags {
@@ -75,12 +76,12 @@ impl ModelFlags {
                 .context("receipt: settings.i2s_layout")?
                 .unwrap_or_default(),
             head: head.transpose()?.unwrap_or_default(),
-            head_screen: ScreenFlag::Off,
+            head_screen: None,
         })
     }
 
-    /// How the output head is loaded.
-    pub(crate) fn head(&self) -> HeadOptions {
+    /// How the output head is loaded, with a screen as in `otherwise` if none is asked for.
+    pub(crate) fn head(&self, otherwise: HeadScreen) -> HeadOptions {
         let dtype = match self.head {
             HeadFlag::Keep => None,
             HeadFlag::Q8_0 => Some(DType::Q8_0),
@@ -89,26 +90,26 @@ impl ModelFlags {
             HeadFlag::F16 => Some(DType::F16),
         };
         let screen = match self.head_screen {
-            ScreenFlag::Off => HeadScreen::Off,
-            ScreenFlag::Auto => HeadScreen::Auto,
-            ScreenFlag::Q8_0 => HeadScreen::As(DType::Q8_0),
-            ScreenFlag::Q6_K => HeadScreen::As(DType::Q6_K),
-            ScreenFlag::Q5_K => HeadScreen::As(DType::Q5_K),
-            ScreenFlag::Q4_K => HeadScreen::As(DType::Q4_K),
+            None => otherwise,
+            Some(ScreenFlag::Off) => HeadScreen::Off,
+            Some(ScreenFlag::Auto) => HeadScreen::Auto,
+            Some(ScreenFlag::Q8_0) => HeadScreen::As(DType::Q8_0),
+            Some(ScreenFlag::Q6_K) => HeadScreen::As(DType::Q6_K),
+            Some(ScreenFlag::Q5_K) => HeadScreen::As(DType::Q5_K),
+            Some(ScreenFlag::Q4_K) => HeadScreen::As(DType::Q4_K),
         };
         HeadOptions { dtype, screen }
     }
 }
 
 /// Types are spelled as in files.
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum)]
 #[value(rename_all = "snake_case")]
 #[allow(non_camel_case_types)]
 enum ScreenFlag {
     /// No copy
     Off,
     /// q8_0 for large heads of floats, else off
-    #[default]
     Auto,
     Q8_0,
     Q6_K,
@@ -432,6 +433,15 @@ impl EngineFlags {
             false => CacheType::F32,
         };
         self.cache().unwrap_or(usual)
+    }
+
+    /// The screen of the output head with which answers are generated if none is asked for. GPUs have none, and making it
+    /// takes longer than mapping weights does.
+    pub(crate) fn screen(&self) -> HeadScreen {
+        match self.device.is_gpu() || self.weights == WeightsFlag::Map {
+            true => HeadScreen::Off,
+            false => HeadScreen::Auto,
+        }
     }
 
     /// Settings of a session that holds `ctx_len` tokens.

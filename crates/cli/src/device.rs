@@ -94,6 +94,11 @@ impl DeviceFlags {
         }
     }
 
+    /// Whether a GPU is asked for.
+    pub(crate) fn is_gpu(&self) -> bool {
+        self.backend == BackendFlag::Gpu
+    }
+
     /// Whether a GPU, and not just any device, is to compute a model of `memory_bytes`.
     pub(crate) fn requires_gpu(&self, memory_bytes: u64) -> bool {
         let preference = self

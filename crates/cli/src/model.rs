@@ -19,7 +19,7 @@ use sterna_delivery::fetch::Limits;
 use sterna_delivery::hash::Digest;
 use sterna_delivery::pull::{PullError, PullOptions, source_and_name};
 use sterna_delivery::store::{self, StoreError, portable_name};
-use sterna_engine::plan::{HeadOptions, PlanOptions};
+use sterna_engine::plan::{HeadOptions, HeadScreen, PlanOptions};
 use sterna_engine::{Backend, Model, ModelPlan, Session};
 use sterna_format::hf::GenerationConfig;
 use sterna_format::rdrr::MANIFEST_FILE;
@@ -300,12 +300,21 @@ pub(crate) fn tell(warning: &Warning) {
     }
 }
 
-/// What the engine makes of `files`, the output head as `flags` have it.
+/// What the engine makes of `files`, the output head as `flags` have it, with a screen only if they ask for one.
 pub(crate) fn plan(files: &LocalModel, flags: &ModelFlags) -> Result<ModelPlan> {
+    plan_with(files, flags, HeadScreen::Off)
+}
+
+/// The same, with a screen of the output head as in `otherwise` if `flags` ask for none: where answers are generated.
+pub(crate) fn plan_with(
+    files: &LocalModel,
+    flags: &ModelFlags,
+    otherwise: HeadScreen,
+) -> Result<ModelPlan> {
     let options = PlanOptions {
         i2s_layout: flags.i2s_layout(),
     };
-    let plan = files.plan(&options)?.with_head(flags.head());
+    let plan = files.plan(&options)?.with_head(flags.head(otherwise));
     plan.with_context(|| files.name().to_owned())
 }
 

@@ -15,7 +15,7 @@ use sterna::native::{BUILTIN, Device, LocalModel, gpu_name};
 use sterna::receipt::{Receipt, Setup};
 use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
-use sterna_engine::plan::PlanOptions;
+use sterna_engine::plan::{HeadScreen, PlanOptions};
 use sterna_server::{
     CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, Models, PARALLEL,
     PARALLEL_ON_GPU, QUEUE, Served, Server, Settings, Sign, Signal, SignalLimits,
@@ -512,12 +512,14 @@ impl Chosen {
     /// Errors: a GPU that isn't there; `--gpus` beside another device.
     pub(super) fn engines(&self, flags: &EngineFlags) -> Result<Devices> {
         let (needs_hashes, receipts) = (self.settings.cache_folder.is_some(), self.receipts);
+        let screen = self.screen(flags);
         match &self.gpus {
             Some(gpus) => {
                 let (engines, names) = flags.on_each(gpus)?.into_iter().unzip();
                 Ok(Devices {
                     engines,
                     names,
+                    screen,
                     needs_hashes,
                     receipts,
                 })
@@ -525,9 +527,18 @@ impl Chosen {
             None => Ok(Devices {
                 engines: vec![flags.clone()],
                 names: Vec::new(),
+                screen,
                 needs_hashes,
                 receipts,
             }),
+        }
+    }
+
+    /// The screens of output heads if none is asked for: where memory is bounded, it is for models.
+    fn screen(&self, flags: &EngineFlags) -> HeadScreen {
+        match self.gpus.is_some() || self.settings.engine.models_bytes.is_some() {
+            true => HeadScreen::Off,
+            false => flags.screen(),
         }
     }
 
@@ -625,6 +636,8 @@ pub(super) struct Devices {
     engines: Vec<EngineFlags>,
     /// The names of the GPUs that `--gpus` asked for.
     pub(super) names: Vec<String>,
+    /// Of their output heads, if none is asked for.
+    screen: HeadScreen,
     /// What they compute is kept for later, so that it has to be known which models they are.
     needs_hashes: bool,
     /// Receipts are written of what they compute.
@@ -664,9 +677,13 @@ fn origin(name: &str) -> String {
 /// Opens the model called `name`, without its weights; what clients call it.
 ///
 /// Errors: also, there is no room for it.
-pub(super) fn check(name: &str, flags: &ModelFlags, chosen: &Chosen) -> Result<String> {
+pub(super) fn check(
+    name: &str,
+    (flags, engine): (&ModelFlags, &EngineFlags),
+    chosen: &Chosen,
+) -> Result<String> {
     let files = model::open(name)?;
-    let plan = model::plan(&files, flags)?;
+    let plan = model::plan_with(&files, flags, chosen.screen(engine))?;
     files.require_tokenizer()?;
     let called = called(name, files.stem());
     chosen.expect_room(&called, plan.memory_bytes())?;
@@ -682,7 +699,7 @@ pub(super) fn open(
     devices: &Arc<Devices>,
 ) -> Result<Opened> {
     let files = Arc::new(model::open(name)?);
-    let plan = model::plan(&files, flags)?;
+    let plan = model::plan_with(&files, flags, devices.screen)?;
     // What would fail later fails before the weights are read.
     files.require_tokenizer()?;
     let engines = devices.engines.iter();
@@ -732,7 +749,7 @@ pub(super) fn open(
     let options = PlanOptions {
         i2s_layout: flags.i2s_layout(),
     };
-    let weights = Replaceable::new(&files, &plan, options, flags.head());
+    let weights = Replaceable::new(&files, &plan, options, flags.head(devices.screen));
     let weights = Arc::new(Mutex::new(weights));
     let load: Arc<Load> = {
         let (files, weights) = (Arc::clone(&files), Arc::clone(&weights));

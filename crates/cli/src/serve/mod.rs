@@ -285,7 +285,7 @@ impl Serve {
         for name in models {
             match has_api {
                 true => {
-                    names.push(api::check(name, &self.files, chosen)?);
+                    names.push(api::check(name, (&self.files, &self.engine), chosen)?);
                     output::line(format_args!("{}: ok", names[names.len() - 1]))?;
                 }
                 false => model::expect(name)?,

@@ -15,7 +15,7 @@ use sterna::generate::FirstWord;
 use sterna::native::{self, BUILTIN, LocalModel};
 use sterna_delivery::write_whole;
 use sterna_engine::Sampler;
-use sterna_engine::plan::PlanOptions;
+use sterna_engine::plan::{HeadScreen, PlanOptions};
 use sterna_text::{ChatTemplate, Tokenizer};
 
 use crate::args::{EngineFlags, ModelFlags};
@@ -187,7 +187,12 @@ impl Run {
         let grammar = self.grammar.grammar()?;
         let files = model::open(&self.model)?;
         // A model that can't be run has no use for a prompt.
-        let plan = model::plan(&files, &self.files)?;
+        let screen = match self.receipt {
+            // Of an answer with a receipt the whole head is read.
+            Some(_) => HeadScreen::Off,
+            None => self.engine.screen(),
+        };
+        let plan = model::plan_with(&files, &self.files, screen)?;
         let tokenizer = files.require_tokenizer()?;
         let template = self.template(&files, &tokenizer)?;
         let recommended = model::generation_config(&files)?;
@@ -232,7 +237,7 @@ impl Run {
         let options = PlanOptions {
             i2s_layout: self.files.i2s_layout(),
         };
-        let weights = Replaceable::new(&files, &plan, options, self.files.head());
+        let weights = Replaceable::new(&files, &plan, options, self.files.head(screen));
         let adapted = model::adapted(&files, &plan, &engine, ctx_len)?;
         let receipt = match self.receipt.is_some() {
             true => Some(Arc::new(model::setup(

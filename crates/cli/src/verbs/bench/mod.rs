@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
-use sterna_engine::{Decoded, Logits, Sampler, SamplerConfig, Session};
+use sterna_engine::{Decoded, Logits, ModelPlan, Sampler, SamplerConfig, Session};
 use sterna_kernels::Exec;
 
 use self::measure::{Candidate, Test, Work, token_ids};
@@ -117,7 +117,7 @@ impl Bench {
             thread_counts.push(self.flags.engine.n_threads());
         }
 
-        let plan = model::plan(&files, &self.flags.files)?;
+        let plan = self.plan(&files)?;
         let model = ModelReport {
             name: files.name().to_owned(),
             family: plan.config().family.name.to_owned(),
@@ -193,9 +193,13 @@ impl Bench {
         tests
     }
 
+    fn plan(&self, files: &LocalModel) -> Result<ModelPlan> {
+        model::plan_with(files, &self.flags.files, self.flags.engine.screen())
+    }
+
     /// Loads the model for `threads` threads, and checks it; returns the loading time in milliseconds.
     fn load(&self, files: &LocalModel, threads: usize) -> Result<(Adapted<Device>, f64)> {
-        let plan = model::plan(files, &self.flags.files)?;
+        let plan = self.plan(files)?;
         let start = Instant::now();
         let engine = &self.flags.engine;
         let model = model::load(files, &plan, engine, threads)?;
