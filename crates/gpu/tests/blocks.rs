@@ -87,7 +87,10 @@ fn check(device: &Device, dtype: DType, (n, k, m): (usize, usize, usize), epilog
                 quantize(r, x_rows, None, scaling, &rounded)?;
                 Input::Int8(&rounded)
             }
-            Form::Float => Input::Float(x_rows),
+            Form::Float => Input::Half {
+                x: x_rows,
+                scratch: &rounded,
+            },
         };
         multiply(r, &w, input, epilogue, out)
     });

@@ -986,7 +986,10 @@ fn products(
         if output.w.kind().form() == Form::Float {
             let input = match norm {
                 Some(norm) => Input::Normed(x.of(), norm),
-                None => Input::Float(x.of()),
+                None => Input::Half {
+                    x: x.of(),
+                    scratch: rounded,
+                },
             };
             multiply(recorder, output, input)?;
         }

@@ -5,7 +5,8 @@ use super::{Rows, fold, max_workgroup};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::shader::{
-    DEQUANTIZE, QUANTIZE, QUANTIZE_ELEMENTS, QUANTIZE_SUMS_BLOCKS, QUANTIZE_SUMS_TERNARY, params,
+    DEQUANTIZE, HALVE, QUANTIZE, QUANTIZE_ELEMENTS, QUANTIZE_SUMS_BLOCKS, QUANTIZE_SUMS_TERNARY,
+    params,
 };
 use crate::tuning::RowClass;
 use crate::{Device, GpuError, Limits, Recorder};
@@ -49,7 +50,8 @@ pub struct QuantizedRows {
     pub(super) q: Buffer,
     /// Scales and sums.
     pub(super) steps: Buffer,
-    /// The values of blocks, or the codes of rows, as f16, for products by matrix units: of many rows, or of trits, of several.
+    /// The values of blocks or of floats, or the codes of rows, as f16, for products by matrix units: of many rows, or of trits,
+    /// of several.
     /// Without such units or rows, nothing.
     pub(super) halves: Buffer,
     /// What products with them by matrix units need: groups of routes, or sums of parts of the columns, for a moment or until the
@@ -300,6 +302,42 @@ pub(crate) fn quantize_for(
         &params,
         fold(x.n_rows * sharing),
     )
+}
+
+params! {
+    HalveParams {
+        k: u32,
+        padded: u32,
+        x_offset: u32,
+        x_stride: u32,
+    }
+}
+
+/// Whether `x` can be [halved](halve): if rows are vectors.
+pub(super) fn can_halve(device: &Device, x: &Rows<'_>) -> bool {
+    x.in_vectors() && x.n_rows <= device.limits().grid as usize
+}
+
+/// Stores `x`, over a power of two, as f16 in `out`, whose `halves` there are.
+///
+/// Errors: [`GpuError::Shape`] if there is no room.
+pub(super) fn halve(
+    recorder: &mut Recorder,
+    x: Rows<'_>,
+    out: &QuantizedRows,
+) -> Result<(), GpuError> {
+    x.check("halve: input")?;
+    out.expect_room(x.n_rows, x.width)?;
+    let padded = x.width.next_multiple_of(PADDING);
+    let params = HalveParams {
+        k: x.width as u32,
+        padded: padded as u32,
+        x_offset: x.offset as u32,
+        x_stride: x.stride as u32,
+    };
+    let bindings = [(&out.halves).into(), x.buffer.into()];
+    let grid = [padded.div_ceil(8 * 64) as u32, x.n_rows as u32];
+    recorder.dispatch(&HALVE, &[], &bindings, &params, grid)
 }
 
 params! {

@@ -11,7 +11,7 @@ use crate::kernels::norm::{LayerNormParams, RmsNormParams};
 use crate::kernels::output::{
     PenalizeParams, PerturbParams, SampleParams, TopKParams, WeighParams,
 };
-use crate::kernels::quantize::{DequantizeParams, QuantizeParams};
+use crate::kernels::quantize::{DequantizeParams, HalveParams, QuantizeParams};
 use crate::kernels::recurrent::{
     ConvParams, MambaParams, PrepareParams, PreviousParams, ScanParams, ShiftParams, StepParams,
     Wkv4Params, WkvFinishParams, WkvParams, WkvPrepareParams,
@@ -254,7 +254,7 @@ shaders! {
         [Read, Read, Read, Write, Read], LinearParams, [];
     GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
-    GEMM_F16_COOP = "gemm_coop_columns", [LINEAR_PARAMS, HALVES, FLOATS_F16, X_VECTORS, COLUMNS_F16, ACTIVATION, EPILOGUE],
+    GEMM_F16_COOP = "gemm_coop_columns", [LINEAR_PARAMS, HALVES, HALF_RANGE, FLOATS_F16, COLUMNS_F16, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write, Read], LinearParams, [];
@@ -410,5 +410,6 @@ shaders! {
         [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16];
     GEMM_BLOCKS_COOP_SUM = "gemm_coop_sum", [GRID, LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, BLOCK_PLANES, COOP_SUMS_BLOCKS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [Need::F16];
+    HALVE = "halve", [HALF_RANGE], [Write, Read], HalveParams, [];
     DEQUANTIZE = "dequantize", [EXACT], [Read, Read, Write], DequantizeParams, [];
 }

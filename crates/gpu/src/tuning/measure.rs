@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::kernels::Rows;
 use crate::kernels::linear::{Epilogue, Form, Input, Linear, multiply, settled};
-use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use crate::kernels::quantize::{QuantizedRows, quantize};
 use crate::memory::Buffer;
 use crate::tuning::{LaunchConfig, Product, RowClass};
 use crate::{Commands, Device, GpuError, Recorder, Tuning, WeightKind};
@@ -78,8 +78,8 @@ pub struct Tuner {
     x: Buffer,
     norm: Buffer,
     out: Buffer,
-    /// Quantized activations, for each form and width.
-    rounded: HashMap<(Scaling, usize), QuantizedRows>,
+    /// Quantized activations, for each form and width; for floats, memory for them as f16.
+    rounded: HashMap<(Form, usize), QuantizedRows>,
     /// Room to quantize one row.
     scratch: QuantizedRows,
 }
@@ -140,13 +140,14 @@ impl Tuner {
             let k = sample.weights.k();
             let rows = samples.iter().filter(|s| s.weights.k() == k);
             let n_rows = rows.map(|s| s.n_rows).max().unwrap_or(1);
-            if let Form::Int8(scaling) = sample.weights.kind().form()
-                && !tuner.rounded.contains_key(&(scaling, k))
-            {
+            let form = sample.weights.kind().form();
+            if !tuner.rounded.contains_key(&(form, k)) {
                 let rounded = QuantizedRows::new(device, n_rows, k)?;
-                let x = Rows::new(&tuner.x, n_rows, k);
-                quantize(&mut recorder, x, None, scaling, &rounded)?;
-                tuner.rounded.insert((scaling, k), rounded);
+                if let Form::Int8(scaling) = form {
+                    let x = Rows::new(&tuner.x, n_rows, k);
+                    quantize(&mut recorder, x, None, scaling, &rounded)?;
+                }
+                tuner.rounded.insert((form, k), rounded);
             }
         }
         device.submit(&[&recorder.finish()?], &[])?.wait()?;
@@ -372,14 +373,19 @@ impl Tuner {
         } = sample;
         recorder.set_tuning(Tuning::all(config));
         let x = Rows::new(&self.x, *n_rows, w.k());
-        let input = match w.kind().form() {
-            Form::Float => Input::Float(x),
+        let form = w.kind().form();
+        let rounded = &self.rounded[&(form, w.k())];
+        let input = match form {
+            Form::Float => Input::Half {
+                x,
+                scratch: rounded,
+            },
             Form::Int8(_) if *n_rows == 1 => Input::Round {
                 x,
                 norm: sample.is_normed.then_some((&self.norm, 1e-5)),
                 scratch: &self.scratch,
             },
-            Form::Int8(scaling) => Input::Int8(&self.rounded[&(scaling, w.k())]),
+            Form::Int8(_) => Input::Int8(rounded),
         };
         let out = Rows::new(&self.out, *n_rows, sample.epilogue.width(w.n()));
         multiply(recorder, w, input, sample.epilogue, out)

@@ -4,7 +4,7 @@ use sterna_format::DType;
 
 use super::planes::FLOAT_PADDING;
 use super::{Epilogue, Form, Linear, WeightKind};
-use crate::kernels::quantize::{PADDING, Parts, QuantizedRows, Scaling};
+use crate::kernels::quantize::{PADDING, Parts, QuantizedRows, Scaling, can_halve};
 use crate::kernels::{Rows, fold, max_workgroup};
 use crate::memory::Buffer;
 use crate::record::Binding;
@@ -113,6 +113,8 @@ impl shader::Params for TwoLinearParams {
 pub(super) enum Source<'a> {
     /// Quantized beforehand.
     Stored(&'a QuantizedRows),
+    /// Not quantized, and stored as f16 beforehand, for matrix units.
+    Halves(&'a QuantizedRows),
     /// Few rows, or that of a route, quantized by every workgroup for itself.
     Own {
         x: Rows<'a>,
@@ -132,6 +134,16 @@ pub(crate) fn reads_halves(recorder: &Recorder, w: &Linear, n_rows: usize) -> bo
         && (w.pieces.iter()).any(|piece| CoopLaunch::of(piece.n, w.k, n_rows).reads_halves(w.kind))
 }
 
+/// Whether matrix units multiply `w` by the rows `x` of floats, as f16.
+pub(super) fn halves_floats(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
+    let config = recorder.tuning().config(&w.product(x.n_rows));
+    let device = recorder.device();
+    w.kind == WeightKind::Blocks(DType::F16)
+        && is_tiled(device, config, w, x.n_rows)
+        && by_matrix_units(device, config, w)
+        && can_halve(device, x)
+}
+
 /// The kernels for one kind of weights.
 struct Kernels {
     /// For few rows of activations.
@@ -142,7 +154,7 @@ struct Kernels {
     gemm: &'static Shader,
     /// For many rows, by cooperative matrices, where they can be used.
     coop: Option<Coop>,
-    /// For many rows that aren't quantized, likewise.
+    /// For many rows of floats, as f16.
     float_coop: Option<&'static Shader>,
 }
 
@@ -305,21 +317,19 @@ impl Kernels {
                 _ => return Err(unsupported(dtype)),
             },
         };
-        let units = (matches!(source, Source::Stored(_)) || in_vectors(source))
-            && by_matrix_units(recorder.device(), config, w);
+        let units =
+            matches!(source, Source::Stored(_)) && by_matrix_units(recorder.device(), config, w);
         let sum = match w.kind {
             WeightKind::Ternary => &shader::TERNARY_GEMM_COOP_SUM,
             WeightKind::Blocks(_) => &shader::GEMM_BLOCKS_COOP_SUM,
         };
         let coop = coop.filter(|_| units);
-        let float_coop =
-            (w.kind == WeightKind::Blocks(DType::F16)).then_some(&shader::GEMM_F16_COOP);
         Ok(Kernels {
             gemv,
             rounding,
             gemm,
             coop: coop.map(|[wide, few]| Coop { wide, few, sum }),
-            float_coop: float_coop.filter(|_| units),
+            float_coop: matches!(source, Source::Halves(_)).then_some(&shader::GEMM_F16_COOP),
         })
     }
 }
@@ -328,7 +338,7 @@ impl Kernels {
 pub(super) fn in_vectors(source: &Source<'_>) -> bool {
     match source {
         Source::Floats(x, _) => x.in_vectors(),
-        Source::Stored(_) | Source::Own { .. } => false,
+        Source::Stored(_) | Source::Halves(_) | Source::Own { .. } => false,
     }
 }
 
@@ -646,6 +656,7 @@ impl<'a> Given<'a> {
             Source::Stored(x) => {
                 inputs.extend([Binding::from(&x.q), Binding::from(&x.steps)]);
             }
+            Source::Halves(x) => inputs.push((&x.halves).into()),
             Source::Floats(x, norm) => {
                 (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
                 inputs.push(x.buffer.into());

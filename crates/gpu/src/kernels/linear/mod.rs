@@ -12,7 +12,7 @@ use sterna_format::DType;
 use crate::error::{expect, expect_most};
 use crate::kernels::Rows;
 use crate::kernels::elementwise::Activation;
-use crate::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use crate::kernels::quantize::{QuantizedRows, Scaling, halve, quantize};
 use crate::memory::{Buffer, Upload};
 use crate::tuning::{Product, RowClass};
 use crate::{Device, GpuError, Recorder};
@@ -96,6 +96,13 @@ pub enum Input<'a> {
     Int8(&'a QuantizedRows),
     /// Floats.
     Float(Rows<'a>),
+    /// Floats that go as f16 through `scratch` where matrix units multiply them.
+    Half {
+        /// The floats.
+        x: Rows<'a>,
+        /// Memory for as many rows.
+        scratch: &'a QuantizedRows,
+    },
     /// Floats that are normalised first, by weights `[k]` and with an eps: for weights that are floats, and few rows.
     Normed(Rows<'a>, (&'a Buffer, f32)),
     /// Floats to be quantized to the form of the weights, normalised first if there is a norm, its weights
@@ -391,6 +398,15 @@ pub fn multiply(
             check_input(w, &x, &out)?;
             Source::Floats(x, None)
         }
+        (Form::Float, Input::Half { x, scratch }) => {
+            check_input(w, &x, &out)?;
+            if dispatch::halves_floats(recorder, w, &x) {
+                halve(recorder, x, scratch)?;
+                Source::Halves(scratch)
+            } else {
+                Source::Floats(x, None)
+            }
+        }
         (Form::Float, Input::Normed(x, norm)) => {
             check_input(w, &x, &out)?;
             check_norm(norm, w.k)?;
@@ -477,7 +493,7 @@ pub fn multiply_beside(
                 _ => return Ok(false),
             }
         }
-        Input::Float(_) | Input::Normed(..) => return Ok(false),
+        Input::Float(_) | Input::Half { .. } | Input::Normed(..) => return Ok(false),
     };
     dispatch::multiply_beside(recorder, products, source, epilogue)
 }

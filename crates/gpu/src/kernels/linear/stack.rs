@@ -366,7 +366,7 @@ fn record(
             x.expect_room(n_rows, w.k)?;
             Source::Stored(x)
         }
-        (Form::Float, Input::Float(x)) => {
+        (Form::Float, Input::Float(x) | Input::Half { x, .. }) => {
             check(&x)?;
             Source::Floats(x, None)
         }
@@ -430,6 +430,7 @@ fn record(
     let mut norms: Option<Binding<'_>> = None;
     match source {
         Source::Stored(x) => inputs.extend([Binding::from(&x.q), Binding::from(&x.steps)]),
+        Source::Halves(_) => unreachable!("experts' rows of floats are read as they are"),
         Source::Floats(x, norm) | Source::Own { x, norm, .. } => {
             (params.x_offset, params.x_stride) = (x.offset as u32, x.stride as u32);
             params.eps = norm.map_or(0.0, |(_, eps)| eps);

@@ -1,20 +1,18 @@
-// F16 weights and f32 activations for gemm_coop_columns.wgsl. Needs `floats_f16.wgsl` and `x_vectors.wgsl`.
+// F16 weights and f16 activations for gemm_coop_columns.wgsl. Needs `floats_f16.wgsl` and `half_range.wgsl`.
 //
 // Agrees with `sterna_kernels::gemm` as float_gemm.wgsl does, except that activations are rounded to f16.
-// Shapes: as float_gemv.wgsl, with m rows of x and out.
-
-// Activations over it are f16, over the range that coop_sums_blocks.wgsl says.
-const SHRINK: f32 = 64.0;
+// Shapes: as float_gemv.wgsl, with m rows of out; x as halve.wgsl stores it.
 
 // Turns of 64 columns: as many as there are registers for.
 override TURNS: u32 = select(1u, 2u, TOKENS == 32u);
 
+@group(0) @binding(2) var<storage, read> halves: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 
 // Of the columns of each turn half of a row of weights, and a quarter of a token's, or of two in a single turn.
 struct Chunk {
     w: array<vec4<u32>, 8>,
-    x: array<vec4<f32>, 8>,
+    x: array<vec4<u32>, 4>,
 }
 
 // Rows of activations from `token` on.
@@ -55,7 +53,8 @@ fn put_line(tile: Tile, line: u32, row: u32, sums: vec2<f32>) {
 
 fn fetch(tile: Tile, thread: u32, row0: u32, chunk: u32) -> Chunk {
     let stored = stored_row(row0 + thread / 2u) * params.row_blocks * 4u;
-    let tokens = vec2<u32>(row_of(tile, thread / 4u), row_of(tile, thread / 4u + 32u));
+    let lines = vec2<u32>(row_of(tile, thread / 4u), row_of(tile, thread / 4u + 32u));
+    let tokens = lines * 2u * params.q_len;
     var next: Chunk;
     for (var turn = 0u; turn < TURNS; turn++) {
         let columns = chunk * TURNS + turn;
@@ -66,18 +65,22 @@ fn fetch(tile: Tile, thread: u32, row0: u32, chunk: u32) -> Chunk {
                 next.w[4u * turn + i] = codes[stored + eighth + i];
             }
         }
-        let quarter = columns * 16u + thread % 4u * 4u;
-        for (var i = 0u; i < 4u; i++) {
-            next.x[4u * turn + i] = x_at(tokens.x, quarter + i);
-        }
+        let quarter = columns * 8u + thread % 4u * 2u;
+        next.x[2u * turn] = halves[tokens.x + quarter];
+        next.x[2u * turn + 1u] = halves[tokens.x + quarter + 1u];
     }
     if TOKENS == 64u {
-        let quarter = chunk * 16u + thread % 4u * 4u;
-        for (var i = 0u; i < 4u; i++) {
-            next.x[4u + i] = x_at(tokens.y, quarter + i);
-        }
+        let quarter = chunk * 8u + thread % 4u * 2u;
+        next.x[2] = halves[tokens.y + quarter];
+        next.x[3] = halves[tokens.y + quarter + 1u];
     }
     return next;
+}
+
+// Eight values of activations.
+fn put_eight(to: u32, words: vec4<u32>) {
+    tile_x[to] = vec4<f16>(pair_of(words.x), pair_of(words.y));
+    tile_x[to + 1u] = vec4<f16>(pair_of(words.z), pair_of(words.w));
 }
 
 // The columns of the first turn; those of the next become the first.
@@ -88,12 +91,14 @@ fn stage(thread: u32, now: Chunk) -> Chunk {
     for (var i = 0u; i < 4u; i++) {
         tile_w[to_w + 2u * i] = vec4<f16>(pair_of(now.w[i].x), pair_of(now.w[i].y));
         tile_w[to_w + 2u * i + 1u] = vec4<f16>(pair_of(now.w[i].z), pair_of(now.w[i].w));
-        tile_x[to_x + i] = vec4<f16>(now.x[i] / SHRINK);
-        if TOKENS == 64u {
-            tile_x[to_x + 576u + i] = vec4<f16>(now.x[4u + i] / SHRINK);
-        }
         later.w[i] = now.w[4u + i];
-        later.x[i] = now.x[4u + i];
+    }
+    for (var i = 0u; i < 2u; i++) {
+        put_eight(to_x + 2u * i, now.x[i]);
+        if TOKENS == 64u {
+            put_eight(to_x + 576u + 2u * i, now.x[2u + i]);
+        }
+        later.x[i] = now.x[2u + i];
     }
     return later;
 }
