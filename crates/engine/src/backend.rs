@@ -489,6 +489,14 @@ pub trait Backend: Sized {
     /// Submits all operations so far, and moves the values out of `x`.
     fn submit(&self, x: &mut Self::Buffer) -> Result<Self::Readback, BackendError>;
 
+    /// Copies of the values of `x`, whose rows are divided as `n_rows` says, if they are in this machine's memory; `None`
+    /// if they have to be [submitted](Backend::submit).
+    ///
+    /// Threads copy what is in their caches: one that took all values apart would wait for the caches of the others.
+    fn copies(&self, _x: &mut Self::Buffer, _n_rows: &[usize]) -> Option<Vec<Vec<f32>>> {
+        None
+    }
+
     /// Blocks on a future that needs nothing but this backend to become ready, and drives the device
     /// meanwhile.
     ///

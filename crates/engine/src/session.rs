@@ -377,11 +377,12 @@ impl<B: Backend> Session<B> {
                 logits,
             };
             let hidden = wanted == Wanted::Hidden;
-            let values = run_batch(&weights, &mut [step], hidden).await?;
-            if out.is_empty() {
-                out = values;
-            } else {
-                out.extend(values);
+            for values in run_batch(&weights, &mut [step], hidden).await? {
+                if out.is_empty() {
+                    out = values;
+                } else {
+                    out.extend(values);
+                }
             }
         }
         Ok(out)
@@ -414,7 +415,7 @@ impl<B: Backend> Session<B> {
         steps
             .iter_mut()
             .for_each(|step| step.session.discard_lookahead());
-        forward_now(&weights, steps).await
+        run_batch(&weights, steps, false).await
     }
 
     /// Blocking form of [`Session::decode_together_async`].
@@ -755,19 +756,15 @@ fn decode_ahead<B: Backend>(
     Ok(true)
 }
 
-/// [`Session::forward_together_async`] of `steps` that nothing was computed ahead for.
-async fn forward_now<B: Backend>(
-    weights: &WeightSet<B>,
-    steps: &mut [Step<'_, B>],
-) -> Result<Vec<Vec<f32>>, EngineError> {
-    let mut values = run_batch(weights, steps, false).await?;
-    let mut out = Vec::with_capacity(steps.len());
-    for step in steps.iter().rev() {
-        let n_values = step.n_wanted() * step.session.model.config.n_vocab;
-        out.push(values.split_off(values.len() - n_values));
-    }
-    out.reverse();
-    Ok(out)
+/// `values` of rows that are divided as `n_rows` says.
+fn taken_apart(mut values: Vec<f32>, n_rows: &[usize]) -> Vec<Vec<f32>> {
+    let width = values.len() / n_rows.iter().sum::<usize>().max(1);
+    let mut parts: Vec<Vec<f32>> = (n_rows.iter().skip(1).rev())
+        .map(|n_rows| values.split_off(values.len() - n_rows * width))
+        .collect();
+    parts.push(values);
+    parts.reverse();
+    parts
 }
 
 /// [`Session::decode_together_async`] of `steps` in one batch.
@@ -790,7 +787,7 @@ async fn decode_now<B: Backend>(
         });
     }
     if samples.iter().all(Option::is_none) {
-        let logits = forward_now(weights, steps).await?;
+        let logits = run_batch(weights, steps, false).await?;
         return Ok(logits.into_iter().map(Decoded::Logits).collect());
     }
     let model = Arc::clone(&steps[0].session.model);
@@ -918,34 +915,46 @@ impl<B: Backend> Drop for Begun<'_, '_, B> {
 }
 
 /// Runs `steps`, of sessions of one model, in one batch with the weights `weights`; returns the requested
-/// logits of all, in order, or hidden states in their place.
+/// logits of each, or hidden states in their place.
 ///
 /// Sequences advance only once everything has succeeded.
 async fn run_batch<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
     hidden: bool,
-) -> Result<Vec<f32>, EngineError> {
+) -> Result<Vec<Vec<f32>>, EngineError> {
     let mut begun = Begun {
         steps,
         has_ended: false,
     };
     let steps = &mut *begun.steps;
-    let wanted = steps.iter().any(|step| step.n_wanted() > 0);
+    let n_rows: Vec<usize> = steps.iter().map(Step::n_wanted).collect();
+    let wanted = n_rows.iter().any(|n_rows| *n_rows > 0);
     let model = steps.first().map(|step| Arc::clone(&step.session.model));
-    let submitted = {
+    let (copied, submitted) = {
         let _exclusive = model.as_ref().and_then(|model| model.backend.exclusive());
         compute(weights, steps, 1, hidden)?;
         match (&model, steps.first_mut()) {
             (Some(model), Some(Step { session, .. })) if wanted => {
-                Some(model.backend.submit(session.scratch.logits())?)
+                let logits = session.scratch.logits();
+                // Of one step there is nothing to take apart.
+                let copied = match n_rows[..] {
+                    [_] => None,
+                    _ => model.backend.copies(logits, &n_rows),
+                };
+                let submitted = match copied {
+                    Some(_) => None,
+                    None => Some(model.backend.submit(logits)?),
+                };
+                (copied, submitted)
             }
-            _ => None,
+            _ => (None, None),
         }
     };
-    let values = match submitted {
-        Some(values) => values.await?,
-        None => Vec::new(),
+    let values = match (copied, submitted) {
+        (Some(copied), _) => copied,
+        (None, Some(values)) => taken_apart(values.await?, &n_rows),
+        (None, None) => vec![Vec::new(); n_rows.len()],
     };
     for Step { session, ids, .. } in steps.iter_mut() {
         session.cache.advance(ids.len());

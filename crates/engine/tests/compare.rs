@@ -492,6 +492,10 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.submit(x)
     }
 
+    fn copies(&self, x: &mut B::Buffer, n_rows: &[usize]) -> Option<Vec<Vec<f32>>> {
+        self.inner.copies(x, n_rows)
+    }
+
     fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
         self.inner.wait(future)
     }

@@ -264,7 +264,7 @@ fn elements(exec: &Exec, hashes: &mut Hashes) {
     let (cos, sin) = (floats(3 * 16, 6), floats(3 * 16, 7));
     for layout in [RopeLayout::Halves, RopeLayout::Pairs] {
         let mut heads = floats(3 * 2 * 50, 8);
-        rope(&mut heads, 50, 32, &cos, &sin, layout).unwrap();
+        rope(exec, &mut heads, 50, 32, &cos, &sin, layout).unwrap();
         add(format!("rope {layout:?}"), &heads);
     }
 

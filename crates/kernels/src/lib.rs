@@ -78,7 +78,7 @@ pub use state::State;
 use std::sync::Arc;
 
 use gemm::Lookahead;
-use pool::Pool;
+use pool::{Pool, SharedSlice};
 
 /// The execution resources of every operation: threads and instruction set.
 #[derive(Debug)]
@@ -97,5 +97,51 @@ impl Exec {
             isa,
             lookahead,
         }
+    }
+
+    /// What `f` gives for each number below `n`, on all threads.
+    pub fn map<T: Send>(&self, n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        let mut results: Vec<Option<T>> = std::iter::repeat_with(|| None).take(n).collect();
+        let shared = SharedSlice::new(&mut results);
+        self.pool.for_ranges(n, 1, |range| {
+            // SAFETY: ranges don't overlap.
+            let results = unsafe { shared.range_mut(range.clone()) };
+            for (result, i) in results.iter_mut().zip(range) {
+                *result = Some(f(i));
+            }
+        });
+        let done = |result: Option<T>| result.expect("every number is in a range");
+        results.into_iter().map(done).collect()
+    }
+
+    /// What `f` gives for each of `items`, on all threads.
+    pub fn map_mut<T: Send, R: Send>(
+        &self,
+        items: &mut [T],
+        f: impl Fn(&mut T) -> R + Sync,
+    ) -> Vec<R> {
+        let (n, items) = (items.len(), SharedSlice::new(items));
+        // SAFETY: each number has an item of its own.
+        self.map(n, |i| f(unsafe { &mut items.range_mut(i..i + 1)[0] }))
+    }
+
+    /// Calls `f` with the rows of `x`, of `width` values, several at a time, and the place of the first value, on all
+    /// threads: what one thread alone would go through, it would have to get from the caches of the others.
+    pub(crate) fn for_rows(
+        &self,
+        x: &mut [f32],
+        width: usize,
+        f: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        /// Values that justify a task.
+        const PER_TASK: usize = 4096;
+        let width = width.max(1);
+        let (len, x) = (x.len(), SharedSlice::new(x));
+        self.pool
+            .for_ranges(len.div_ceil(width), PER_TASK.div_ceil(width), |rows| {
+                let places = rows.start * width..len.min(rows.end * width);
+                // SAFETY: ranges don't overlap.
+                f(places.start, unsafe { x.range_mut(places) });
+            });
     }
 }

@@ -3,23 +3,15 @@
 use crate::Exec;
 use crate::dot::dot;
 use crate::isa::multiversion;
-use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
-
-/// Rows per task.
-const ROWS_PER_TASK: usize = 16;
 
 /// `x[t, i] ← x[t, i] · weight[i] / √(mean_i x[t, i]² + eps)`.
 ///
 /// Shapes: `x` is `[m, weight.len()]`; with a head's width as `weight`, each head is a row.
 /// Errors: [`ShapeError`] if `x` isn't whole rows.
 pub fn rms_norm(exec: &Exec, x: &mut [f32], weight: &[f32], eps: f32) -> Result<(), ShapeError> {
-    let width = weight.len();
-    let m = shape::rows("rms norm: input", x.len(), width)?;
-    let shared = SharedSlice::new(x);
-    exec.pool.for_ranges(m, ROWS_PER_TASK, |rows| {
-        // SAFETY: each row belongs to one task.
-        let x = unsafe { shared.range_mut(rows.start * width..rows.end * width) };
+    shape::rows("rms norm: input", x.len(), weight.len())?;
+    exec.for_rows(x, weight.len(), |_, x| {
         norm_rows(exec.isa, x, weight, eps);
     });
     Ok(())
@@ -38,11 +30,8 @@ pub fn rms_norm_groups(
 ) -> Result<(), ShapeError> {
     let width = weight.len().checked_div(n_groups).unwrap_or(0);
     expect_len("rms norm: groups", width * n_groups, weight.len())?;
-    let m = shape::rows("rms norm: input", x.len(), weight.len())?;
-    let shared = SharedSlice::new(x);
-    exec.pool.for_ranges(m, ROWS_PER_TASK, |rows| {
-        // SAFETY: each row belongs to one task.
-        let x = unsafe { shared.range_mut(rows.start * weight.len()..rows.end * weight.len()) };
+    shape::rows("rms norm: input", x.len(), weight.len())?;
+    exec.for_rows(x, weight.len(), |_, x| {
         for row in x.chunks_exact_mut(weight.len()) {
             for (group, weight) in row.chunks_exact_mut(width).zip(weight.chunks_exact(width)) {
                 norm_rows(exec.isa, group, weight, eps);
@@ -63,8 +52,12 @@ pub fn rms_norm_into(
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
     expect_len("rms norm: output", x.len(), out.len())?;
-    out.copy_from_slice(x);
-    rms_norm(exec, out, weight, eps)
+    shape::rows("rms norm: input", x.len(), weight.len())?;
+    exec.for_rows(out, weight.len(), |first, out| {
+        out.copy_from_slice(&x[first..first + out.len()]);
+        norm_rows(exec.isa, out, weight, eps);
+    });
+    Ok(())
 }
 
 /// `x[t, i] ← (x[t, i] − mean) / √(variance + eps) · weight[i] + bias[i]`, mean and variance of each of `n_groups` equal
@@ -83,11 +76,8 @@ pub fn layer_norm_groups(
     let width = weight.len().checked_div(n_groups).unwrap_or(0);
     expect_len("layer norm: groups", width * n_groups, weight.len())?;
     expect_len("layer norm: biases", weight.len(), bias.len())?;
-    let m = shape::rows("layer norm: input", x.len(), weight.len())?;
-    let shared = SharedSlice::new(x);
-    exec.pool.for_ranges(m, ROWS_PER_TASK, |rows| {
-        // SAFETY: each row belongs to one task.
-        let x = unsafe { shared.range_mut(rows.start * weight.len()..rows.end * weight.len()) };
+    shape::rows("layer norm: input", x.len(), weight.len())?;
+    exec.for_rows(x, weight.len(), |_, x| {
         for row in x.chunks_exact_mut(weight.len()) {
             let weights = weight.chunks_exact(width).zip(bias.chunks_exact(width));
             for (group, (weight, bias)) in row.chunks_exact_mut(width).zip(weights) {

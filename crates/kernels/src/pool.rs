@@ -203,6 +203,11 @@ impl Pool {
         }
     }
 
+    /// Threads, the caller's included.
+    pub(crate) fn n_threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
     /// Runs all items of `job`, which has at least one and at most [`ITEMS`].
     fn run(&self, job: &Job<'_>) {
         let mut turn = lock(&self.turn);

@@ -8,22 +8,24 @@ use crate::shape::{self, ShapeError, expect_len};
 /// `x[i] ← x[i] + y[i]`. Errors: [`ShapeError`] if the lengths differ.
 pub fn add(exec: &Exec, x: &mut [f32], y: &[f32]) -> Result<(), ShapeError> {
     expect_len("add: second operand", x.len(), y.len())?;
-    add_all(exec.isa, x, y);
+    exec.for_rows(x, 1, |first, x| add_all(exec.isa, x, &y[first..]));
     Ok(())
 }
 
 /// `x[t, i] ← x[t, i] + bias[i]`. Errors: [`ShapeError`] if `x` isn't whole rows.
 pub fn add_bias(exec: &Exec, x: &mut [f32], bias: &[f32]) -> Result<(), ShapeError> {
     shape::rows("add bias: input", x.len(), bias.len())?;
-    for row in x.chunks_exact_mut(bias.len().max(1)) {
-        add_all(exec.isa, row, bias);
-    }
+    exec.for_rows(x, bias.len(), |_, x| {
+        for row in x.chunks_exact_mut(bias.len().max(1)) {
+            add_all(exec.isa, row, bias);
+        }
+    });
     Ok(())
 }
 
 /// `x[i] ← x[i] · factor`.
 pub fn scale(exec: &Exec, x: &mut [f32], factor: f32) {
-    scale_all(exec.isa, x, factor);
+    exec.for_rows(x, 1, |_, x| scale_all(exec.isa, x, factor));
 }
 
 /// `x[t, i] ← x[t, i] + sigmoid(gate[t]) · y[t, i]`, with a row for each gate.
@@ -33,24 +35,28 @@ pub fn add_gated(exec: &Exec, x: &mut [f32], y: &[f32], gate: &[f32]) -> Result<
     expect_len("add: second operand", x.len(), y.len())?;
     let width = x.len().checked_div(gate.len()).unwrap_or(0);
     expect_len("add: gates", width * gate.len(), x.len())?;
-    for (i, gate) in gate.iter().enumerate() {
-        let row = i * width..(i + 1) * width;
-        add_scaled(exec.isa, &mut x[row.clone()], &y[row], math::sigmoid(*gate));
-    }
+    exec.for_rows(x, width, |first, x| {
+        let rows = x
+            .chunks_exact_mut(width)
+            .zip(y[first..].chunks_exact(width));
+        for ((x, y), gate) in rows.zip(&gate[first / width..]) {
+            add_scaled(exec.isa, x, y, math::sigmoid(*gate));
+        }
+    });
     Ok(())
 }
 
 /// `x[i] ← x[i] · sigmoid(gate[i])`. Errors: [`ShapeError`] if the lengths differ.
 pub fn gate(exec: &Exec, x: &mut [f32], gate: &[f32]) -> Result<(), ShapeError> {
     expect_len("gate: gates", x.len(), gate.len())?;
-    gate_all(exec.isa, x, gate);
+    exec.for_rows(x, 1, |first, x| gate_all(exec.isa, x, &gate[first..]));
     Ok(())
 }
 
 /// `x[i] ← x[i] · y[i]`. Errors: [`ShapeError`] if the lengths differ.
 pub fn multiply(exec: &Exec, x: &mut [f32], y: &[f32]) -> Result<(), ShapeError> {
     expect_len("multiply: second operand", x.len(), y.len())?;
-    multiply_all(exec.isa, x, y);
+    exec.for_rows(x, 1, |first, x| multiply_all(exec.isa, x, &y[first..]));
     Ok(())
 }
 
@@ -58,7 +64,9 @@ pub fn multiply(exec: &Exec, x: &mut [f32], y: &[f32]) -> Result<(), ShapeError>
 pub fn blend(exec: &Exec, x: &mut [f32], y: &[f32], share: &[f32]) -> Result<(), ShapeError> {
     expect_len("blend: second operand", x.len(), y.len())?;
     expect_len("blend: shares", x.len(), share.len())?;
-    blend_all(exec.isa, x, y, share);
+    exec.for_rows(x, 1, |first, x| {
+        blend_all(exec.isa, x, &y[first..], &share[first..]);
+    });
     Ok(())
 }
 
@@ -79,7 +87,7 @@ pub fn split_runs(len: usize, x: &mut Vec<f32>, seconds: &mut Vec<f32>) -> Resul
 
 /// `x[i] ← cap · tanh(x[i] / cap)`: bounds values by `±cap`.
 pub fn softcap(exec: &Exec, x: &mut [f32], cap: f32) {
-    softcap_all(exec.isa, x, cap);
+    exec.for_rows(x, 1, |_, x| softcap_all(exec.isa, x, cap));
 }
 
 multiversion! {

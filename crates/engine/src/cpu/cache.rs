@@ -1,10 +1,11 @@
 //! The key-value cache in memory: pages that sequences with a common prefix share.
 
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::sync::Arc;
 
+use sterna_kernels::State;
 use sterna_kernels::attention::{KvPage, PAGE_LEN};
-use sterna_kernels::{Exec, ShapeError, State};
 
 use super::states::States;
 use crate::backend::{
@@ -51,37 +52,31 @@ impl CpuCache {
         states.next(layer, n, may_be)
     }
 
-    /// Stores `k` and `v`, `[m, n_kv_heads, head_dim]`, at positions starting at the cache's length. Where the keys are
-    /// the values, there is no `v`.
-    pub(super) fn append(
+    /// The pages of the next `n_rows` positions, each with the first of its positions and the rows that go there, from 0 on.
+    pub(super) fn room(
         &mut self,
-        exec: &Exec,
         layer: usize,
-        k: &[f32],
-        v: Option<&[f32]>,
-    ) -> Result<(), ShapeError> {
+        n_rows: usize,
+    ) -> impl Iterator<Item = (&mut KvPage, usize, Range<usize>)> {
         let (heads, dtype) = (self.shape.layers[layer], self.shape.dtype);
         let KvHeads {
             n_kv_heads,
             head_dim,
             values,
         } = heads;
-        let width = n_kv_heads * head_dim;
+        let (start, end) = (self.len, self.len + n_rows);
         let pages = &mut self.layers[layer];
-        let (mut at, end) = (self.len, self.len + k.len() / width);
-        while at < end {
-            let (page, first) = (at / PAGE_LEN, at % PAGE_LEN);
-            let n = (PAGE_LEN - first).min(end - at);
-            if page == pages.len() {
-                pages.push(Arc::new(KvPage::new(dtype, values, n_kv_heads, head_dim)));
-            }
-            let rows = (at - self.len) * width..(at - self.len + n) * width;
-            let page = Arc::make_mut(&mut pages[page]);
-            let v = v.map_or(&[][..], |v| &v[rows.clone()]);
-            page.store(exec, first, &k[rows], v)?;
-            at += n;
+        while pages.len() * PAGE_LEN < end {
+            pages.push(Arc::new(KvPage::new(dtype, values, n_kv_heads, head_dim)));
         }
-        Ok(())
+        let numbers = start / PAGE_LEN..end.div_ceil(PAGE_LEN);
+        let pages = pages.iter_mut().enumerate();
+        let pages = pages.skip(numbers.start).take(numbers.len());
+        pages.map(move |(number, page)| {
+            let begin = number * PAGE_LEN;
+            let (at, until) = (start.max(begin), end.min(begin + PAGE_LEN));
+            (Arc::make_mut(page), at - begin, at - start..until - start)
+        })
     }
 
     /// Writes the pages of `layer`, and its state.

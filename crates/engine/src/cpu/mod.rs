@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use sterna_format::DType;
 use sterna_kernels::activation::{self, Activation, Function};
-use sterna_kernels::attention::{self, Queries, attention};
+use sterna_kernels::attention::{self, Queries, attention_of_each};
 use sterna_kernels::delta::{DeltaWeights, Projections, delta_net};
 use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{
@@ -589,19 +589,38 @@ impl Backend for Cpu {
             } = angles;
             let keys = shared.is_none().then_some(&mut *k);
             for x in std::iter::once(&mut *q).chain(keys) {
-                rope::rope(&mut x.values, shape.head_dim, *dim, cos, sin, *layout)?;
+                rope::rope(
+                    &self.exec,
+                    &mut x.values,
+                    shape.head_dim,
+                    *dim,
+                    cos,
+                    sin,
+                    *layout,
+                )?;
             }
         }
-        out.shape(q.n_rows(), q.width);
-        let mut scratch = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        if shared.is_none() {
+            let mut stores = Vec::new();
+            let mut first = 0;
+            for Sequence { cache, n_rows, .. } in sequences.iter_mut() {
+                let of_sequence = cache.room(layer, *n_rows);
+                stores.extend(of_sequence.map(|(page, at, rows)| {
+                    let rows = first + rows.start..first + rows.end;
+                    (page, at, rows)
+                }));
+                first += *n_rows;
+            }
+            let stored = self.exec.map_mut(&mut stores, |(page, at, rows)| {
+                let v = v.map_or(&[][..], |v| v.rows(rows));
+                page.store(&self.exec, *at, k.rows(rows), v)
+            });
+            stored.into_iter().collect::<Result<(), _>>()?;
+        }
         let mut first = 0;
-        for Sequence { cache, n_rows, .. } in sequences {
+        let queries = sequences.iter().map(|Sequence { cache, n_rows, .. }| {
             let rows = first..first + *n_rows;
             first = rows.end;
-            if shared.is_none() {
-                let v = v.map(|v| v.rows(&rows));
-                cache.append(&self.exec, layer, k.rows(&rows), v)?;
-            }
             let queries = Queries {
                 shape: &shape,
                 q: q.rows(&rows),
@@ -609,14 +628,12 @@ impl Backend for Cpu {
                 sinks: sinks.map(Vec::as_slice),
                 is_causal,
             };
-            attention(
-                &self.exec,
-                &queries,
-                cache.pages(shared.unwrap_or(layer)),
-                &mut scratch,
-                out.rows_mut(&rows),
-            )?;
-        }
+            (queries, cache.pages(shared.unwrap_or(layer)))
+        });
+        let queries: Vec<_> = queries.collect();
+        let mut scratch = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        let out_rows = out.shape(q.n_rows(), q.width);
+        attention_of_each(&self.exec, &queries, &mut scratch, out_rows)?;
         if gated {
             vector::gate(&self.exec, &mut out.values, &gates)?;
         }
@@ -1179,6 +1196,14 @@ impl Backend for Cpu {
 
     fn submit(&self, x: &mut CpuBuffer) -> Result<Self::Readback, BackendError> {
         Ok(ready(Ok(std::mem::take(&mut x.values))))
+    }
+
+    fn copies(&self, x: &mut CpuBuffer, n_rows: &[usize]) -> Option<Vec<Vec<f32>>> {
+        let copy = |i: usize| {
+            let first = n_rows[..i].iter().sum();
+            x.rows(&(first..first + n_rows[i])).to_vec()
+        };
+        Some(self.exec.map(n_rows.len(), copy))
     }
 
     fn write(&self, values: &[f32], width: usize, x: &mut CpuBuffer) -> Result<(), BackendError> {

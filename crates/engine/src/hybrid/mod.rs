@@ -1079,6 +1079,13 @@ impl Backend for Hybrid {
         })
     }
 
+    fn copies(&self, x: &mut HybridBuffer, n_rows: &[usize]) -> Option<Vec<Vec<f32>>> {
+        match x.side() {
+            Side::Cpu => self.cpu.copies(x.fill_on_cpu(), n_rows),
+            Side::Gpu => None,
+        }
+    }
+
     fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
         match self.device() {
             Some(gpu) => gpu.wait(future),

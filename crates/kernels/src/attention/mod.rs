@@ -35,6 +35,8 @@ mod x86;
 
 use std::borrow::Borrow;
 use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::ops::Range;
 
 pub use page::{KvPage, PAGE_LEN};
 pub use sterna_format::model::{AttentionShape, CacheType, CachedValues};
@@ -99,6 +101,98 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
     scratch: &mut Scratch,
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
+    expect_len("attention: output", queries.q.len(), out.len())?;
+    let (m, pages) = checked(queries, pages)?;
+    if m > 0 {
+        attend_all(exec, queries, m, pages, scratch, out);
+    }
+    Ok(())
+}
+
+/// [`attention`] of several sequences, each with its queries and pages, all of one shape; `out` has the rows of all, in
+/// order. Those that are short among them are shared out together.
+///
+/// Shapes, errors and exactness: as [`attention`].
+pub fn attention_of_each<P: Borrow<KvPage> + Sync>(
+    exec: &Exec,
+    sequences: &[(Queries<'_>, &[P])],
+    scratch: &mut Scratch,
+    out: &mut [f32],
+) -> Result<(), ShapeError> {
+    let n_values = sequences.iter().map(|(queries, _)| queries.q.len()).sum();
+    expect_len("attention: output", n_values, out.len())?;
+    let mut parts = Vec::with_capacity(sequences.len());
+    let mut first = 0;
+    for (queries, pages) in sequences {
+        let (m, pages) = checked(queries, pages)?;
+        let place = first..first + queries.q.len();
+        first = place.end;
+        if m > 0 {
+            let n_spans = queries.tile(0..m, 0).spans().len();
+            parts.push(Part {
+                queries,
+                m,
+                pages,
+                n_spans,
+                place,
+            });
+        }
+    }
+    // One that takes longer than a thread's share of all is divided among threads for itself.
+    let is_small = |part: &Part<'_, P>| part.m <= tile_len(part.queries.shape);
+    let n_spans: usize = parts
+        .iter()
+        .filter(|part| is_small(part))
+        .map(|part| part.n_spans)
+        .sum();
+    let n_threads = exec.pool.n_threads();
+    let is_short = |part: &Part<'_, P>| {
+        is_small(part) && part.n_spans * n_threads <= n_spans * part.queries.shape.n_kv_heads
+    };
+    let (mut short, long): (Vec<_>, Vec<_>) = parts.into_iter().partition(is_short);
+    // The longest are started first.
+    short.sort_by_key(|part| Reverse(part.n_spans));
+    let items = short.iter().flat_map(|part| {
+        let n_kv_heads = part.queries.shape.n_kv_heads;
+        (0..n_kv_heads).map(move |kv_head| (part, kv_head))
+    });
+    let items: Vec<_> = items.collect();
+    let shared = SharedSlice::new(out);
+    exec.pool.for_ranges(items.len(), 1, |range| {
+        for (part, kv_head) in &items[range] {
+            let (tile, begin) = ((0..part.m, *kv_head), part.place.start);
+            // SAFETY: each sequence and head has places of its own.
+            unsafe { attend_tile(exec, part.queries, part.pages, tile, &shared, begin) };
+        }
+    });
+    for part in long {
+        attend_all(
+            exec,
+            part.queries,
+            part.m,
+            part.pages,
+            scratch,
+            &mut out[part.place],
+        );
+    }
+    Ok(())
+}
+
+/// A sequence of several.
+struct Part<'a, P> {
+    queries: &'a Queries<'a>,
+    m: usize,
+    pages: &'a [P],
+    n_spans: usize,
+    /// Of its rows in the output.
+    place: Range<usize>,
+}
+
+/// The number of queries, and the pages that they attend to.
+fn checked<'a, P: Borrow<KvPage>>(
+    queries: &Queries<'_>,
+    pages: &'a [P],
+) -> Result<(usize, &'a [P]), ShapeError> {
     let Queries {
         shape,
         q,
@@ -113,13 +207,12 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
         ..
     } = *shape;
     let m = shape::rows("attention: queries", q.len(), n_heads * head_dim)?;
-    let group = shape::rows("attention: query heads", n_heads, n_kv_heads)?;
-    expect_len("attention: output", q.len(), out.len())?;
+    shape::rows("attention: query heads", n_heads, n_kv_heads)?;
     if let Some(sinks) = sinks {
         expect_len("attention: sinks", n_heads, sinks.len())?;
     }
     if m == 0 {
-        return Ok(());
+        return Ok((0, &[]));
     }
     let n_pages = (pos + m).div_ceil(PAGE_LEN);
     expect_len(
@@ -142,8 +235,30 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
         let (expected, found) = (cached.per_head(), page.cached().per_head());
         expect_len("attention: keys and values of a head", expected, found)?;
     }
+    Ok((m, pages))
+}
 
-    let tile_len = (TILE_ROWS / group).max(1);
+/// Queries of a tile.
+fn tile_len(shape: &AttentionShape) -> usize {
+    (TILE_ROWS / (shape.n_heads / shape.n_kv_heads)).max(1)
+}
+
+/// [`attention`] of `m` queries, of which there is one at least. Shapes have been checked.
+fn attend_all<P: Borrow<KvPage> + Sync>(
+    exec: &Exec,
+    queries: &Queries<'_>,
+    m: usize,
+    pages: &[P],
+    scratch: &mut Scratch,
+    out: &mut [f32],
+) {
+    let AttentionShape {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        ..
+    } = *queries.shape;
+    let (group, tile_len) = (n_heads / n_kv_heads, tile_len(queries.shape));
     let n_spans = queries.tile(0..m, 0).spans().len();
     let work = |n_queries: usize, n_positions: usize| {
         let per_item = 2 * n_queries * group * n_positions * head_dim;
@@ -153,14 +268,13 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
     if m <= tile_len && n_spans > 1 && n_states * state_len(head_dim) <= MAX_STATES {
         by_span(exec, queries, pages, work(m, SPAN), scratch, out);
     } else {
-        let grain = work(tile_len.min(m), pos + m);
+        let grain = work(tile_len.min(m), queries.pos + m);
         by_tile(exec, queries, tile_len, pages, grain, out);
     }
-    Ok(())
 }
 
 impl<'a> Queries<'a> {
-    fn tile(&self, queries: std::ops::Range<usize>, kv_head: usize) -> Tile<'a> {
+    fn tile(&self, queries: Range<usize>, kv_head: usize) -> Tile<'a> {
         let width = self.shape.n_heads * self.shape.head_dim;
         Tile {
             shape: self.shape,
@@ -172,7 +286,7 @@ impl<'a> Queries<'a> {
     }
 
     /// Where in the output a row of the tile that begins at `query` goes.
-    fn place(&self, query: usize, kv_head: usize, row: usize) -> std::ops::Range<usize> {
+    fn place(&self, query: usize, kv_head: usize, row: usize) -> Range<usize> {
         let AttentionShape {
             n_heads,
             n_kv_heads,
@@ -286,31 +400,48 @@ fn by_tile<P: Borrow<KvPage> + Sync>(
         ..
     } = *queries.shape;
     let m = queries.q.len() / (n_heads * head_dim);
-    let len = state_len(head_dim);
-    let dtype = pages[0].borrow().dtype();
     let out = SharedSlice::new(out);
     let n_tiles = m.div_ceil(tile_len);
     exec.pool.for_ranges(n_tiles * n_kv_heads, grain, |items| {
-        WORKSPACE.with_borrow_mut(|(work, states)| {
-            for item in items {
-                // The last tiles attend to the most positions: started first, none is left alone at the end.
-                let first = (n_tiles - 1 - item / n_kv_heads) * tile_len;
-                let kv_head = item % n_kv_heads;
-                let tile = queries.tile(first..m.min(first + tile_len), kv_head);
-                states.resize(tile.n_rows() * len, 0.0);
-                work.prepare(&tile, dtype);
-                clear(states, head_dim);
-                for span in tile.spans() {
-                    let (of_span, n) = span_pages(pages, span);
-                    span::attend(exec.isa, &tile, span, &of_span[..n], work, states);
-                }
-                for (row, state) in states.chunks_exact_mut(len).enumerate() {
-                    // SAFETY: each row of each tile has a place of its own.
-                    let out = unsafe { out.range_mut(queries.place(first, kv_head, row)) };
-                    RowState::of(state, head_dim).finish(queries.sink(kv_head, row), out);
-                }
-            }
-        });
+        for item in items {
+            // The last tiles attend to the most positions: started first, none is left alone at the end.
+            let first = (n_tiles - 1 - item / n_kv_heads) * tile_len;
+            let tile = first..m.min(first + tile_len);
+            // SAFETY: each tile and head has places of its own.
+            unsafe { attend_tile(exec, queries, pages, (tile, item % n_kv_heads), &out, 0) };
+        }
+    });
+}
+
+/// Attention of a tile of queries with a key-value head; the sequence's output begins at `begin`.
+///
+/// # Safety
+/// Nothing else writes the output of these queries' heads.
+unsafe fn attend_tile<P: Borrow<KvPage>>(
+    exec: &Exec,
+    queries: &Queries<'_>,
+    pages: &[P],
+    (tile, kv_head): (Range<usize>, usize),
+    out: &SharedSlice<'_, f32>,
+    begin: usize,
+) {
+    let head_dim = queries.shape.head_dim;
+    let (len, first) = (state_len(head_dim), tile.start);
+    let tile = queries.tile(tile, kv_head);
+    WORKSPACE.with_borrow_mut(|(work, states)| {
+        states.resize(tile.n_rows() * len, 0.0);
+        work.prepare(&tile, pages[0].borrow().dtype());
+        clear(states, head_dim);
+        for span in tile.spans() {
+            let (of_span, n) = span_pages(pages, span);
+            span::attend(exec.isa, &tile, span, &of_span[..n], work, states);
+        }
+        for (row, state) in states.chunks_exact_mut(len).enumerate() {
+            let place = queries.place(first, kv_head, row);
+            // SAFETY: each row has a place of its own, which is the caller's.
+            let out = unsafe { out.range_mut(begin + place.start..begin + place.end) };
+            RowState::of(state, head_dim).finish(queries.sink(kv_head, row), out);
+        }
     });
 }
 

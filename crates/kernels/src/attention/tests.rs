@@ -211,6 +211,57 @@ fn bytes(x: &[f32]) -> Vec<f64> {
 }
 
 #[test]
+fn several_sequences_have_the_bits_of_each_alone() {
+    for dtype in [CacheType::F32, CacheType::Q8_0] {
+        let shape = AttentionShape {
+            window: Some(700),
+            ..SHAPE
+        };
+        let case = Case::new(shape, dtype, 1200);
+        let width = shape.n_heads * shape.head_dim;
+        // Short and long ones, one without queries, some of several, and more than fit a tile.
+        let parts = [
+            (0, 1),
+            (1100, 1),
+            (5, 1),
+            (300, 0),
+            (64, 3),
+            (700, 100),
+            (63, 1),
+            (1199, 1),
+        ];
+        for n in [1, 2, 3, parts.len()] {
+            let parts = &parts[..n];
+            let queries = parts.iter().map(|&(pos, m)| {
+                let queries = Queries {
+                    shape: &case.shape,
+                    q: &case.q[pos * width..(pos + m) * width],
+                    pos,
+                    sinks: None,
+                    is_causal: true,
+                };
+                (queries, &case.pages[..])
+            });
+            let queries: Vec<_> = queries.collect();
+            for exec in exec_matrix() {
+                let n_values: usize = parts.iter().map(|(_, m)| m * width).sum();
+                let mut out = vec![f32::NAN; n_values];
+                let scratch = &mut Scratch::default();
+                attention_of_each(&exec, &queries, scratch, &mut out).unwrap();
+                let alone = parts.iter().map(|&(pos, m)| case.run(&exec, pos, m));
+                assert_eq!(
+                    out,
+                    alone.collect::<Vec<_>>().concat(),
+                    "{dtype:?} {n} {exec:?}"
+                );
+                let short = &mut out[1..];
+                assert!(attention_of_each(&exec, &queries, scratch, short).is_err());
+            }
+        }
+    }
+}
+
+#[test]
 fn sinks_take_weight_and_give_nothing() {
     for dtype in TYPES {
         // Above all scores, among them, and far below; by spans and by tiles.

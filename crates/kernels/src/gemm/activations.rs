@@ -197,13 +197,10 @@ impl QuantizedRows {
             Scaling::Blocks32 => stride / 32,
         };
         (self.m, self.k) = (m, k);
-        self.q.clear();
+        // Tasks write all of it: what one thread clears, the others have to get from its cache.
         self.q.resize(m * stride, 0);
-        self.scales.clear();
         self.scales.resize(m * n_scales, 0.0);
-        self.sums.clear();
         self.sums.resize(m * stride / SUM_LEN, 0);
-        self.row_sums.clear();
         self.row_sums.resize(m, 0);
         let order = panel::order(exec.isa, m);
         let tiled = if m > 1 { m.div_ceil(TILE) } else { 0 };
@@ -234,7 +231,7 @@ impl QuantizedRows {
         let scales = SharedSlice::new(&mut self.scales);
         let sums = SharedSlice::new(&mut self.sums);
         let row_sums = SharedSlice::new(&mut self.row_sums);
-        exec.pool.for_ranges(m.div_ceil(TILE), 2, |tiles| {
+        exec.pool.for_ranges(m.div_ceil(TILE), 1, |tiles| {
             for t in tiles.start * TILE..m.min(tiles.end * TILE) {
                 // SAFETY: each row belongs to one tile, and that to one task.
                 let (q, scales, sums, sum) = unsafe {
@@ -245,6 +242,8 @@ impl QuantizedRows {
                         row_sums.range_mut(t..t + 1),
                     )
                 };
+                q[k..].fill(0);
+                scales.fill(0.0);
                 sum[0] = quantize(exec.isa, scaling, &x[t * k..][..k], q, scales, sums);
             }
             for tile in tiles.filter(|_| tiled > 0) {

@@ -263,12 +263,15 @@ impl Screen {
         worth_it: impl Fn(usize) -> bool,
     ) -> Option<usize> {
         let n = w.n();
-        let firsts = rows_of_each(exec, tops.len(), |t| {
+        let firsts: Option<Vec<_>> = (exec.map(tops.len(), |t| {
             let first = largest(exec.isa, &out[t * n..(t + 1) * n], tops[t]);
             (first.len() == tops[t]).then_some(first)
-        })?;
+        }))
+        .into_iter()
+        .collect();
+        let firsts = firsts?;
         compute_rows(exec, w, &union(&firsts), scratch, out);
-        let rows = rows_of_each(exec, tops.len(), |t| {
+        let rows: Option<Vec<_>> = (exec.map(tops.len(), |t| {
             let out = &out[t * n..(t + 1) * n];
             let mut bar = f32::INFINITY;
             for &i in &firsts[t] {
@@ -281,20 +284,27 @@ impl Screen {
             // Rows computed already reach the bar, so they are among these.
             let activations = self.activations(scratch, t)?;
             Some(reaching(exec.isa, self, activations, out, bar))
-        })?;
-        let rows = union(&rows);
+        }))
+        .into_iter()
+        .collect();
+        let rows = union(&rows?);
         if !worth_it(rows.len()) {
             return None;
         }
         compute_rows(exec, w, &rows, scratch, out);
-        for out in out.chunks_exact_mut(n) {
-            let mut end = 0;
-            for &i in &rows {
-                out[end..i as usize].fill(f32::NEG_INFINITY);
-                end = i as usize + 1;
+        let shared = SharedSlice::new(out);
+        exec.pool.for_ranges(tops.len(), 1, |range| {
+            // SAFETY: ranges don't overlap.
+            let out = unsafe { shared.range_mut(range.start * n..range.end * n) };
+            for out in out.chunks_exact_mut(n) {
+                let mut end = 0;
+                for &i in &rows {
+                    out[end..i as usize].fill(f32::NEG_INFINITY);
+                    end = i as usize + 1;
+                }
+                out[end..].fill(f32::NEG_INFINITY);
             }
-            out[end..].fill(f32::NEG_INFINITY);
-        }
+        });
         Some(rows.len())
     }
 
@@ -319,24 +329,6 @@ impl Screen {
             underflow: (k as f64 + 2.0) * 2f64.powi(-149),
         })
     }
-}
-
-/// What `find` gives for each of `m` rows of activations, on all threads; `None` if that is one of them.
-fn rows_of_each(
-    exec: &Exec,
-    m: usize,
-    find: impl Fn(usize) -> Option<Vec<u32>> + Sync,
-) -> Option<Vec<Vec<u32>>> {
-    let mut found = vec![None; m];
-    let shared = SharedSlice::new(&mut found);
-    exec.pool.for_ranges(m, 1, |range| {
-        // SAFETY: ranges don't overlap.
-        let found = unsafe { shared.range_mut(range.clone()) };
-        for (found, t) in found.iter_mut().zip(range) {
-            *found = find(t);
-        }
-    });
-    found.into_iter().collect()
 }
 
 /// The rows in any of `lists`, ascending.
