@@ -61,7 +61,8 @@ pub use api::{Keys, KeysError};
 pub use engine::{CacheFolder, EngineOptions};
 pub use model::Served;
 pub use settings::{
-    CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, PARALLEL, PARALLEL_ON_GPU, QUEUE, Settings, Sign,
+    CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, MOST_PARALLEL, PARALLEL, QUEUE, Settings, Sign,
+    parallel_on,
 };
 pub use signal::{Signal, SignalLimits};
 pub use trace::{Span, Trace, Tracer};

@@ -57,8 +57,13 @@ pub struct Settings {
 
 /// Answers at once unless another number is chosen: what a step of a small machine shares well.
 pub const PARALLEL: usize = 8;
-/// The same on a GPU, whose steps take little longer with more.
-pub const PARALLEL_ON_GPU: usize = 32;
+/// The same on a GPU, and on many threads, whose steps take little longer with more.
+pub const MOST_PARALLEL: usize = 32;
+
+/// Answers at once on so many threads of a CPU, unless another number is chosen.
+pub fn parallel_on(n_threads: usize) -> usize {
+    n_threads.saturating_mul(2).clamp(PARALLEL, MOST_PARALLEL)
+}
 /// Requests that may wait.
 pub const QUEUE: usize = 64;
 /// Bytes of the cache.

@@ -464,23 +464,46 @@ impl<B: Backend> Scheduler<B> {
                 .retain(|&(other, last)| other != model && now - last < REMEMBERED);
             self.turns.push((model, now));
         }
-        let mut events = Vec::new();
-        for (part, given) in parts.iter().zip(given) {
-            let slot = &mut self.slots[part.slot];
-            slot.served = self.n_steps;
-            if let Some(generator) = &mut slot.generator
-                && !part.is_again
-            {
-                generator.give(given);
-            }
-            slot.take_events(&mut events);
-        }
+        let events = self.choose(parts, given);
         let took = self.now().zip(begun);
         let took = took.map_or(Duration::ZERO, |(now, begun)| now.saturating_sub(begun));
         for part in parts {
             self.slots[part.slot].account(part.is_prompt, took);
         }
         events
+    }
+
+    /// Gives the generators of `parts` what was computed for them, and takes their events, in order. Tokens are chosen on all
+    /// threads: each takes a pass over the vocabulary, and more where there are constraints.
+    fn choose(&mut self, parts: &[Part], given: Vec<Given>) -> Vec<(SequenceId, Event)> {
+        let mut order = vec![None; self.slots.len()];
+        for (i, part) in parts.iter().enumerate() {
+            order[part.slot] = Some(i);
+            self.slots[part.slot].served = self.n_steps;
+        }
+        let Some(first) = parts.first() else {
+            return Vec::new();
+        };
+        let model = Arc::clone(self.slots[first.slot].sequence.session().model());
+        let mut given: Vec<Option<Given>> = given.into_iter().map(Some).collect();
+        let slots = self.slots.iter_mut().zip(order);
+        let mut choices: Vec<_> = slots
+            .filter_map(|(slot, i)| {
+                let (i, generator) = (i?, slot.generator.as_mut()?);
+                let given = given[i].take().filter(|_| !parts[i].is_again);
+                Some((i, slot.id, generator, given))
+            })
+            .collect();
+        choices.sort_by_key(|(i, ..)| *i);
+        let events = model.backend().host().map_mut(&mut choices, |choice| {
+            let (_, id, generator, given) = choice;
+            if let Some(given) = given.take() {
+                generator.give(given);
+            }
+            let events = std::iter::from_fn(|| generator.next_event());
+            events.map(|event| (*id, event)).collect::<Vec<_>>()
+        });
+        events.into_iter().flatten().collect()
     }
 
     /// Ends the answer of the one part that failed.

@@ -17,8 +17,8 @@ use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_engine::plan::{HeadScreen, PlanOptions};
 use sterna_server::{
-    CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, Models, PARALLEL,
-    PARALLEL_ON_GPU, QUEUE, Served, Server, Settings, Sign, Signal, SignalLimits,
+    CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, MOST_PARALLEL, Models,
+    PARALLEL, QUEUE, Served, Server, Settings, Sign, Signal, SignalLimits, parallel_on,
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
@@ -50,7 +50,8 @@ pub(super) struct ApiFlags {
     #[arg(long)]
     pub(super) no_pages: bool,
 
-    /// Answers of an engine at once; others wait [default: 8, or 32 where a model is loaded to a GPU at first]
+    /// Answers of an engine at once; others wait [default: twice its threads, from 8 to 32; 32 on a GPU that is asked for,
+    /// or that a model is loaded to at first]
     #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_PARALLEL")]
     parallel: Option<NonZero<usize>>,
 
@@ -583,6 +584,14 @@ impl Chosen {
         let loaded = self.loaded(&models)?;
         let mut settings = self.settings;
         settings.devices.clone_from(&devices.names);
+        if !self.is_parallel_chosen {
+            let engine = &devices.engines[0];
+            let on_gpu = self.gpus.is_some() || engine.device().is_gpu();
+            settings.engine.parallel = match on_gpu {
+                true => MOST_PARALLEL,
+                false => parallel_on(engine.n_threads()),
+            };
+        }
         let engines: Vec<usize> = (0..devices.engines.len()).collect();
         let mut all = Vec::new();
         for (model, is_loaded) in models.into_iter().zip(loaded) {
@@ -599,7 +608,7 @@ impl Chosen {
                     settings.engine.chunk = chunk;
                     settings.engine.chunk_beside = chunk_beside;
                     if !self.is_parallel_chosen {
-                        settings.engine.parallel = PARALLEL_ON_GPU;
+                        settings.engine.parallel = MOST_PARALLEL;
                     }
                 } else if std::mem::take(&mut settings.engine.host_bytes) > 0 {
                     output::note(
