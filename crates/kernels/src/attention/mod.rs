@@ -138,6 +138,10 @@ pub fn attention_of_each<P: Borrow<KvPage> + Sync>(
             });
         }
     }
+    if let [part] = &parts[..] {
+        attend_all(exec, part.queries, part.m, part.pages, scratch, out);
+        return Ok(());
+    }
     // One that takes longer than a thread's share of all is divided among threads for itself.
     let is_small = |part: &Part<'_, P>| part.m <= tile_len(part.queries.shape);
     let n_spans: usize = parts
@@ -157,8 +161,10 @@ pub fn attention_of_each<P: Borrow<KvPage> + Sync>(
         (0..n_kv_heads).map(move |kv_head| (part, kv_head))
     });
     let items: Vec<_> = items.collect();
+    let work: usize = items.iter().map(|(part, _)| part.work()).sum();
+    let grain = (WORK_PER_TASK * items.len()).div_ceil(work.max(1));
     let shared = SharedSlice::new(out);
-    exec.pool.for_ranges(items.len(), 1, |range| {
+    exec.pool.for_ranges(items.len(), grain, |range| {
         for (part, kv_head) in &items[range] {
             let (tile, begin) = ((0..part.m, *kv_head), part.place.start);
             // SAFETY: each sequence and head has places of its own.
@@ -186,6 +192,19 @@ struct Part<'a, P> {
     n_spans: usize,
     /// Of its rows in the output.
     place: Range<usize>,
+}
+
+impl<P> Part<'_, P> {
+    /// Multiply-accumulates with a key-value head, about.
+    fn work(&self) -> usize {
+        let AttentionShape {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            ..
+        } = *self.queries.shape;
+        2 * self.m * (n_heads / n_kv_heads) * self.n_spans * SPAN * head_dim
+    }
 }
 
 /// The number of queries, and the pages that they attend to.
