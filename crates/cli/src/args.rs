@@ -51,7 +51,7 @@ pub(crate) struct ModelFlags {
 
     /// Type of a copy of the output head that rules tokens out before the head is read, on the CPU; changes no
     /// token, takes memory and time to load, and is faster for greedy and top-k sampling [default: auto where
-    /// answers are generated on the CPU from weights in memory, else off]
+    /// answers are generated on the CPU and neither weights nor experts are asked to stay in the file, else off]
     #[arg(long, value_enum, value_name = "TYPE")]
     head_screen: Option<ScreenFlag>,
 }
@@ -438,7 +438,8 @@ impl EngineFlags {
     /// The screen of the output head with which answers are generated if none is asked for. GPUs have none, and making it
     /// takes longer than mapping weights does.
     pub(crate) fn screen(&self) -> HeadScreen {
-        match self.device.is_gpu() || self.weights == WeightsFlag::Map {
+        let stays = self.weights == WeightsFlag::Map || self.experts_in_memory.is_some();
+        match self.device.is_gpu() || stays {
             true => HeadScreen::Off,
             false => HeadScreen::Auto,
         }

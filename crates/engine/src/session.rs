@@ -990,7 +990,7 @@ fn compute<B: Backend>(
         ids.extend_from_slice(step.ids);
         wanted.extend(ids.len() - step.n_wanted()..ids.len());
     }
-    // Of a step with all logits there are none, so that fewer are counted than are wanted.
+    // Other steps want rows and give no number: as many numbers as rows mean that each row has one.
     let tops = steps.iter().filter_map(|step| match step.logits {
         Logits::Top(top) if top > 0 => Some(top),
         _ => None,

@@ -166,6 +166,7 @@ fn the_largest_logits_are_those_of_the_whole_head() {
     let mut other = screened.fork(0);
     let before = screened.head_use();
     screened.truncate(0);
+    let want_all = want.clone();
     let last = &want[want.len() - 1728..];
     // One of several sequences that needs all logits has the others get them.
     let wanted = [Logits::Top(1), Logits::Last];
@@ -184,6 +185,24 @@ fn the_largest_logits_are_those_of_the_whole_head() {
     }
     let used = screened.head_use().unwrap().since(&before.unwrap());
     assert_eq!((used.n_tokens, used.n_screened), (2, 2));
+    // Beside a part of a prompt, which wants none, and beside one that wants all of each token.
+    for wanted in [
+        [Logits::None, Logits::Top(7)],
+        [Logits::Top(7), Logits::None],
+        [Logits::All, Logits::Top(7)],
+        [Logits::Top(7), Logits::All],
+    ] {
+        screened.truncate(0);
+        other.truncate(0);
+        let found = together([&mut screened, &mut other], &ids, wanted);
+        for (wanted, found) in wanted.into_iter().zip(found) {
+            match wanted {
+                Logits::None => assert!(found.is_empty()),
+                Logits::All => assert!(found == want_all),
+                _ => expect_largest(last, &found, 7),
+            }
+        }
+    }
 }
 
 /// `got` are the logits `all`, or −∞ where they aren't among the `top` largest.

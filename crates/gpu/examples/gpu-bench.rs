@@ -362,7 +362,10 @@ impl<'a> Product<'a> {
                 quantize(&mut prepare, rows, None, scaling, &rounded)?;
                 Input::Int8(&rounded)
             }
-            Form::Float => Input::Float(rows),
+            Form::Float => Input::Half {
+                x: rows,
+                scratch: &rounded,
+            },
         };
         let prepare = prepare.finish()?;
         let chain = |times: usize| -> Result<Commands, GpuError> {

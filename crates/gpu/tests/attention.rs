@@ -466,7 +466,7 @@ impl Case {
         let m = qkv.len() / self.width();
         let [cos, sin] = [cos, sin].map(|of| &of[pos * pairs..(pos + m) * pairs]);
         for x in [&mut q, &mut k] {
-            rope::rope(x, d, self.rope_dim, cos, sin, self.layout).unwrap();
+            rope::rope(&exec, x, d, self.rope_dim, cos, sin, self.layout).unwrap();
         }
         for (t, k) in k.chunks(kv_width).enumerate() {
             let v = v.chunks(kv_width).nth(t).unwrap_or_default();

@@ -99,7 +99,8 @@ impl Exec {
         }
     }
 
-    /// What `f` gives for each number below `n`, on all threads.
+    /// What `f` gives for each number below `n`, on all threads. It mustn't use this `Exec`'s threads itself: it would wait for
+    /// itself.
     pub fn map<T: Send>(&self, n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
         let mut results: Vec<Option<T>> = std::iter::repeat_with(|| None).take(n).collect();
         let shared = SharedSlice::new(&mut results);
@@ -114,7 +115,7 @@ impl Exec {
         results.into_iter().map(done).collect()
     }
 
-    /// What `f` gives for each of `items`, on all threads.
+    /// What `f` gives for each of `items`, as in [`Exec::map`].
     pub fn map_mut<T: Send, R: Send>(
         &self,
         items: &mut [T],

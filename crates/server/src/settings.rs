@@ -64,6 +64,7 @@ pub const MOST_PARALLEL: usize = 32;
 pub fn parallel_on(n_threads: usize) -> usize {
     n_threads.saturating_mul(2).clamp(PARALLEL, MOST_PARALLEL)
 }
+
 /// Requests that may wait.
 pub const QUEUE: usize = 64;
 /// Bytes of the cache.

@@ -473,36 +473,38 @@ impl<B: Backend> Scheduler<B> {
         events
     }
 
-    /// Gives the generators of `parts` what was computed for them, and takes their events, in order. Tokens are chosen on all
+    /// Gives the generators of `parts`, in ascending order of slots, what was computed for them, and takes their events, in order. Tokens are chosen on all
     /// threads: each takes a pass over the vocabulary, and more where there are constraints.
     fn choose(&mut self, parts: &[Part], given: Vec<Given>) -> Vec<(SequenceId, Event)> {
-        let mut order = vec![None; self.slots.len()];
-        for (i, part) in parts.iter().enumerate() {
-            order[part.slot] = Some(i);
-            self.slots[part.slot].served = self.n_steps;
-        }
         let Some(first) = parts.first() else {
             return Vec::new();
         };
         let model = Arc::clone(self.slots[first.slot].sequence.session().model());
-        let mut given: Vec<Option<Given>> = given.into_iter().map(Some).collect();
-        let slots = self.slots.iter_mut().zip(order);
-        let mut choices: Vec<_> = slots
-            .filter_map(|(slot, i)| {
-                let (i, generator) = (i?, slot.generator.as_mut()?);
-                let given = given[i].take().filter(|_| !parts[i].is_again);
-                Some((i, slot.id, generator, given))
-            })
-            .collect();
-        choices.sort_by_key(|(i, ..)| *i);
-        let events = model.backend().host().map_mut(&mut choices, |choice| {
-            let (_, id, generator, given) = choice;
+        let mut parts = parts.iter().zip(given).peekable();
+        let mut choices = Vec::with_capacity(parts.len());
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if let Some((part, given)) = parts.next_if(|(part, _)| part.slot == index) {
+                slot.served = self.n_steps;
+                if let Some(generator) = &mut slot.generator {
+                    choices.push((slot.id, generator, Some(given).filter(|_| !part.is_again)));
+                }
+            }
+        }
+        let choose = |(id, generator, given): &mut (SequenceId, &mut Generator, Option<Given>)| {
             if let Some(given) = given.take() {
                 generator.give(given);
             }
-            let events = std::iter::from_fn(|| generator.next_event());
-            events.map(|event| (*id, event)).collect::<Vec<_>>()
-        });
+            let mut events = Vec::new();
+            take_events(*id, generator, &mut events);
+            events
+        };
+        // Tokens that a device has chosen aren't worth waking threads for.
+        let has_logits =
+            |(.., given): &(_, _, Option<Given>)| matches!(given, Some(Given::Logits(_)));
+        let events = match choices.iter().any(has_logits) {
+            true => model.backend().host().map_mut(&mut choices, choose),
+            false => choices.iter_mut().map(choose).collect(),
+        };
         events.into_iter().flatten().collect()
     }
 
@@ -643,8 +645,7 @@ impl<B: Backend> Slot<B> {
 
     fn take_events(&mut self, events: &mut Vec<(SequenceId, Event)>) {
         if let Some(generator) = &mut self.generator {
-            let id = self.id;
-            events.extend(std::iter::from_fn(|| generator.next_event()).map(|event| (id, event)));
+            take_events(self.id, generator, events);
         }
     }
 
@@ -669,6 +670,11 @@ impl<B: Backend> Slot<B> {
         self.sequence.session_mut().discard_lookahead();
         Some(generator)
     }
+}
+
+/// Adds the events of an answer.
+fn take_events(id: SequenceId, generator: &mut Generator, events: &mut Vec<(SequenceId, Event)>) {
+    events.extend(std::iter::from_fn(|| generator.next_event()).map(|event| (id, event)));
 }
 
 impl<'a, B: Backend> Work<'a, B> {

@@ -313,7 +313,7 @@ params! {
     }
 }
 
-/// Whether `x` can be [halved](halve): if rows are vectors.
+/// Whether `x` can be [halved](halve): if rows are vectors, and no more than a grid has.
 pub(super) fn can_halve(device: &Device, x: &Rows<'_>) -> bool {
     x.in_vectors() && x.n_rows <= device.limits().grid as usize
 }

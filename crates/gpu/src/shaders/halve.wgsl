@@ -1,5 +1,6 @@
 // Rows of f32 as f16, which products of floats by cooperative matrices take
 //
+// The values of x over SHRINK, which is a power of two, to the nearest f16.
 // Shapes: x [n_rows, k], rows at multiples of four elements; halves [n_rows, padded / 8] of eight values over SHRINK, zeros beyond the
 // row's end. `padded` is a multiple of 256. Eight values per invocation; workgroups of 64, as many as a row takes, by rows.
 // Needs `half_range.wgsl`.

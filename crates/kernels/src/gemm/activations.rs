@@ -379,6 +379,34 @@ mod tests {
     use crate::test_data::{exec_matrix, floats};
 
     #[test]
+    fn what_was_there_before_leaves_no_trace() {
+        let scalings = [Scaling::Row, Scaling::Blocks256, Scaling::Blocks32];
+        for exec in exec_matrix() {
+            for scaling in scalings {
+                let mut reused = QuantizedRows::default();
+                for before in scalings {
+                    reused
+                        .quantize(&exec, before, &floats(40 * 900, 1), 900)
+                        .unwrap();
+                    for (m, k) in [(9, 700), (1, 300), (3, 33)] {
+                        let x = floats(m * k, 2);
+                        let mut fresh = QuantizedRows::default();
+                        reused.quantize(&exec, scaling, &x, k).unwrap();
+                        fresh.quantize(&exec, scaling, &x, k).unwrap();
+                        for t in 0..m {
+                            let [a, b] = [&reused, &fresh].map(|rows| rows.row(t));
+                            assert_eq!(
+                                (a.q, a.scales, a.sums, a.sum),
+                                (b.q, b.scales, b.sums, b.sum)
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn every_scaling_stays_within_half_a_step() {
         for (m, k) in [(1, 1), (3, 100), (2, 256), (5, 700)] {
             let x = floats(m * k, 7);

@@ -102,7 +102,7 @@ pub const SCATTERED: usize = 2;
 /// The proof is at the top of its source file.
 #[derive(Debug)]
 pub struct Screen {
-    copy: Copy,
+    copy: Encoded,
     /// Form of activations for the matrix itself.
     form: Form,
     /// `e`, `[n]`.
@@ -113,7 +113,7 @@ pub struct Screen {
 
 /// The copy, as it is multiplied fastest.
 #[derive(Debug)]
-enum Copy {
+enum Encoded {
     Stored {
         dtype: DType,
         n: usize,
@@ -123,16 +123,16 @@ enum Copy {
     Interleaved(InterleavedMatrix),
 }
 
-impl Copy {
-    /// One that has no rows yet.
-    fn empty(exec: &Exec, dtype: DType, n: usize, k: usize) -> Copy {
+impl Encoded {
+    /// One that has no rows yet, of `row_bytes` each.
+    fn empty(exec: &Exec, dtype: DType, (n, k): (usize, usize), row_bytes: usize) -> Encoded {
         match InterleavedMatrix::empty(exec, dtype, n, k) {
-            Some(matrix) => Copy::Interleaved(matrix),
-            None => Copy::Stored {
+            Some(matrix) => Encoded::Interleaved(matrix),
+            None => Encoded::Stored {
                 dtype,
                 n,
                 k,
-                bytes: Vec::new(),
+                bytes: Vec::with_capacity(n * row_bytes),
             },
         }
     }
@@ -140,17 +140,17 @@ impl Copy {
     /// Takes in `rows`, those from `first` on: the ones after those that it has.
     fn append(&mut self, exec: &Exec, first: usize, rows: &BlockMatrix<'_>) {
         match self {
-            Copy::Stored { bytes, .. } => bytes.extend_from_slice(rows.bytes()),
-            Copy::Interleaved(matrix) => matrix.fill(exec, first, rows),
+            Encoded::Stored { bytes, .. } => bytes.extend_from_slice(rows.bytes()),
+            Encoded::Interleaved(matrix) => matrix.fill(exec, first, rows),
         }
     }
 
     fn matrix(&self) -> Matrix<'_> {
         match self {
-            Copy::Stored { dtype, n, k, bytes } => {
+            Encoded::Stored { dtype, n, k, bytes } => {
                 Matrix::Blocks(blocks_of(*dtype, (*n, *k), bytes))
             }
-            Copy::Interleaved(matrix) => Matrix::Interleaved(matrix),
+            Encoded::Interleaved(matrix) => Matrix::Interleaved(matrix),
         }
     }
 }
@@ -178,7 +178,7 @@ impl Screen {
         let (n, k) = (w.n(), w.k());
         let (encoder, row_bytes) = (Encoder::quick(dtype, k)?, row_bytes(dtype, k)?);
         let mut screen = Screen {
-            copy: Copy::empty(exec, dtype, n, k),
+            copy: Encoded::empty(exec, dtype, (n, k), row_bytes),
             form: Matrix::Blocks(*w).form(),
             errors: vec![0.0; n],
             norms: vec![0.0; n],
@@ -288,7 +288,8 @@ impl Screen {
         .into_iter()
         .collect();
         let rows = union(&rows?);
-        if !worth_it(rows.len()) {
+        let n_computed = parts_of(&w, &rows).len() * beside(&w);
+        if !worth_it(n_computed) {
             return None;
         }
         compute_rows(exec, w, &rows, scratch, out);
@@ -305,7 +306,7 @@ impl Screen {
                 out[end..].fill(f32::NEG_INFINITY);
             }
         });
-        Some(rows.len())
+        Some(n_computed.min(n))
     }
 
     /// The norms of row `t` of the activations that were prepared; `None` if they are too large for the bound.
@@ -376,20 +377,29 @@ impl Scratch {
     }
 }
 
-/// Computes some rows of a product, ascending, with prepared activations; all of those that are side by side with one of
-/// them.
+/// Rows of `w` that are computed together: a tile, where rows are interleaved.
+fn beside(w: &Matrix<'_>) -> usize {
+    match w {
+        Matrix::Interleaved(_) => ROWS,
+        Matrix::Blocks(_) | Matrix::Ternary(_) => 1,
+    }
+}
+
+/// The numbers of what is computed together that has any of `rows`, ascending.
+fn parts_of(w: &Matrix<'_>, rows: &[u32]) -> Vec<usize> {
+    let mut parts: Vec<usize> = rows.iter().map(|&row| row as usize / beside(w)).collect();
+    parts.dedup();
+    parts
+}
+
+/// Computes some rows of a product, ascending, with prepared activations; whole tiles of them where rows are interleaved.
 fn compute_rows(exec: &Exec, w: Matrix<'_>, rows: &[u32], scratch: &Scratch, out: &mut [f32]) {
     let n = w.n();
     let out = Columns {
         out: SharedSlice::new(out),
         n,
     };
-    let beside = match w {
-        Matrix::Interleaved(_) => ROWS,
-        Matrix::Blocks(_) | Matrix::Ternary(_) => 1,
-    };
-    let mut parts: Vec<usize> = rows.iter().map(|&row| row as usize / beside).collect();
-    parts.dedup();
+    let (beside, parts) = (beside(&w), parts_of(&w, rows));
     let parts_per_task = BYTES_PER_TASK.div_ceil((beside * w.row_bytes()).max(1));
     exec.pool.for_ranges(parts.len(), parts_per_task, |range| {
         for run in parts[range].chunk_by(|a, b| a + 1 == *b) {
@@ -699,8 +709,8 @@ mod tests {
         /// The copy as it would be stored.
         fn stored(&self, exec: &Exec) -> Vec<u8> {
             match &self.copy {
-                Copy::Stored { bytes, .. } => bytes.clone(),
-                Copy::Interleaved(matrix) => matrix.stored(exec),
+                Encoded::Stored { bytes, .. } => bytes.clone(),
+                Encoded::Interleaved(matrix) => matrix.stored(exec),
             }
         }
     }

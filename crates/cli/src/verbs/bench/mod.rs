@@ -117,14 +117,6 @@ impl Bench {
             thread_counts.push(self.flags.engine.n_threads());
         }
 
-        let plan = self.plan(&files)?;
-        let model = ModelReport {
-            name: files.name().to_owned(),
-            family: plan.config().family.name.to_owned(),
-            file_bytes: files.sources().iter().map(SourceFile::len).sum(),
-            head_fnv1a64: format!("{:016x}", head_hash(files.sources())?),
-            bytes_per_token: plan.bytes_per_token(),
-        };
         let machine = Machine::detect();
         let mut candidates = Vec::with_capacity(thread_counts.len());
         for &threads in &thread_counts {
@@ -132,6 +124,19 @@ impl Bench {
             let exec = Exec::new(threads, args::isa()?);
             candidates.push(Candidate::new(threads, load_ms, model, exec));
         }
+        let gpu = (candidates.first()).and_then(|candidate| candidate.gpu_share());
+        // There, a screen that wasn't asked for is left out.
+        let plan = match gpu.is_some() {
+            true => model::plan(&files, &self.flags.files)?,
+            false => self.plan(&files)?,
+        };
+        let model = ModelReport {
+            name: files.name().to_owned(),
+            family: plan.config().family.name.to_owned(),
+            file_bytes: files.sources().iter().map(SourceFile::len).sum(),
+            head_fnv1a64: format!("{:016x}", head_hash(files.sources())?),
+            bytes_per_token: plan.bytes_per_token(),
+        };
         // All are on the same device.
         let cache = candidates
             .first()
@@ -156,7 +161,6 @@ impl Bench {
                 candidate.time_kernels(&tests)?;
             }
         }
-        let gpu = (candidates.first()).and_then(|candidate| candidate.gpu_share());
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             commit: option_env!("STERNA_COMMIT"),
