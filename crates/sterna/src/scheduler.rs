@@ -476,10 +476,9 @@ impl<B: Backend> Scheduler<B> {
     /// Gives the generators of `parts`, in ascending order of slots, what was computed for them, and takes their events, in order. Tokens are chosen on all
     /// threads: each takes a pass over the vocabulary, and more where there are constraints.
     fn choose(&mut self, parts: &[Part], given: Vec<Given>) -> Vec<(SequenceId, Event)> {
-        let Some(first) = parts.first() else {
-            return Vec::new();
-        };
-        let model = Arc::clone(self.slots[first.slot].sequence.session().model());
+        #[cfg(not(target_family = "wasm"))]
+        let model = (parts.first())
+            .map(|part| Arc::clone(self.slots[part.slot].sequence.session().model()));
         let mut parts = parts.iter().zip(given).peekable();
         let mut choices = Vec::with_capacity(parts.len());
         for (index, slot) in self.slots.iter_mut().enumerate() {
@@ -498,14 +497,15 @@ impl<B: Backend> Scheduler<B> {
             take_events(*id, generator, &mut events);
             events
         };
-        // Tokens that a device has chosen aren't worth waking threads for.
-        let has_logits =
-            |(.., given): &(_, _, Option<Given>)| matches!(given, Some(Given::Logits(_)));
-        let events = match choices.iter().any(has_logits) {
-            true => model.backend().host().map_mut(&mut choices, choose),
-            false => choices.iter_mut().map(choose).collect(),
-        };
-        events.into_iter().flatten().collect()
+        // In a browser constraints belong to one thread. Tokens that a device has chosen aren't worth waking others for.
+        #[cfg(not(target_family = "wasm"))]
+        if let Some(model) = model
+            && (choices.iter()).any(|(.., given)| matches!(given, Some(Given::Logits(_))))
+        {
+            let events = model.backend().host().map_mut(&mut choices, choose);
+            return events.into_iter().flatten().collect();
+        }
+        choices.iter_mut().flat_map(choose).collect()
     }
 
     /// Ends the answer of the one part that failed.
