@@ -101,12 +101,7 @@ pub fn attention<P: Borrow<KvPage> + Sync>(
     scratch: &mut Scratch,
     out: &mut [f32],
 ) -> Result<(), ShapeError> {
-    expect_len("attention: output", queries.q.len(), out.len())?;
-    let (m, pages) = checked(queries, pages)?;
-    if m > 0 {
-        attend_all(exec, queries, m, pages, scratch, out);
-    }
-    Ok(())
+    attention_of_each(exec, &[(*queries, pages)], scratch, out)
 }
 
 /// [`attention`] of several sequences, each with its queries and pages, all of one shape; `out` has the rows of all, in
