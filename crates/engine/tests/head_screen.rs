@@ -257,6 +257,12 @@ fn heads_that_can_have_no_screen_are_refused_or_left_alone() {
              cap",
         ),
         (
+            plan_hf(&testdata().join("reference-states/hf/granite-hybrid")),
+            q8_0,
+            "screen of the output head: expected logits that are the product with the head alone, found a \
+             scale",
+        ),
+        (
             stories("stories260K-f16.gguf"),
             HeadScreen::As(DType::Q5_K),
             "screen of the output head, Q5_K: expected a width that is a multiple of 256, found 64",
