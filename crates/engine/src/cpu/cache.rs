@@ -52,7 +52,8 @@ impl CpuCache {
         states.next(layer, n, may_be)
     }
 
-    /// The pages of the next `n_rows` positions, which are allocated, and copied if others have them, too; each with the first of its positions and the rows that go there, from 0 on.
+    /// The pages of the next `n_rows` positions, each with the first of its positions and the rows that go there, from 0
+    /// on. Pages are allocated, and copied if others have them, too.
     pub(super) fn room(
         &mut self,
         layer: usize,
