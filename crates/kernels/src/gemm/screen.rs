@@ -263,15 +263,13 @@ impl Screen {
         worth_it: impl Fn(usize) -> bool,
     ) -> Option<usize> {
         let n = w.n();
-        let firsts: Option<Vec<_>> = (exec.map(tops.len(), |t| {
+        let firsts = exec.map(tops.len(), |t| {
             let first = largest(exec.isa, &out[t * n..(t + 1) * n], tops[t]);
             (first.len() == tops[t]).then_some(first)
-        }))
-        .into_iter()
-        .collect();
-        let firsts = firsts?;
+        });
+        let firsts = firsts.into_iter().collect::<Option<Vec<_>>>()?;
         compute_rows(exec, w, &union(&firsts), scratch, out);
-        let rows: Option<Vec<_>> = (exec.map(tops.len(), |t| {
+        let rows = exec.map(tops.len(), |t| {
             let out = &out[t * n..(t + 1) * n];
             let mut bar = f32::INFINITY;
             for &i in &firsts[t] {
@@ -284,10 +282,8 @@ impl Screen {
             // Rows computed already reach the bar, so they are among these.
             let activations = self.activations(scratch, t)?;
             Some(reaching(exec.isa, self, activations, out, bar))
-        }))
-        .into_iter()
-        .collect();
-        let rows = union(&rows?);
+        });
+        let rows = union(&rows.into_iter().collect::<Option<Vec<_>>>()?);
         let n_computed = parts_of(&w, &rows).len() * beside(&w);
         if !worth_it(n_computed) {
             return None;

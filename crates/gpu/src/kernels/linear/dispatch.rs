@@ -127,21 +127,15 @@ pub(super) enum Source<'a> {
 
 /// Whether a product of `w` with `n_rows` quantized rows reads them as f16.
 pub(crate) fn reads_halves(recorder: &Recorder, w: &Linear, n_rows: usize) -> bool {
-    let config = recorder.tuning().config(&w.product(n_rows));
-    let device = recorder.device();
-    is_tiled(device, config, w, n_rows)
-        && by_matrix_units(device, config, w)
+    is_tiled_by_units(recorder, w, n_rows)
         && (w.pieces.iter()).any(|piece| CoopLaunch::of(piece.n, w.k, n_rows).reads_halves(w.kind))
 }
 
 /// Whether matrix units multiply `w` by the rows `x` of floats, as f16.
 pub(super) fn halves_floats(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
-    let config = recorder.tuning().config(&w.product(x.n_rows));
-    let device = recorder.device();
     w.kind == WeightKind::Blocks(DType::F16)
-        && is_tiled(device, config, w, x.n_rows)
-        && by_matrix_units(device, config, w)
-        && can_halve(device, x)
+        && is_tiled_by_units(recorder, w, x.n_rows)
+        && can_halve(recorder.device(), x)
 }
 
 /// The kernels for one kind of weights.
@@ -532,6 +526,13 @@ fn is_tiled(device: &Device, config: LaunchConfig, w: &Linear, n_rows: usize) ->
     RowClass::of(n_rows) == RowClass::Many || few_trits && by_matrix_units(device, config, w)
 }
 
+/// Whether the tiles of such a product are multiplied by matrix units.
+fn is_tiled_by_units(recorder: &Recorder, w: &Linear, n_rows: usize) -> bool {
+    let config = recorder.tuning().config(&w.product(n_rows));
+    let device = recorder.device();
+    is_tiled(device, config, w, n_rows) && by_matrix_units(device, config, w)
+}
+
 /// Whether every workgroup of the product should quantize the rows `x` for itself: if they are few, if vectors and
 /// shared memory permit, and if it pays.
 pub(crate) fn rounds_itself(recorder: &Recorder, w: &Linear, x: &Rows<'_>) -> bool {
@@ -604,15 +605,9 @@ pub(super) fn linear_params(w: &Linear) -> LinearParams {
 
 /// The parts that a product of `w` with `n_rows` quantized rows is computed in, if there are several, of all its rows.
 pub(crate) fn parts_of<'a>(recorder: &Recorder, w: &'a Linear, n_rows: usize) -> Option<Parts<'a>> {
-    let config = recorder.tuning().config(&w.product(n_rows));
-    let device = recorder.device();
     let [piece] = &w.pieces[..] else { return None };
     match CoopLaunch::of(piece.n, w.k, n_rows) {
-        CoopLaunch::Few { parts, .. }
-            if parts > 1
-                && is_tiled(device, config, w, n_rows)
-                && by_matrix_units(device, config, w) =>
-        {
+        CoopLaunch::Few { parts, .. } if parts > 1 && is_tiled_by_units(recorder, w, n_rows) => {
             Some(Parts {
                 n: parts,
                 scales: (w.kind == WeightKind::Ternary).then_some((&piece.scales, piece.begin)),
