@@ -305,7 +305,8 @@ pub(crate) fn plan(files: &LocalModel, flags: &ModelFlags) -> Result<ModelPlan> 
     plan_with(files, flags, HeadScreen::Off)
 }
 
-/// The same, with a screen of the output head as in `otherwise` if `flags` ask for none: where answers are generated.
+/// The same, with a screen of the output head as in `otherwise` if `flags` ask for none: where answers are generated. A model that
+/// memory has no room for is given none, which would be a copy in it.
 pub(crate) fn plan_with(
     files: &LocalModel,
     flags: &ModelFlags,
@@ -313,6 +314,11 @@ pub(crate) fn plan_with(
 ) -> Result<ModelPlan> {
     let options = PlanOptions {
         i2s_layout: flags.i2s_layout(),
+    };
+    let all_bytes: u64 = files.sources().iter().map(SourceFile::len).sum();
+    let otherwise = match all_bytes <= room_for_weights() {
+        true => otherwise,
+        false => HeadScreen::Off,
     };
     let plan = files.plan(&options)?.with_head(flags.head(otherwise));
     plan.with_context(|| files.name().to_owned())
@@ -425,6 +431,11 @@ pub(crate) fn load_on<B: Backend>(
     Ok(loaded.model)
 }
 
+/// How many bytes of weights memory has room for, besides what a session takes.
+fn room_for_weights() -> u64 {
+    Machine::detect().free_memory_bytes / 2
+}
+
 fn load_from<B: Backend>(
     files: &LocalModel,
     plan: ModelPlan,
@@ -436,7 +447,7 @@ fn load_from<B: Backend>(
         weights: match weights {
             WeightsFlag::Map => Weights::Mapped,
             WeightsFlag::Read => Weights::Read,
-            WeightsFlag::Auto => Weights::ReadUpTo(Machine::detect().free_memory_bytes / 2),
+            WeightsFlag::Auto => Weights::ReadUpTo(room_for_weights()),
         },
         experts,
         n_threads: machine::default_threads(),
