@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use sterna::native::{
     self, BUILTIN, Device, ExpertsInMemory, FileSet, IncomingFiles, LoadFrom, LocalFolder,
-    LocalModel, Located, SourceFile, StoredFiles, Weights, builtin,
+    LocalModel, Located, StoredFiles, Weights, builtin,
 };
 use sterna::receipt::{self, Setup};
 use sterna::swap::{Revisions, SwappedGroup};
@@ -315,10 +315,10 @@ pub(crate) fn plan_with(
     let options = PlanOptions {
         i2s_layout: flags.i2s_layout(),
     };
-    let all_bytes: u64 = files.sources().iter().map(SourceFile::len).sum();
-    let otherwise = match all_bytes <= room_for_weights() {
-        true => otherwise,
-        false => HeadScreen::Off,
+    let otherwise = match otherwise {
+        HeadScreen::Off => otherwise,
+        _ if files.file_bytes() <= room_for_weights() => otherwise,
+        _ => HeadScreen::Off,
     };
     let plan = files.plan(&options)?.with_head(flags.head(otherwise));
     plan.with_context(|| files.name().to_owned())
@@ -499,8 +499,7 @@ pub(crate) fn setup(
 
 /// The digest of the model's files.
 pub(crate) fn digest(files: &LocalModel) -> Result<Digest> {
-    let n_bytes = files.sources().iter().map(SourceFile::len).sum();
-    let progress = Progress::bytes("hashing", n_bytes);
+    let progress = Progress::bytes("hashing", files.file_bytes());
     Ok(files.digest(&|n| progress.add(n))?)
 }
 

@@ -100,6 +100,11 @@ impl LocalModel {
         &self.sources
     }
 
+    /// Bytes of all of them together.
+    pub fn file_bytes(&self) -> u64 {
+        self.sources.iter().map(SourceFile::len).sum()
+    }
+
     /// A digest of the model's files ([`ModelFiles::digest`]); `progress` is told how many bytes of weights were read
     /// for that.
     ///
@@ -159,7 +164,7 @@ impl LocalModel {
         backend: B,
         options: &LoadFrom<'_>,
     ) -> Result<Loaded<B>> {
-        let all_bytes: u64 = self.sources.iter().map(SourceFile::len).sum();
+        let all_bytes = self.file_bytes();
         let rewrites = |dtype, k| backend.rewrites(dtype, k);
         let rewritten = plan.rewritten_bytes(rewrites);
         // Files that are read are in memory as a whole.

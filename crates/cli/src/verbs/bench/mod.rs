@@ -133,7 +133,7 @@ impl Bench {
         let model = ModelReport {
             name: files.name().to_owned(),
             family: plan.config().family.name.to_owned(),
-            file_bytes: files.sources().iter().map(SourceFile::len).sum(),
+            file_bytes: files.file_bytes(),
             head_fnv1a64: format!("{:016x}", head_hash(files.sources())?),
             bytes_per_token: plan.bytes_per_token(),
         };
