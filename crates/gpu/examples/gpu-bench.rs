@@ -14,11 +14,9 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use sterna_format::DType;
-use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
     Angles, AttentionShape, CacheLayer, CacheType, CachedValues, HeadNorms, Heads, PAGE_LEN,
-    RopeLayout, SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode,
-    prepare_heads, sequence_table,
+    RopeLayout, Split, SplitKv, SplitKvStates, attention, decode, prepare_heads,
 };
 use sterna_gpu::kernels::elementwise::{self, Activation};
 use sterna_gpu::kernels::linear::{
@@ -27,6 +25,7 @@ use sterna_gpu::kernels::linear::{
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::output::{Draw, Samplers, TopK, sample, top_k};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use sterna_gpu::kernels::{Rows, SequenceRows, Sequences, sequence_table};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::{Effort, LaunchConfig, Sample, Tuner};
 use sterna_gpu::{Commands, Device, DeviceOptions, Features, GpuError, Recorder, Timing};
@@ -499,6 +498,7 @@ fn table_of_one(position: usize, m: usize, len: usize) -> Vec<u32> {
         n_rows: m,
         first_angle: position,
         pages: &pages,
+        place: 0,
     };
     sequence_table(&[sequence], pages.len())
 }

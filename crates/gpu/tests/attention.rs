@@ -3,13 +3,12 @@
 use crate::common::{
     Random, device, devices, emulated, floats, nmse, run, scalar, spread, spread_rows,
 };
-use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::{
     Angles, AttentionShape, CacheLayer, CacheType, CachedValues, HeadNorms, Heads, PAGE_LEN,
-    RopeLayout, Scores, SequenceRows, Sequences, Split, SplitKv, SplitKvStates, attention, decode,
-    prepare_heads, sequence_table,
+    RopeLayout, Scores, Split, SplitKv, SplitKvStates, attention, decode, prepare_heads,
 };
 use sterna_gpu::kernels::norm::rms_norm;
+use sterna_gpu::kernels::{Rows, SequenceRows, Sequences, sequence_table};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{AdapterKind, Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::attention as cpu;
@@ -107,6 +106,7 @@ impl Own {
             // Angles are in the order of positions.
             first_angle: position,
             pages: &self.pages,
+            place: 0,
         };
         let other = SequenceRows {
             position: 99,
@@ -1145,6 +1145,7 @@ fn wrong_shapes_are_refused() {
             n_rows: 1,
             first_angle: 0,
             pages: &[0],
+            place: 0,
         }],
         1,
     );
@@ -1334,6 +1335,7 @@ fn check_batch(device: &Device, dtype: CacheType, window: Option<usize>, all: &[
             n_rows: m,
             first_angle: first_row,
             pages,
+            place: 0,
         };
         let alone = SequenceRows {
             first_row: 0,
@@ -1377,6 +1379,7 @@ fn check_batch(device: &Device, dtype: CacheType, window: Option<usize>, all: &[
         n_rows: 1,
         first_angle: 0,
         pages: &[],
+        place: 0,
     };
     let table: Vec<_> = [other]
         .into_iter()
@@ -1514,6 +1517,7 @@ fn check_whole_norms(
                 n_rows: 1,
                 first_angle: pos,
                 pages,
+                place: 0,
             })
             .collect();
         let words = device.upload(&sequence_table(&members, n_pages)).unwrap();

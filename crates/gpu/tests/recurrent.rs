@@ -1,13 +1,12 @@
 //! Convolutions, scans and time mixing against the CPU, in calls of several lengths: what a state remembers comes from the slots.
 
 use crate::common::{devices, floats, nmse, scalar, spread, spread_rows};
-use sterna_gpu::kernels::Rows;
-use sterna_gpu::kernels::attention::Position;
 use sterna_gpu::kernels::recurrent::{
-    Convolution, MAX_ROWS, MAX_TAPS, Mamba, Recurrence, Scan, ScanShape, Shift, State, StateLayer,
-    Step, StepVectors, StepWeights, Wkv, Wkv4, WkvFinish, WkvInputs, WkvShape, can_step, convolve,
-    mamba, previous, scan, step, token_shift, wkv, wkv_finish, wkv_prepare, wkv4,
+    Convolution, Gates, MAX_ROWS, MAX_TAPS, Mamba, Scan, ScanShape, Shift, State, StateLayer, Step,
+    StepVectors, StepWeights, Wkv, Wkv4, WkvFinish, WkvInputs, WkvShape, can_step, convolve, mamba,
+    previous, scan, scan_prepare, step, token_shift, wkv, wkv_finish, wkv_prepare, wkv4,
 };
+use sterna_gpu::kernels::{Rows, SequenceRows, Sequences, elementwise, sequence_table};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError, Recorder};
 use sterna_kernels::activation::{self, Activation};
@@ -23,41 +22,88 @@ use sterna_kernels::{State as CpuState, norm};
 /// Calls of these many rows: one and several, some of which read and write the same slot.
 const CHUNKS: [&[usize]; 3] = [&[13], &[1, 4, 1, 1, 5, 1], &[2, 8, 3]];
 const M: usize = 13;
+/// Rows of both sequences.
+const BOTH: usize = 2 * M;
 /// Values of the layer's state before the tested part, and after it.
 const AROUND: usize = 3;
 
-/// Runs `record` for each of `chunks`, with the rows before it and its own, at positions from zero on.
+/// Rows of two sequences with the same.
+fn twice(rows: &[f32]) -> Vec<f32> {
+    rows.repeat(2)
+}
+
+/// Runs `record` for each of `chunks`, at positions from zero on, of two sequences: one has the first half of all rows, and
+/// the other, which is a call behind, the second. Returns the state of both.
 fn in_chunks(
     device: &Device,
     chunks: &[usize],
     n_state: usize,
-    mut record: impl FnMut(&mut Recorder, std::ops::Range<usize>, State<'_>) -> Result<(), GpuError>,
+    mut record: impl FnMut(&mut Recorder, State<'_>) -> Result<(), GpuError>,
 ) -> Vec<u8> {
-    let layer = StateLayer::new(device, n_state + 2 * AROUND).unwrap();
-    let mut first = 0;
-    for n in chunks {
-        let position: Buffer = device.upload(&[77u32, first as u32]).unwrap();
+    /// Places of the two, of three.
+    const PLACES: [u32; 2] = [2, 0];
+    let n_all = n_state + 2 * AROUND;
+    let layer = StateLayer::new(device, n_all, 3).unwrap();
+    let begins: Vec<usize> = (0..=chunks.len())
+        .map(|i| chunks[..i].iter().sum())
+        .collect();
+    for call in 0..=chunks.len() {
+        let own = |i: usize| {
+            let chunk = call.checked_sub(i).filter(|chunk| *chunk < chunks.len())?;
+            Some(SequenceRows {
+                position: begins[chunk],
+                first_row: i * M + begins[chunk],
+                n_rows: chunks[chunk],
+                first_angle: 0,
+                pages: &[9],
+                place: PLACES[i],
+            })
+        };
+        let own: Vec<_> = [0, 1].into_iter().filter_map(own).collect();
+        let other = SequenceRows {
+            position: 77,
+            place: 1,
+            ..own[0]
+        };
+        let all = [&[other][..], &own].concat();
+        let table = device.upload(&sequence_table(&all, 1)).unwrap();
         let state = State {
             layer: &layer,
             first: AROUND,
-            position: Position {
-                buffer: &position,
-                index: 1,
+            sequences: Sequences {
+                table: &table,
+                n_all: all.len(),
+                page_stride: 1,
+                first: 1,
+                n: own.len(),
+                n_rows: own.iter().map(|own| own.n_rows).max().unwrap(),
             },
         };
         let mut recorder = Recorder::new(device);
-        record(&mut recorder, first..first + n, state).unwrap();
+        record(&mut recorder, state).unwrap();
         let commands = recorder.finish().unwrap();
         device.submit(&[&commands], &[]).unwrap().wait().unwrap();
-        first += n;
     }
-    // What was kept at the end is that of another layer too.
-    let kept = layer.keep(device, first).unwrap();
-    let other = StateLayer::new(device, n_state + 2 * AROUND).unwrap();
-    other.put_back(device, first + 2, &kept).unwrap();
-    let (own, copied) = (layer.read(device, first), other.read(device, first + 2));
-    assert_eq!(own.as_ref().unwrap(), &copied.unwrap());
-    own.unwrap()
+    let states = PLACES.map(|place| layer.read(device, place, M).unwrap());
+    assert_eq!(states[0], states[1], "{chunks:?}");
+    // What was kept at the end is that of another layer too, and so is what is copied to other places.
+    let kept = layer.keep(device, PLACES[0], M).unwrap();
+    let other = StateLayer::new(device, n_all, 4).unwrap();
+    other.put_back(device, 3, M + 2, &kept).unwrap();
+    assert_eq!(states[0], other.read(device, 3, M + 2).unwrap());
+    let copy = layer.copy(&other, [1, 0], 2).unwrap();
+    device.copy_all(&[copy]).unwrap();
+    assert_eq!(states[0], other.read(device, 1, M).unwrap());
+    assert!(layer.copy(&other, [2, 0], 2).is_err());
+    states.into_iter().next().unwrap()
+}
+
+/// The rows of one sequence, of what both have alike.
+fn of_one(device: &Device, rows: &Buffer, width: usize) -> Vec<f32> {
+    let mut all: Vec<f32> = device.read(rows, 0..BOTH * width).unwrap();
+    let second = all.split_off(M * width);
+    assert_eq!(all, second);
+    all
 }
 
 fn floats_of(bytes: &[u8]) -> Vec<f32> {
@@ -98,8 +144,8 @@ fn check_convolution(device: &Device, dim: usize, n_taps: usize, is_gated: bool,
         conv::silu(&scalar(), dim, weights, &x, state, &mut want).unwrap();
     }
     let (offset, stride) = (2, width + 5);
-    let x = spread(device, &x, width, offset, stride);
-    let x = spread_rows(&x, M, width, offset, stride);
+    let x = spread(device, &twice(&x), width, offset, stride);
+    let x = spread_rows(&x, BOTH, width, offset, stride);
     let (taps, bias) = (device.upload(&taps).unwrap(), device.upload(&bias).unwrap());
     let convolution = Convolution {
         taps: &taps,
@@ -109,13 +155,12 @@ fn check_convolution(device: &Device, dim: usize, n_taps: usize, is_gated: bool,
     };
     let mut all = Vec::new();
     for chunks in CHUNKS {
-        let out = device.buffer("out", (M * dim * 4) as u64).unwrap();
-        let state = in_chunks(device, chunks, n_state, |recorder, rows, state| {
-            let n = rows.len();
-            let out = Rows::new(&out, M, dim).rows(rows.start, n);
-            convolve(recorder, &convolution, x.rows(rows.start, n), state, out)
+        let out = device.buffer("out", (BOTH * dim * 4) as u64).unwrap();
+        let state = in_chunks(device, chunks, n_state, |recorder, state| {
+            let out = Rows::new(&out, BOTH, dim);
+            convolve(recorder, &convolution, x, state, out)
         });
-        let out: Vec<f32> = device.read(&out, 0..M * dim).unwrap();
+        let out = of_one(device, &out, dim);
         let what = format!("{dim} x {n_taps} {is_gated} {has_bias} {chunks:?}");
         close(&what, &out, &want);
         close(&what, &floats_of(&state)[AROUND..AROUND + n_state], &after);
@@ -183,17 +228,10 @@ fn check_delta(device: &Device, shape: &ScanShape) {
     };
     let state = CpuState::InPlace(&mut state);
     delta::delta_rule(&scalar(), &cpu, inputs, state, &mut want).unwrap();
-    let beta = spread(device, &beta, n, 1, n + 2);
-    let beta = spread_rows(&beta, M, n, 1, n + 2);
-    check_scan(
-        device,
-        shape,
-        &x,
-        &alpha,
-        (&a, &dt_bias),
-        &want,
-        |step, rows| Recurrence::Delta(step, beta.rows(rows.start, rows.len())),
-    );
+    let beta = spread(device, &twice(&beta), n, 1, n + 2);
+    let beta = spread_rows(&beta, BOTH, n, 1, n + 2);
+    let given = (&alpha[..], Some(beta));
+    check_scan(device, shape, &x, given, (&a, &dt_bias), None, &want);
 }
 
 fn check_ssm(device: &Device, shape: &ScanShape) {
@@ -221,45 +259,55 @@ fn check_ssm(device: &Device, shape: &ScanShape) {
     let state = CpuState::InPlace(&mut state);
     ssm::scan(&scalar(), &cpu, inputs, state, &mut want).unwrap();
     let d = device.upload(&d).unwrap();
-    check_scan(device, shape, &x, &dt, (&a, &dt_bias), &want, |step, _| {
-        Recurrence::Ssm(step, &d)
-    });
+    let given = (&dt[..], None);
+    check_scan(device, shape, &x, given, (&a, &dt_bias), Some(&d), &want);
 }
 
-fn check_scan<'a>(
-    device: &'a Device,
+fn check_scan(
+    device: &Device,
     shape: &ScanShape,
     x: &[f32],
-    steps: &[f32],
+    (steps, beta): (&[f32], Option<Rows<'_>>),
     (a, dt_bias): (&[f32], &[f32]),
+    d: Option<&Buffer>,
     want: &[f32],
-    recurrence: impl Fn(Rows<'a>, &std::ops::Range<usize>) -> Recurrence<'a>,
 ) {
     let (n, channels) = (shape.n_heads, shape.channels());
     let width = want.len() / M;
     let (a, dt_bias) = (device.upload(a).unwrap(), device.upload(dt_bias).unwrap());
-    let steps: &Buffer = Box::leak(Box::new(spread(device, steps, n, 2, n + 1)));
+    let steps = spread(device, &twice(steps), n, 2, n + 1);
+    let given = Gates {
+        steps: spread_rows(&steps, BOTH, n, 2, n + 1),
+        beta,
+        a: &a,
+        dt_bias: &dt_bias,
+    };
+    let stride = channels + 3;
+    let x = spread(device, &twice(x), channels, 4, stride);
+    let x = spread_rows(&x, BOTH, channels, 4, stride);
+    let gates = device.buffer("gates", (BOTH * n * 16) as u64).unwrap();
+    let mut recorder = Recorder::new(device);
+    scan_prepare(&mut recorder, shape, x, &given, &gates).unwrap();
+    let commands = recorder.finish().unwrap();
+    device.submit(&[&commands], &[]).unwrap().wait().unwrap();
     let mut all = Vec::new();
     for chunks in CHUNKS {
-        let stride = channels + 3;
-        let x = spread(device, x, channels, 4, stride);
-        let x = spread_rows(&x, M, channels, 4, stride);
-        let gates = device.buffer("gates", (M * n * 16) as u64).unwrap();
-        let out = device.buffer("out", (M * width * 4) as u64).unwrap();
-        let state = in_chunks(device, chunks, shape.state(), |recorder, rows, state| {
-            let (first, m) = (rows.start, rows.len());
-            let step = spread_rows(steps, M, n, 2, n + 1).rows(first, m);
+        let out = device.buffer("out", (BOTH * width * 4) as u64).unwrap();
+        let state = in_chunks(device, chunks, shape.state(), |recorder, state| {
             let inputs = Scan {
-                x: x.rows(first, m),
-                recurrence: recurrence(step, &rows),
-                a: &a,
-                dt_bias: &dt_bias,
+                x,
                 gates: &gates,
+                d,
             };
-            let out = Rows::new(&out, M, width).rows(first, m);
-            scan(recorder, shape, &inputs, state, out)
+            scan(
+                recorder,
+                shape,
+                &inputs,
+                state,
+                Rows::new(&out, BOTH, width),
+            )
         });
-        let out: Vec<f32> = device.read(&out, 0..M * width).unwrap();
+        let out = of_one(device, &out, width);
         close(&format!("{shape:?} {chunks:?}"), &out, want);
         all.push((out, state));
     }
@@ -368,8 +416,8 @@ fn check_step(device: &Device, shape: &ScanShape, n_taps: usize, has_bias: bool)
         })
         .flatten()
         .collect();
-    let rows = spread(device, &rows, width, 4, width + 3);
-    let rows = spread_rows(&rows, M, width, 4, width + 3);
+    let rows = spread(device, &twice(&rows), width, 4, width + 3);
+    let rows = spread_rows(&rows, BOTH, width, 4, width + 3);
     let uploaded = [&taps, &bias, &a, &dt_bias, &last].map(|v| device.upload(v).unwrap());
     let [taps, bias, a, dt_bias, last] = &uploaded;
     let vectors = StepVectors {
@@ -382,28 +430,21 @@ fn check_step(device: &Device, shape: &ScanShape, n_taps: usize, has_bias: bool)
     };
     assert!(can_step(device.limits(), shape));
     let weights = StepWeights::new(device, shape, &vectors).unwrap();
-    let out = device.buffer("out", (M * values * 4) as u64).unwrap();
-    let state = in_chunks(
-        device,
-        &[1; M],
-        n_window + shape.state(),
-        |r, own, state| {
-            let row = rows.rows(own.start, 1);
-            let inputs = Step {
-                x: row.columns(0, channels),
-                gate: row.columns(channels, values),
-                steps: row.columns(channels + values, n),
-                beta: shape
-                    .is_delta
-                    .then(|| row.columns(channels + values + n, n)),
-                eps: EPS,
-            };
-            let out = Rows::new(&out, M, values).rows(own.start, 1);
-            step(r, &weights, &inputs, state, out)
-        },
-    );
+    let out = device.buffer("out", (BOTH * values * 4) as u64).unwrap();
+    let state = in_chunks(device, &[1; M], n_window + shape.state(), |r, state| {
+        let inputs = Step {
+            x: rows.columns(0, channels),
+            gate: rows.columns(channels, values),
+            steps: rows.columns(channels + values, n),
+            beta: shape
+                .is_delta
+                .then(|| rows.columns(channels + values + n, n)),
+            eps: EPS,
+        };
+        step(r, &weights, &inputs, state, Rows::new(&out, BOTH, values))
+    });
     let what = format!("{shape:?} {n_taps} {has_bias}");
-    let out: Vec<f32> = device.read(&out, 0..M * values).unwrap();
+    let out = of_one(device, &out, values);
     close(&what, &out, &gated);
     let state = floats_of(&state);
     let (window, own) = state[AROUND..AROUND + n_window + shape.state()].split_at(n_window);
@@ -448,31 +489,32 @@ fn check_mamba(device: &Device, inner: usize, state_dim: usize) {
     let state = CpuState::InPlace(&mut after);
     cpu_mamba::scan(&scalar(), &shape, &inputs, state, &mut want).unwrap();
     let buffers = [
-        spread(device, &x, inner, 1, inner + 2),
-        spread(device, &dt, inner, 1, inner + 2),
-        spread(device, &b, state_dim, 1, state_dim + 2),
-        spread(device, &c, state_dim, 1, state_dim + 2),
+        spread(device, &twice(&x), inner, 1, inner + 2),
+        spread(device, &twice(&dt), inner, 1, inner + 2),
+        spread(device, &twice(&b), state_dim, 1, state_dim + 2),
+        spread(device, &twice(&c), state_dim, 1, state_dim + 2),
     ];
     let (a, d) = (device.upload(&a).unwrap(), device.upload(&d).unwrap());
+    let of = |i: usize, width| spread_rows(&buffers[i], BOTH, width, 1, width + 2);
+    let inputs = Mamba {
+        dt: of(1, inner),
+        b: of(2, state_dim),
+        c: of(3, state_dim),
+        a: &a,
+        d: &d,
+    };
     let mut all = Vec::new();
     for chunks in CHUNKS {
-        let out = device.buffer("out", (M * inner * 4) as u64).unwrap();
-        let state = in_chunks(device, chunks, shape.state(), |recorder, rows, state| {
-            let of = |i: usize, width| {
-                spread_rows(&buffers[i], M, width, 1, width + 2).rows(rows.start, rows.len())
-            };
-            let inputs = Mamba {
-                x: of(0, inner),
-                dt: of(1, inner),
-                b: of(2, state_dim),
-                c: of(3, state_dim),
-                a: &a,
-                d: &d,
-            };
-            let out = Rows::new(&out, M, inner).rows(rows.start, rows.len());
-            mamba(recorder, &inputs, state, out)
+        let out = device.buffer("out", (BOTH * inner * 4) as u64).unwrap();
+        let mut recorder = Recorder::new(device);
+        let rows = Rows::new(&out, BOTH, inner);
+        elementwise::copy(&mut recorder, rows, of(0, inner)).unwrap();
+        let commands = recorder.finish().unwrap();
+        device.submit(&[&commands], &[]).unwrap().wait().unwrap();
+        let state = in_chunks(device, chunks, shape.state(), |recorder, state| {
+            mamba(recorder, &inputs, state, rows)
         });
-        let out: Vec<f32> = device.read(&out, 0..M * inner).unwrap();
+        let out = of_one(device, &out, inner);
         let what = format!("{inner} x {state_dim} {chunks:?}");
         close(&what, &out, &want);
         close(
@@ -508,39 +550,37 @@ fn positions_are_mixed_with_those_before() {
                 rwkv::token_shift(&scalar(), &shift, &x, (&zeros, &mut after), &mut out).unwrap();
                 out
             });
-            let last = &x[(M - 1) * width..];
-            let x = spread(device, &x, width, 2, width + 5);
-            let x = spread_rows(&x, M, width, 2, width + 5);
-            let added = spread(device, &added, width, 1, width + 1);
-            let added = spread_rows(&added, M, width, 1, width + 1);
+            let last = x[(M - 1) * width..].to_vec();
+            let x = spread(device, &twice(&x), width, 2, width + 5);
+            let x_rows = spread_rows(&x, BOTH, width, 2, width + 5);
+            let added = spread(device, &twice(&added), width, 1, width + 1);
+            let added = spread_rows(&added, BOTH, width, 1, width + 1);
             let factors = factors
                 .each_ref()
                 .map(|factors| device.upload(factors).unwrap());
             for chunks in CHUNKS {
-                let bytes = (M * width * 4) as u64;
+                let bytes = (BOTH * width * 4) as u64;
                 let outs = [0, 1].map(|_| device.buffer("out", bytes).unwrap());
                 let before = device.buffer("before", bytes).unwrap();
-                let state = in_chunks(device, chunks, width, |recorder, rows, state| {
-                    let n = rows.len();
-                    let x = x.rows(rows.start, n);
-                    previous(recorder, x, state, &before)?;
+                let state = in_chunks(device, chunks, width, |recorder, state| {
+                    previous(recorder, x_rows, state, &before)?;
                     for (factors, out) in factors.iter().zip(&outs) {
                         let shift = Shift {
+                            sequences: state.sequences,
                             previous: &before,
                             factors,
-                            added: is_added.then_some(added.rows(rows.start, n)),
+                            added: is_added.then_some(added),
                             of_itself,
                         };
-                        let out = Rows::new(out, M, width).rows(rows.start, n);
-                        token_shift(recorder, &shift, x, out)?;
+                        token_shift(recorder, &shift, x_rows, Rows::new(out, BOTH, width))?;
                     }
                     Ok(())
                 });
                 for (out, want) in outs.iter().zip(&want) {
-                    let out: Vec<f32> = device.read(out, 0..M * width).unwrap();
+                    let out = of_one(device, out, width);
                     close(&format!("{width} {chunks:?}"), &out, want);
                 }
-                assert_eq!(floats_of(&state)[AROUND..AROUND + width], *last);
+                assert_eq!(floats_of(&state)[AROUND..AROUND + width], last);
             }
         }
     }
@@ -656,7 +696,7 @@ fn check_time_mixing(device: &Device, shape: &RwkvShape) {
         factors,
     } = &inputs;
     let [r, k, v, gate, decay, rate] =
-        [r, k, v, gate, decay, rate].map(|x| spread(device, x, inner, 3, inner + 2));
+        [r, k, v, gate, decay, rate].map(|x| spread(device, &twice(x), inner, 3, inner + 2));
     let [a, b, c, d, e] = factors.each_ref().map(|x| device.upload(x).unwrap());
     let is_fourth = shape.generation == Generation::V4;
     let heads = WkvShape {
@@ -666,11 +706,12 @@ fn check_time_mixing(device: &Device, shape: &RwkvShape) {
     };
     let mut all = Vec::new();
     for chunks in CHUNKS {
-        let out = device.buffer("out", (M * inner * 4) as u64).unwrap();
-        let prepared = device.buffer("prepared", (M * inner * 16) as u64).unwrap();
-        let state = in_chunks(device, chunks, after.len(), |recorder, rows, state| {
-            let of = |x| spread_rows(x, M, inner, 3, inner + 2).rows(rows.start, rows.len());
-            let out = Rows::new(&out, M, inner).rows(rows.start, rows.len());
+        let bytes = (BOTH * inner * 4) as u64;
+        let [out, given] = [0, 1].map(|_| device.buffer("out", bytes).unwrap());
+        let prepared = device.buffer("prepared", 4 * bytes).unwrap();
+        let state = in_chunks(device, chunks, after.len(), |recorder, state| {
+            let of = |x| spread_rows(x, BOTH, inner, 3, inner + 2);
+            let rows = |buffer| Rows::new(buffer, BOTH, inner);
             if is_fourth {
                 let inputs = Wkv4 {
                     r: of(&r),
@@ -679,9 +720,9 @@ fn check_time_mixing(device: &Device, shape: &RwkvShape) {
                     decay: &c,
                     first: &d,
                 };
-                return wkv4(recorder, &inputs, state, out);
+                return wkv4(recorder, &inputs, state, rows(&out));
             }
-            let given = match shape.generation {
+            let factors = match shape.generation {
                 Generation::V5 => WkvInputs::Fixed(&c, &d),
                 Generation::V6 => WkvInputs::Given(of(&decay), &d),
                 _ => WkvInputs::Seventh {
@@ -693,11 +734,13 @@ fn check_time_mixing(device: &Device, shape: &RwkvShape) {
             };
             let inputs = Wkv {
                 r: of(&r),
-                prepared: Rows::new(&prepared, rows.len(), 4 * inner),
+                prepared: Rows::new(&prepared, BOTH, 4 * inner),
                 v: of(&v),
             };
-            wkv_prepare(recorder, &heads, of(&k), &given, inputs.prepared)?;
-            wkv(recorder, &heads, &inputs, state, out)?;
+            wkv_prepare(recorder, &heads, of(&k), &factors, inputs.prepared)?;
+            wkv(recorder, &heads, &inputs, state, rows(&given))?;
+            // Those of other calls are finished anew.
+            elementwise::copy(recorder, rows(&out), rows(&given))?;
             let finish = WkvFinish {
                 weight: &a,
                 bias: &b,
@@ -705,9 +748,9 @@ fn check_time_mixing(device: &Device, shape: &RwkvShape) {
                 gate: of(&gate),
                 r_k: heads.is_seventh.then_some(&e),
             };
-            wkv_finish(recorder, &heads, &inputs, &finish, out)
+            wkv_finish(recorder, &heads, &inputs, &finish, rows(&out))
         });
-        let out: Vec<f32> = device.read(&out, 0..M * inner).unwrap();
+        let out = of_one(device, &out, inner);
         let what = format!("{shape:?} {chunks:?}");
         close(&what, &out, &want);
         // The values are those of the CPU's state, of matrices in another order.
@@ -730,23 +773,36 @@ fn check_time_mixing(device: &Device, shape: &RwkvShape) {
 fn a_mean_of_tiny_weights_is_one() {
     for device in devices() {
         let [r, k, v] = [[100.0f32; 2], [-200.0, -201.0], [3.0, 5.0]];
-        let [r, k, v] = [r, k, v].map(|x| device.upload(&x).unwrap());
+        let rows = |x: [f32; 2]| [&x[..], &[0.0; M - 2]].concat();
+        let [r, k, v] = [r, k, v].map(|x| device.upload(&twice(&rows(x))).unwrap());
         let (decay, first) = (device.upload(&[-50.0f32]), device.upload(&[0.0f32]));
         let (decay, first) = (decay.unwrap(), first.unwrap());
-        let out = device.buffer("out", 8).unwrap();
-        in_chunks(device, &[2], 3, |recorder, _, state| {
+        let out = device.buffer("out", BOTH as u64 * 4).unwrap();
+        in_chunks(device, &[2, M - 2], 3, |recorder, state| {
             let inputs = Wkv4 {
-                r: Rows::new(&r, 2, 1),
-                k: Rows::new(&k, 2, 1),
-                v: Rows::new(&v, 2, 1),
+                r: Rows::new(&r, BOTH, 1),
+                k: Rows::new(&k, BOTH, 1),
+                v: Rows::new(&v, BOTH, 1),
                 decay: &decay,
                 first: &first,
             };
-            wkv4(recorder, &inputs, state, Rows::new(&out, 2, 1))
+            wkv4(recorder, &inputs, state, Rows::new(&out, BOTH, 1))
         });
         let out: Vec<f32> = device.read(&out, 0..2).unwrap();
         let second = (3.0 + 5.0 * f32::exp(-1.0)) / (1.0 + f32::exp(-1.0));
         close("tiny", &out, &[3.0, second]);
+    }
+}
+
+/// One sequence of `n_rows`, whose table is `table`.
+fn one(table: &Buffer, n_rows: usize) -> Sequences<'_> {
+    Sequences {
+        table,
+        n_all: 1,
+        page_stride: 1,
+        first: 0,
+        n: 1,
+        n_rows,
     }
 }
 
@@ -756,14 +812,12 @@ fn time_mixing_that_doesnt_fit_is_refused() {
         return;
     };
     let [a, b, c] = [0, 1, 2].map(|_| device.buffer("rows", 1 << 20).unwrap());
-    let layer = StateLayer::new(device, 2048).unwrap();
+    let layer = StateLayer::new(device, 2048, 1).unwrap();
+    let sequences = one(&b, 2);
     let at = |first| State {
         layer: &layer,
         first,
-        position: Position {
-            buffer: &b,
-            index: 0,
-        },
+        sequences,
     };
     let small = device.buffer("small", 64).unwrap();
     let mut recorder = Recorder::new(device);
@@ -776,7 +830,13 @@ fn time_mixing_that_doesnt_fit_is_refused() {
     expect("", previous(&mut recorder, x, at(0), &b));
     expect("Shape", previous(&mut recorder, x, at(2048 - 63), &b));
     expect("Shape", previous(&mut recorder, x, at(0), &small));
+    let too_many = State {
+        sequences: one(&b, 3),
+        ..at(0)
+    };
+    expect("Shape", previous(&mut recorder, x, too_many, &b));
     let shift = |factors, added| Shift {
+        sequences,
         previous: &b,
         factors,
         added,
@@ -868,14 +928,14 @@ fn shapes_that_dont_fit_are_refused() {
         return;
     };
     let buffer = device.buffer("rows", 1 << 16).unwrap();
-    let layer = StateLayer::new(device, 64).unwrap();
+    let layer = StateLayer::new(device, 64, 1).unwrap();
+    let most = StateLayer::most_places(device, 64);
+    let error = StateLayer::new(device, 64, most + 1).unwrap_err();
+    assert!(matches!(error, GpuError::Unsupported { .. }), "{error:?}");
     let state = State {
         layer: &layer,
         first: 0,
-        position: Position {
-            buffer: &buffer,
-            index: 0,
-        },
+        sequences: one(&buffer, 2),
     };
     let out = device.buffer("out", 1 << 16).unwrap();
     let mut recorder = Recorder::new(device);
@@ -902,23 +962,36 @@ fn shapes_that_dont_fit_are_refused() {
         is_tiled: false,
         is_delta: false,
     };
-    let one = Rows::new(&buffer, 2, 1);
     for (key_dim, name) in [(MAX_ROWS + 1, "Unsupported"), (3, "Shape"), (2, "")] {
         let shape = shape(key_dim);
         let inputs = Scan {
             x: Rows::new(&buffer, 2, shape.channels()),
-            recurrence: Recurrence::Ssm(one, &buffer),
-            a: &buffer,
-            dt_bias: &buffer,
             gates: out.buffer,
+            d: Some(&buffer),
         };
         let result = scan(&mut recorder, &shape, &inputs, state, out);
         let found = result.map_or_else(|error| format!("{error:?}"), |()| String::new());
         assert!(found.starts_with(name), "{key_dim}: {found}");
         assert_eq!(found.is_empty(), name.is_empty(), "{key_dim}: {found}");
     }
+    let (shape, x_rows) = (shape(2), Rows::new(&buffer, 2, 36));
+    let gates = |width, beta| Gates {
+        steps: Rows::new(&buffer, 2, width),
+        beta,
+        a: &buffer,
+        dt_bias: &buffer,
+    };
+    for (name, gates) in [
+        ("", gates(1, None)),
+        ("Shape", gates(2, None)),
+        ("Shape", gates(1, Some(x))),
+    ] {
+        let result = scan_prepare(&mut recorder, &shape, x_rows, &gates, out.buffer);
+        let found = result.map_or_else(|error| format!("{error:?}"), |()| String::new());
+        assert!(found.starts_with(name), "{found}");
+        assert_eq!(found.is_empty(), name.is_empty(), "{found}");
+    }
     let inputs = Mamba {
-        x,
         dt: Rows::new(&buffer, 2, 32),
         b: Rows::new(&buffer, 2, 3),
         c: Rows::new(&buffer, 2, 3),

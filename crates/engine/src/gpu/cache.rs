@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sterna_gpu::graph::{
-    Graph, PenaltyOp, RopeTable, SampleOp, SequencesRef, Shared, SharedGraph, View,
+    Graph, PenaltyOp, RopeTable, SampleOp, SequencesRef, Shared, SharedGraph, StateRef, View,
 };
-use sterna_gpu::kernels::attention::{CacheLayer, PAGE_LEN, SequenceRows, sequence_table};
+use sterna_gpu::kernels::attention::{CacheLayer, PAGE_LEN};
 use sterna_gpu::kernels::output::STATE_LEN;
-use sterna_gpu::kernels::recurrent::StateLayer;
+use sterna_gpu::kernels::{SequenceRows, sequence_table};
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError};
 
@@ -41,9 +41,6 @@ pub struct GpuCache {
     is_forked: Arc<AtomicBool>,
     /// Of batches whose first sequence this is.
     batch: BatchTable,
-    /// The position before the first of a step, as mixes of positions read it, and of which layer and part of its state
-    /// it was taken last in this step.
-    previous: (Option<Buffer>, Option<(usize, usize)>),
     /// For sampling tokens.
     sampling: SampleScratch,
 }
@@ -58,6 +55,9 @@ struct BatchTable {
     step: (u64, Vec<(usize, usize, usize)>),
     parts: Vec<Part>,
     ropes: Vec<Rope>,
+    /// The position before the first of each sequence, as mixes of positions read it, and of which layer and part of its
+    /// state it was taken last in the step.
+    previous: (Option<Buffer>, Option<(usize, usize)>),
 }
 
 /// Sequences that kernels take together.
@@ -69,9 +69,9 @@ struct Part {
     most_len: usize,
 }
 
-/// The same for a layer.
+/// The same for a layer with keys and values.
 pub(super) struct Group {
-    /// Where their keys and values are.
+    /// Where these are.
     pub(super) memory: Shared<CacheLayer>,
     pub(super) sequences: SequencesRef,
     /// The longest context that commands are for.
@@ -172,12 +172,12 @@ impl BatchTable {
         let most_len = |of: &(&GpuCache, usize, usize)| most_len(of.0.len + of.1);
         let longest = sequences.iter().map(most_len).max().unwrap_or(MIN_LEN);
         let page_stride = page_stride(longest);
-        // Those in one pool with few rows, or with about as many.
+        // Those in one pool with one row, few rows, or about as many.
         let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
         for (i, &(cache, n_rows, _)) in sequences.iter().enumerate() {
-            let class = match n_rows <= MAX_SPLIT_KV_ROWS {
-                true => MAX_SPLIT_KV_ROWS,
-                false => n_rows.next_power_of_two(),
+            let class = match n_rows {
+                2..=MAX_SPLIT_KV_ROWS => MAX_SPLIT_KV_ROWS,
+                _ => n_rows.next_power_of_two(),
             };
             let fits = |(other, members): &&mut (usize, Vec<usize>)| {
                 let is_same_pool = Arc::ptr_eq(&sequences[members[0]].0.pool, &cache.pool);
@@ -205,6 +205,7 @@ impl BatchTable {
                 n_rows: sequences[i].1,
                 first_angle: firsts[i].1,
                 pages: &pages[i],
+                place: sequences[i].0.states.place().unwrap_or(0),
             })
             .collect();
         let table = self.room(device, sequences.len(), longest)?;
@@ -250,10 +251,59 @@ pub(super) fn groups(
     for Sequence { cache, n_rows, .. } in &mut *sequences {
         has_changed |= cache.reserve(device, graph, *n_rows)?;
     }
+    tabulate(device, graph, sequences, has_changed)?;
+    let parts = sequences
+        .first()
+        .map_or(&[][..], |of| &of.cache.batch.parts);
+    let groups = parts.iter().map(|part| {
+        Ok(Group {
+            memory: sequences[part.member].cache.pool.layer(device, layer)?,
+            sequences: part.sequences.clone(),
+            most_len: part.most_len,
+        })
+    });
+    groups.collect()
+}
+
+/// The sequences of a step, by what kernels take together, and where they have the states of `layer`, `n` values each, at
+/// their ends, in memory that no other sequence has.
+pub(super) fn states(
+    device: &Device,
+    graph: &mut Graph,
+    sequences: &mut [Sequence<'_, GpuCache>],
+    (layer, n): (usize, usize),
+) -> Result<Vec<StateRef>, GpuError> {
+    let mut has_changed = false;
+    for Sequence { cache, n_rows, .. } in &mut *sequences {
+        has_changed |= cache.reserve(device, graph, *n_rows)?;
+        has_changed |= cache.prepare_states(device, graph)?;
+    }
+    tabulate(device, graph, sequences, has_changed)?;
+    let parts = sequences
+        .first()
+        .map_or(&[][..], |of| &of.cache.batch.parts);
+    let states = parts.iter().map(|part| {
+        let places = &sequences[part.member].cache.pool.places;
+        Ok(StateRef {
+            layer: places.layer(device, layer, n)?,
+            first: 0,
+            sequences: part.sequences.clone(),
+        })
+    });
+    states.collect()
+}
+
+/// Fills the table of the first of `sequences` for the current step, unless it is already and nothing `has_changed`.
+fn tabulate(
+    device: &Device,
+    graph: &Graph,
+    sequences: &mut [Sequence<'_, GpuCache>],
+    has_changed: bool,
+) -> Result<(), GpuError> {
     let lens = (sequences.iter()).map(|of| (of.cache.len, of.n_rows, of.n_angles));
     let step = (graph.step(), lens.collect::<Vec<_>>());
     let Some(first) = sequences.first_mut() else {
-        return Ok(Vec::new());
+        return Ok(());
     };
     if has_changed || first.cache.batch.step != step {
         let mut batch = std::mem::take(&mut first.cache.batch);
@@ -262,6 +312,7 @@ pub(super) fn groups(
             .collect();
         let filled = batch.fill(device, &all);
         batch.step = step;
+        batch.previous.1 = None;
         batch
             .ropes
             .iter_mut()
@@ -272,15 +323,7 @@ pub(super) fn groups(
             return Err(error);
         }
     }
-    let parts = sequences[0].cache.batch.parts.iter();
-    let groups = parts.map(|part| {
-        Ok(Group {
-            memory: sequences[part.member].cache.pool.layer(device, layer)?,
-            sequences: part.sequences.clone(),
-            most_len: part.most_len,
-        })
-    });
-    groups.collect()
+    Ok(())
 }
 
 /// The sampling operations for `sequences`, whose `logits`, a row of each, the current step computes. Positions and tokens of
@@ -292,18 +335,16 @@ pub(super) fn continue_from(
     logits: &View,
     sequences: &mut [Continued<'_, GpuCache>],
 ) -> Result<Vec<SampleOp>, GpuError> {
-    let Some(first) = sequences.first_mut() else {
+    let Some(table) = sequences.first().map(|of| &of.cache.batch) else {
         return Ok(Vec::new());
     };
-    let states = first.cache.position(device)?;
-    let table = &sequences[0].cache.batch;
     let lens = sequences.iter().map(|of| (of.cache.len, 1));
     let rows = table.step.1.iter().map(|of| (of.0, of.1));
     let is_filled = table.step.0 == step && table.parts.len() == 1 && rows.eq(lens);
-    // That of a single sequence has all that its layers read, be they without attention.
-    if !decode::are_alike(sequences) || sequences.len() > 1 && !is_filled {
+    let states = table.buffer.clone().filter(|_| is_filled);
+    let (Some(states), true) = (states, decode::are_alike(sequences)) else {
         return Ok(Vec::new());
-    }
+    };
     let chosen = sequences.iter().map(|of| (of.last, of.sampling.seed));
     let chosen: Vec<_> = chosen.collect();
     (sequences[0].cache.batch).choose(device, &states, &chosen)?;
@@ -336,10 +377,9 @@ impl GpuCache {
             pools: pools.clone(),
             pool: pools.get(shape),
             pages: Vec::new(),
-            states: States::new(shape.layers.len()),
+            states: States::default(),
             is_forked: Arc::default(),
             batch: BatchTable::default(),
-            previous: (None, None),
             sampling: SampleScratch::default(),
         }
     }
@@ -364,9 +404,7 @@ impl GpuCache {
         let taken = match self.pool.take(device, graph, shared.len() + missing) {
             // There is no more room for all.
             Err(GpuError::Unsupported { .. }) if Arc::strong_count(&self.pool) > 1 => {
-                let (pool, pages) =
-                    (self.pool).split(device, graph, &self.pools, &self.pages, missing)?;
-                (self.pool, self.pages) = (pool, pages);
+                self.split(device, graph, missing)?;
                 return Ok(true);
             }
             taken => taken?,
@@ -384,6 +422,30 @@ impl GpuCache {
         Ok(true)
     }
 
+    /// Moves to a pool of its own, with room for `more` pages.
+    fn split(&mut self, device: &Device, graph: &mut Graph, more: usize) -> Result<(), GpuError> {
+        let (pool, pages) = (self.pool).split(device, graph, &self.pools, &self.pages, more)?;
+        (self.states).move_to(device, graph, &self.pool.places, &pool.places)?;
+        (self.pool, self.pages) = (pool, pages);
+        Ok(())
+    }
+
+    /// Brings the states at the end into a place that is this sequence's alone. Returns whether that is another one than
+    /// before.
+    fn prepare_states(&mut self, device: &Device, graph: &mut Graph) -> Result<bool, GpuError> {
+        let has_moved = match self.states.own_place(device, graph, &self.pool.places) {
+            // There is no more room for all.
+            Err(GpuError::Unsupported { .. }) if Arc::strong_count(&self.pool) > 1 => {
+                self.split(device, graph, 0)?;
+                (self.states).own_place(device, graph, &self.pool.places)?;
+                true
+            }
+            has_moved => has_moved?,
+        };
+        (self.states).prepare(device, graph, &self.pool.places, self.len)?;
+        Ok(has_moved)
+    }
+
     /// Positions that there are pages for.
     fn capacity(&self) -> usize {
         self.pages.len() * PAGE_LEN
@@ -393,27 +455,16 @@ impl GpuCache {
         self.pages.iter().map(|page| page.number).collect()
     }
 
-    /// The memory of the states of `layer`, `n` values each, not shared with other sequences.
-    pub(super) fn state(
-        &mut self,
-        device: &Device,
-        graph: &mut Graph,
-        layer: usize,
-        n: usize,
-    ) -> Result<Shared<StateLayer>, GpuError> {
-        self.states.layer(device, graph, (layer, n), self.len)
-    }
-
-    /// Memory for the position before the first of a step, `width` values, and whether that of `at` (layer and part of its
-    /// state) is in it already.
+    /// Memory for the positions before the first of the sequences of the batch whose first sequence this is, `len` values
+    /// in all, and whether those of `at` (layer and part of its state) are in it already, after [`states`].
     pub(super) fn previous(
         &mut self,
         device: &Device,
-        width: usize,
+        len: usize,
         at: (usize, usize),
     ) -> Result<(Buffer, bool), GpuError> {
-        let (memory, of) = &mut self.previous;
-        let memory = room(device, memory, width)?;
+        let (memory, of) = &mut self.batch.previous;
+        let memory = room(device, memory, len)?;
         Ok((memory, of.replace(at) == Some(at)))
     }
 
@@ -440,7 +491,9 @@ impl GpuCache {
             let saved = memory.read(device, &self.page_numbers(), self.len);
             to.write_all(&saved.map_err(BackendError::from)?)?;
         }
-        let state = self.states.read(device, graph, layer, self.len);
+        self.prepare_known_states(device, graph)
+            .map_err(BackendError::from)?;
+        let state = (self.states).read(device, &self.pool.places, layer, self.len);
         Ok(to.write_all(&state.map_err(BackendError::from)?)?)
     }
 
@@ -471,28 +524,25 @@ impl GpuCache {
         if n_state > 0 {
             let mut saved = vec![0; 4 * n_state];
             read_saved(from, &mut saved)?;
+            let layer = (layer, self.shape.layers.len());
             let restored = self.states.restore(device, layer, &saved);
             restored.map_err(BackendError::from)?;
         }
         Ok(())
     }
 
-    /// The buffer with the next position, its first element.
-    pub(super) fn position(&mut self, device: &Device) -> Result<Buffer, GpuError> {
-        // What attention of the next token needs, so that all kernels of a repeated step read the same.
-        let buffer = self.batch.room(device, 1, most_len(self.len + 1))?;
-        let position = Some(self.len as u32);
-        if self.batch.words[0] != position {
-            device.write(&buffer, 0, &[self.len as u32])?;
-            self.batch.words[0] = position;
-        }
-        Ok(buffer)
-    }
-
     /// Makes room for the next step.
     pub(super) fn prepare(&mut self, device: &Device, graph: &mut Graph) -> Result<(), GpuError> {
-        self.states.prepare(device, graph, self.len)?;
+        self.prepare_known_states(device, graph)?;
         self.reserve(device, graph, 1)?;
+        Ok(())
+    }
+
+    /// As [`GpuCache::prepare_states`], if layers have any.
+    fn prepare_known_states(&mut self, device: &Device, graph: &mut Graph) -> Result<(), GpuError> {
+        if !self.states.is_empty() {
+            self.prepare_states(device, graph)?;
+        }
         Ok(())
     }
 
@@ -508,10 +558,9 @@ impl GpuCache {
         self.capacity() - self.len
     }
 
-    /// Whether one table can have what changes from step to step of both sequences: layers have no states, which read
-    /// positions of their own, and keys and values are in the same memory.
+    /// Whether kernels can take both sequences together: keys and values, and states, are in the same memory.
     pub(super) fn is_beside(&self, other: &GpuCache) -> bool {
-        self.states.is_empty() && other.states.is_empty() && Arc::ptr_eq(&self.pool, &other.pool)
+        Arc::ptr_eq(&self.pool, &other.pool)
     }
 
     /// Memory for sampling.
@@ -577,7 +626,6 @@ impl KvCache for GpuCache {
     fn advance(&mut self, n: usize) {
         self.len += n;
         self.states.advance(n, self.len);
-        self.previous.1 = None;
     }
 
     fn pin(&mut self) {
@@ -585,7 +633,6 @@ impl KvCache for GpuCache {
     }
 
     fn truncate(&mut self, len: usize) {
-        self.previous.1 = None;
         if len < self.len {
             self.len = match self.states.is_empty() {
                 true => len,

@@ -338,8 +338,8 @@ pub(super) struct Steps {
     positions: Vec<usize>,
     /// How many steps have results that weren't taken yet, or haven't been submitted.
     n_left: usize,
-    /// Whether layers have states, which steps mustn't overwrite while others share them.
-    is_forked: Option<Arc<AtomicBool>>,
+    /// Of sequences whose layers have states, whether others share these: steps mustn't overwrite them then.
+    are_forked: Vec<Arc<AtomicBool>>,
     /// Of the memory that they write keys and values to.
     moves: Moves,
     pace: TokenRate,
@@ -353,7 +353,7 @@ impl Steps {
         commands: RecordedStep,
         states: Buffer,
         (positions, n_steps): (Vec<usize>, usize),
-        is_forked: Option<Arc<AtomicBool>>,
+        are_forked: Vec<Arc<AtomicBool>>,
         moves: Moves,
     ) -> Steps {
         Steps {
@@ -363,7 +363,7 @@ impl Steps {
             under_way: VecDeque::with_capacity(MOST_UNDER_WAY),
             positions,
             n_left: n_steps,
-            is_forked,
+            are_forked,
             moves,
             pace: TokenRate::default(),
         }
@@ -373,10 +373,11 @@ impl Steps {
 impl Steps {
     /// Steps in flight after which the state at the first of them is still there.
     fn max_depth(&self) -> usize {
-        match &self.is_forked {
-            None => MOST_UNDER_WAY,
-            Some(is_forked) if is_forked.load(Ordering::Relaxed) => 0,
-            Some(_) => SLOTS - 1,
+        let is_forked = |of: &Arc<AtomicBool>| of.load(Ordering::Relaxed);
+        match &*self.are_forked {
+            [] => MOST_UNDER_WAY,
+            all if all.iter().any(is_forked) => 0,
+            _ => SLOTS - 1,
         }
     }
 }

@@ -11,6 +11,7 @@ mod latent;
 mod pages;
 #[cfg(not(target_arch = "wasm32"))]
 mod part;
+mod places;
 mod recurrent;
 mod rotations;
 mod routes;
@@ -691,16 +692,12 @@ impl Backend for Gpu {
         let input = input.view()?.clone();
         let out = out.shape(&self.device, input.n_rows, input.width / 3)?;
         let n_state = taps.len.saturating_sub(out.width);
-        self.for_states(stage, n_state, sequences, |graph, rows, state| {
-            let (x, out) = (
-                input.rows(rows.start, rows.len()),
-                out.rows(rows.start, rows.len()),
-            );
+        self.for_states(stage, n_state, sequences, |graph, state| {
             graph.push(Op::Convolve {
                 convolution: taps.convolution(out.width, None, true),
-                x,
-                state: state(0),
-                out,
+                x: input.clone(),
+                state,
+                out: out.clone(),
             });
         })
     }
@@ -819,12 +816,12 @@ impl Backend for Gpu {
         let input = input.view()?.clone();
         let out = out.shape(&self.device, input.n_rows, input.width)?;
         let n_state = taps.len.saturating_sub(input.width) + shape.state();
-        self.for_states(stage, n_state, sequences, |graph, rows, state| {
+        self.for_states(stage, n_state, sequences, |graph, state| {
             graph.push(Op::Convolve {
                 convolution: taps.convolution(input.width, bias, false),
-                x: input.rows(rows.start, rows.len()),
-                state: state(0),
-                out: out.rows(rows.start, rows.len()),
+                x: input.clone(),
+                state,
+                out: out.clone(),
             });
         })
     }
@@ -841,17 +838,20 @@ impl Backend for Gpu {
         let out = out.shape(&self.device, x.n_rows, x.width)?;
         let n_window = scan.n_taps.saturating_sub(1) * scan.shape.inner;
         let n_state = n_window + scan.shape.state();
-        self.for_states(stage, n_state, sequences, |graph, rows, state| {
-            let own = |view: &View| view.rows(rows.start, rows.len());
+        // Its outputs replace its inputs.
+        self.graph.lock().push(Op::Copy {
+            x: out.clone(),
+            y: x.clone(),
+        });
+        self.for_states(stage, n_state, sequences, |graph, state| {
             graph.push(Op::Mamba {
-                x: own(x),
-                dt: own(dt),
-                b: own(b),
-                c: own(c),
+                x: out.clone(),
+                dt: dt.clone(),
+                b: b.clone(),
+                c: c.clone(),
                 a: scan.a.buffer.clone(),
                 d: scan.d.buffer.clone(),
-                state: state(n_window),
-                out: own(&out),
+                state: state.part(n_window),
             });
         })?;
         let gate = scan.gate.view()?.clone();
@@ -1141,10 +1141,13 @@ impl Backend for Gpu {
         };
         let commands = graph.repeatable(samples)?;
         let positions: Vec<usize> = sequences.iter().map(|of| of.cache.len()).collect();
+        let are_forked: Vec<_> = sequences
+            .iter()
+            .filter_map(|of| of.cache.states())
+            .collect();
         Ok(commands.zip(sequences.first()).map(|(commands, first)| {
-            let (is_forked, moves) = (first.cache.states(), first.cache.moves());
-            let positions = (positions, n_steps);
-            let steps = Steps::new(&self.graph, commands, states, positions, is_forked, moves);
+            let (positions, moves) = ((positions, n_steps), first.cache.moves());
+            let steps = Steps::new(&self.graph, commands, states, positions, are_forked, moves);
             Box::new(steps) as Box<dyn Decoding>
         }))
     }

@@ -1,4 +1,4 @@
-//! Pages of keys and values, which the sequences of a model share.
+//! Pages of keys and values, which the sequences of a model share, and places for states beside them.
 //!
 //! A page has one number in all layers, whose memory has as many. It grows by copying, all layers at once, as long as
 //! a buffer of the device may be that large; what doesn't fit goes to another pool.
@@ -10,6 +10,7 @@ use sterna_gpu::graph::{Graph, Shared};
 use sterna_gpu::kernels::attention::{CacheLayer, PAGE_LEN};
 use sterna_gpu::{Device, GpuError};
 
+use super::places::Places;
 use crate::backend::{CacheShape, CacheType, KvHeads};
 
 /// Initially allocated pages.
@@ -83,10 +84,11 @@ fn add(pools: &mut Vec<Weak<PagePool>>, shape: &CacheShape) -> Arc<PagePool> {
     new
 }
 
-/// Memory that sequences have their pages in.
+/// Memory that sequences have their pages in, and their states.
 #[derive(Debug)]
 pub(super) struct PagePool {
     shape: CacheShape,
+    pub(super) places: Places,
     /// Counts how often memory has become other memory.
     n_moves: Arc<AtomicU64>,
     free: Arc<Mutex<Vec<u32>>>,
@@ -130,15 +132,17 @@ impl Drop for Page {
     }
 }
 
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl PagePool {
     fn new(shape: &CacheShape) -> Arc<PagePool> {
+        let n_moves = Arc::default();
         Arc::new(PagePool {
             shape: shape.clone(),
-            n_moves: Arc::default(),
+            places: Places::new(shape.layers.len(), &n_moves),
+            n_moves,
             free: Arc::default(),
             memory: Mutex::new(Memory {
                 n_pages: 0,

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
-use sterna_gpu::graph::{Convolution, Graph, Op, ScanGates, ScanInputs, StateRef, View};
+use sterna_gpu::graph::{Convolution, Graph, Op, ScanGates, StateRef, View};
 use sterna_gpu::kernels::recurrent::{ScanShape, StepVectors, StepWeights, can_step};
 use sterna_gpu::{Device, GpuError};
 use sterna_kernels::activation::Activation;
 
-use super::{Gpu, GpuBuffer, GpuCache, GpuVector};
+use super::{Gpu, GpuBuffer, GpuCache, GpuVector, cache};
 use crate::backend::{BackendError, Sequence};
 use crate::stage::Stage;
 
@@ -30,27 +30,18 @@ impl GpuVector {
 }
 
 impl Gpu {
-    /// Calls `push` with the rows of each sequence, and what makes the part of the layer's state, `n` values, that begins
-    /// at a value.
+    /// Calls `push` with the layer's states, `n` values each, of those of `sequences` that kernels take together.
     pub(super) fn for_states(
         &self,
         stage: Stage,
         n: usize,
         sequences: &mut [Sequence<'_, GpuCache>],
-        mut push: impl FnMut(&mut Graph, Range<usize>, &dyn Fn(usize) -> StateRef),
+        mut push: impl FnMut(&mut Graph, StateRef),
     ) -> Result<(), BackendError> {
         let mut graph = self.graph.lock();
-        let mut end = 0;
-        for Sequence { cache, n_rows, .. } in sequences {
-            let layer = cache.state(&self.device, &mut graph, stage.layer.unwrap_or(0), n)?;
-            let position = cache.position(&self.device)?;
-            let part = |first| StateRef {
-                layer: layer.clone(),
-                first,
-                position: position.clone(),
-            };
-            push(&mut graph, end..end + *n_rows, &part);
-            end += *n_rows;
+        let layer = (stage.layer.unwrap_or(0), n);
+        for state in cache::states(&self.device, &mut graph, sequences, layer)? {
+            push(&mut graph, state);
         }
         Ok(())
     }
@@ -84,46 +75,58 @@ impl Gpu {
             true => Some(layer.step_weights(device, convolution.n_taps)?),
             false => None,
         };
+        let mut scans = Vec::new();
+        self.for_states(stage, n_state, sequences, |graph, state| match &weights {
+            Some(weights) if is_step(state.sequences.n_rows) => graph.push(Op::Step {
+                weights: weights.clone(),
+                x: input.clone(),
+                gate: gate.clone(),
+                steps: given.clone(),
+                beta: beta.clone(),
+                eps: layer.eps,
+                state,
+                out: out.clone(),
+            }),
+            _ => scans.push(state),
+        })?;
+        if scans.is_empty() {
+            return Ok(out);
+        }
         let convolved = x.scratch(device, input.n_rows, channels)?;
-        let gates = ScanGates {
-            gates: (steps.scratch(device, given.n_rows, 4 * given.width)?).buffer,
-            recurrence: match &beta {
-                Some(beta) => ScanInputs::Delta(given.clone(), beta.clone()),
-                None => ScanInputs::Ssm(given.clone(), layer.last.buffer.clone()),
-            },
-            a: layer.a.buffer.clone(),
-            dt_bias: layer.dt_bias.buffer.clone(),
-        };
-        self.for_states(stage, n_state, sequences, |graph, rows, state| {
-            let own = |view: &View| view.rows(rows.start, rows.len());
-            if let Some(weights) = &weights
-                && is_step(rows.len())
-            {
-                graph.push(Op::Step {
-                    weights: weights.clone(),
-                    x: own(&input),
-                    gate: own(&gate),
-                    steps: own(&given),
-                    beta: beta.as_ref().map(own),
-                    eps: layer.eps,
-                    state: state(0),
-                    out: own(&out),
-                });
-                return;
-            }
+        let gates = (steps.scratch(device, given.n_rows, 4 * given.width)?).buffer;
+        let mut graph = self.graph.lock();
+        for state in &scans {
             graph.push(Op::Convolve {
                 convolution: convolution.clone(),
-                x: own(&input),
-                state: state(0),
-                out: own(&convolved),
+                x: input.clone(),
+                state: state.clone(),
+                out: convolved.clone(),
             });
+        }
+        graph.push(Op::ScanPrepare {
+            shape,
+            x: convolved.clone(),
+            gates: ScanGates {
+                steps: given,
+                beta,
+                a: layer.a.buffer.clone(),
+                dt_bias: layer.dt_bias.buffer.clone(),
+            },
+            out: gates.clone(),
+        });
+        for state in scans {
             graph.push(Op::Scan {
                 shape,
-                x: own(&convolved),
-                gates: gates.rows(rows.start, rows.len()),
-                state: state(n_window),
-                out: own(&out),
+                x: convolved.clone(),
+                gates: gates.clone(),
+                d: (!shape.is_delta).then(|| layer.last.buffer.clone()),
+                state: state.part(n_window),
+                out: out.clone(),
             });
+        }
+        // Steps have normalised their rows, and multiplied them with gates.
+        for rows in runs_of_rows(sequences, |n_rows| !is_step(n_rows)) {
+            let own = |view: &View| view.rows(rows.start, rows.len());
             if shape.is_delta {
                 let heads = View {
                     n_rows: rows.len() * shape.n_heads,
@@ -139,9 +142,28 @@ impl Gpu {
                 });
             }
             graph.push(silu_gate(own(&out), own(&gate)));
-        })?;
+        }
         Ok(out)
     }
+}
+
+/// The rows of adjacent sequences that `are_wanted`, by how many they have.
+fn runs_of_rows(
+    sequences: &[Sequence<'_, GpuCache>],
+    are_wanted: impl Fn(usize) -> bool,
+) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut end = 0;
+    for Sequence { n_rows, .. } in sequences {
+        let first = end;
+        end += n_rows;
+        match runs.last_mut() {
+            _ if !are_wanted(*n_rows) => {}
+            Some(run) if run.end == first => run.end = end,
+            _ => runs.push(first..end),
+        }
+    }
+    runs
 }
 
 /// The weights of a layer with a scan.

@@ -6,7 +6,7 @@ use sterna_gpu::kernels::recurrent::WkvShape;
 use sterna_kernels::activation::Function;
 use sterna_kernels::rwkv::{Generation, Part, RwkvShape};
 
-use super::{Gpu, GpuBuffer, GpuCache};
+use super::{Gpu, GpuBuffer, GpuCache, cache};
 use crate::backend::{BackendError, HeadNorm, Recurrence, Sequence, TimeMix, TokenShift};
 use crate::stage::Stage;
 
@@ -32,33 +32,36 @@ impl Gpu {
         let (shape, x) = (shift.shape, shift.x.view()?);
         let added = shift.added.map(GpuBuffer::view).transpose()?;
         let out = out.shape(&self.device, x.n_rows, x.width)?;
-        let (layer, part) = (stage.layer.unwrap_or(0), shape.part(shift.part));
-        let mut previous = Vec::with_capacity(sequences.len());
-        for Sequence { cache, .. } in sequences.iter_mut() {
-            previous.push(cache.previous(&self.device, x.width, (layer, part.start))?);
-        }
-        let mut previous = previous.into_iter();
-        self.for_states(stage, shape.state(), sequences, |graph, rows, state| {
-            let own = |view: &View| view.rows(rows.start, rows.len());
-            let Some((previous, is_known)) = previous.next() else {
-                return;
-            };
+        let part = shape.part(shift.part).start;
+        let layer = stage.layer.unwrap_or(0);
+        let mut graph = self.graph.lock();
+        let states = cache::states(&self.device, &mut graph, sequences, (layer, shape.state()))?;
+        let n = sequences.len();
+        let Some(first) = sequences.first_mut() else {
+            return Ok(());
+        };
+        let (previous, is_known) =
+            (first.cache).previous(&self.device, n * x.width, (layer, part))?;
+        for state in states {
+            let sequences = state.sequences.clone();
             if !is_known {
                 graph.push(Op::Previous {
-                    x: own(x),
-                    state: state(part.start),
+                    x: x.clone(),
+                    state: state.part(part),
                     out: previous.clone(),
                 });
             }
             graph.push(Op::TokenShift {
-                x: own(x),
-                previous,
+                x: x.clone(),
+                sequences,
+                previous: previous.clone(),
                 factors: shift.factors.buffer.clone(),
-                added: added.map(own),
+                added: added.cloned(),
                 of_itself: matches!(shape.generation, Generation::V4 | Generation::V5),
-                out: own(&out),
+                out: out.clone(),
             });
-        })
+        }
+        Ok(())
     }
 
     pub(super) fn mix(
@@ -78,16 +81,15 @@ impl Gpu {
                 if shape.generation == Generation::V4 {
                     let n_state = shape.state();
                     let memory = shape.part(Part::Memory).start;
-                    return self.for_states(stage, n_state, sequences, |graph, rows, state| {
-                        let own = |view: &View| view.rows(rows.start, rows.len());
+                    return self.for_states(stage, n_state, sequences, |graph, state| {
                         graph.push(Op::Wkv4 {
-                            r: own(&r),
-                            k: own(&k),
-                            v: own(&v),
+                            r: r.clone(),
+                            k: k.clone(),
+                            v: v.clone(),
                             decay: decay.clone(),
                             first: first.clone(),
-                            state: state(memory),
-                            out: own(&out),
+                            state: state.part(memory),
+                            out: out.clone(),
                         });
                     });
                 }
@@ -160,12 +162,12 @@ impl Gpu {
             out: views.prepared.clone(),
         });
         let memory = shape.part(Part::Memory).start;
-        self.for_states(stage, shape.state(), sequences, |graph, rows, state| {
+        self.for_states(stage, shape.state(), sequences, |graph, state| {
             graph.push(Op::Wkv {
                 shape: heads_of(&shape),
-                inputs: views.rows(rows.start, rows.len()),
-                state: state(memory),
-                out: out.rows(rows.start, rows.len()),
+                inputs: views.clone(),
+                state: state.part(memory),
+                out: out.clone(),
             });
         })
     }

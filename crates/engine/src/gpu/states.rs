@@ -5,23 +5,21 @@
 
 use std::sync::Arc;
 
-use sterna_gpu::graph::{Graph, Shared};
-use sterna_gpu::kernels::recurrent::{KeptState, StateLayer};
+use sterna_gpu::graph::Graph;
+use sterna_gpu::kernels::recurrent::KeptState;
 use sterna_gpu::{Device, GpuError};
 
+use super::places::{Place, Places, Snapshot};
 use crate::checkpoints::Checkpoints;
 
 /// While tokens follow one by one, a checkpoint is made every so many.
 const INTERVAL: usize = 64;
 
-/// The state of each layer at one position; none for layers without.
-type Snapshot = Vec<Option<KeptState>>;
-
 /// The states of a sequence.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct States {
-    /// `None` before the first token, and for layers without.
-    layers: Vec<Option<Layer>>,
+    /// Where its latest are; `None` before the first token, and where layers have none.
+    place: Option<Arc<Place>>,
     checkpoints: Checkpoints<Snapshot>,
     /// Whether the state at the end is that of the last checkpoint, and not in the slots.
     is_rewound: bool,
@@ -33,86 +31,80 @@ pub(super) struct States {
     restored: Snapshot,
 }
 
-#[derive(Debug, Clone)]
-struct Layer {
-    memory: Shared<StateLayer>,
-    /// Has as many owners as there are sequences with this memory.
-    owners: Arc<()>,
-}
-
-impl Layer {
-    fn new(device: &Device, len: usize) -> Result<Layer, GpuError> {
-        Ok(Layer {
-            memory: Shared::new(StateLayer::new(device, len)?),
-            owners: Arc::new(()),
-        })
-    }
-
-    fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.owners) > 1
-    }
-}
-
 impl States {
-    pub(super) fn new(n_layers: usize) -> States {
-        States {
-            layers: vec![None; n_layers],
-            checkpoints: Checkpoints::default(),
-            is_rewound: false,
-            had_rows: false,
-            ready: None,
-            restored: Vec::new(),
-        }
-    }
-
     /// Whether there are none, so that the sequence can be truncated anywhere.
     pub(super) fn is_empty(&self) -> bool {
-        self.layers.iter().all(Option::is_none) && self.checkpoints.last().is_none()
+        self.place.is_none() && self.checkpoints.last().is_none()
     }
 
-    /// Memory for the states of `layer`, `n` values each, not shared with other sequences. It has that at `len`, the end.
-    pub(super) fn layer(
+    /// The number of its place, if it has one.
+    pub(super) fn place(&self) -> Option<u32> {
+        self.place.as_ref().map(|place| place.number())
+    }
+
+    /// Whether its place is another one than before, now that it is this sequence's alone, with the latest states in it.
+    pub(super) fn own_place(
         &mut self,
         device: &Device,
         graph: &mut Graph,
-        (layer, n): (usize, usize),
-        len: usize,
-    ) -> Result<Shared<StateLayer>, GpuError> {
-        self.prepare(device, graph, len)?;
-        let own = match &self.layers[layer] {
-            Some(own) if !own.is_shared() => return Ok(own.memory.clone()),
-            Some(shared) => {
-                let own = Layer::new(device, n)?;
-                // What is copied may not have been computed yet, and recorded commands would keep the old memory.
-                graph.flush()?;
-                graph.forget();
-                shared.memory.copy_to(device, &own.memory)?;
-                own
-            }
-            None => Layer::new(device, n)?,
-        };
-        Ok(self.layers[layer].insert(own).memory.clone())
+        places: &Places,
+    ) -> Result<bool, GpuError> {
+        let is_own = |place: &Arc<Place>| Arc::strong_count(place) == 1;
+        if self.place.as_ref().is_some_and(is_own) {
+            return Ok(false);
+        }
+        let own = places.take(device, graph)?;
+        if let Some(shared) = self.place.as_ref().filter(|_| !self.is_rewound) {
+            // What is copied may not have been computed yet.
+            graph.flush()?;
+            places.copy(device, shared, places, &own)?;
+        }
+        self.place = Some(own);
+        Ok(true)
     }
 
-    /// Brings the state at `len`, the end, into the slots, or remembers it, before a step.
+    /// Moves from `places` to `others`.
+    pub(super) fn move_to(
+        &mut self,
+        device: &Device,
+        graph: &mut Graph,
+        places: &Places,
+        others: &Places,
+    ) -> Result<(), GpuError> {
+        if let Some(place) = &self.place {
+            let new = others.take(device, graph)?;
+            // What is copied may not have been computed yet.
+            graph.flush()?;
+            places.copy(device, place, others, &new)?;
+            self.place = Some(new);
+        }
+        Ok(())
+    }
+
+    /// Brings the state at `len`, the end, into the slots of its place among `places`, which is its own, or remembers it,
+    /// before a step.
     pub(super) fn prepare(
         &mut self,
         device: &Device,
         graph: &mut Graph,
+        places: &Places,
         len: usize,
     ) -> Result<(), GpuError> {
-        // A model without states has no checkpoints either, and can be truncated anywhere.
-        if self.ready == Some(len) || self.is_empty() {
+        let Some(place) = &self.place else {
+            return Ok(());
+        };
+        if self.ready == Some(len) {
             return Ok(());
         }
-        if self.is_rewound {
-            self.rewind(device, graph, len)?;
+        if let (true, Some(kept)) = (self.is_rewound, self.checkpoints.last()) {
+            // What is overwritten may not have been read yet.
+            graph.flush()?;
+            places.put_back(device, place, len, kept)?;
+            self.is_rewound = false;
         } else if self.is_due(len) {
             // What is copied may not have been computed yet.
             graph.flush()?;
-            let memories = self.layers.iter().map(Option::as_ref);
-            let kept = memories.map(|layer| layer.map(|own| own.memory.keep(device, len)));
-            match kept.map(Option::transpose).collect() {
+            match places.keep(device, place, len) {
                 Ok(kept) => self.remember(len, kept),
                 // Without it, more is computed again where the sequence is truncated.
                 Err(GpuError::OutOfMemory { .. }) => {}
@@ -135,52 +127,30 @@ impl States {
         self.checkpoints.push(position, states, bytes);
     }
 
-    /// Makes the last checkpoint, which is at `len`, the state in the slots.
-    fn rewind(&mut self, device: &Device, graph: &mut Graph, len: usize) -> Result<(), GpuError> {
-        // What is overwritten may not have been read yet.
-        graph.flush()?;
-        let kept = self.checkpoints.last().into_iter().flatten();
-        for (layer, kept) in self.layers.iter_mut().zip(kept) {
-            let Some(kept) = kept else { continue };
-            let own = match layer.take() {
-                Some(own) if !own.is_shared() => own,
-                _ => {
-                    graph.forget();
-                    Layer::new(device, kept.len())?
-                }
-            };
-            own.memory.put_back(device, len, kept)?;
-            *layer = Some(own);
-        }
-        self.is_rewound = false;
-        Ok(())
-    }
-
-    /// The values of `layer` at `len`, the end; none if it has no state.
+    /// The values of `layer` at `len`, the end, once everything is [prepared](States::prepare); none if it has no state.
     pub(super) fn read(
-        &mut self,
+        &self,
         device: &Device,
-        graph: &mut Graph,
+        places: &Places,
         layer: usize,
         len: usize,
     ) -> Result<Vec<u8>, GpuError> {
-        self.prepare(device, graph, len)?;
-        match &self.layers[layer] {
-            Some(own) => own.memory.read(device, len),
+        match &self.place {
+            Some(place) => places.read(device, layer, place, len),
             None => Ok(Vec::new()),
         }
     }
 
-    /// Takes `values` as the state of `layer` at the position that the sequence advances to.
+    /// Takes `values` as the state of layer `layer.0` of `layer.1` at the position that the sequence advances to.
     pub(super) fn restore(
         &mut self,
         device: &Device,
-        layer: usize,
+        layer: (usize, usize),
         values: &[u8],
     ) -> Result<(), GpuError> {
         let state = KeptState::new(device, values)?;
-        self.restored.resize(self.layers.len(), None);
-        self.restored[layer] = Some(state);
+        self.restored.resize(layer.1, None);
+        self.restored[layer.0] = Some(state);
         Ok(())
     }
 

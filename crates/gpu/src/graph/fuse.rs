@@ -486,11 +486,11 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
         Op::AddGated { x, y, gate } => (vec![x, y, gate], vec![x]),
         Op::GateHeads { x, q, .. } => (vec![x, q], vec![x]),
         Op::Convolve { x, out, .. } => (vec![x], vec![out]),
-        Op::Scan { x, gates, out, .. } => {
-            let mut read = gates.recurrence.views();
-            read.push(x);
-            (read, vec![out])
+        Op::ScanPrepare { x, gates, .. } => {
+            let read = [x, &gates.steps].into_iter().chain(&gates.beta);
+            (read.collect(), vec![x])
         }
+        Op::Scan { x, out, .. } => (vec![x], vec![out]),
         Op::Step {
             x,
             gate,
@@ -502,9 +502,7 @@ fn uses(op: &Op) -> (Vec<&View>, Vec<&View>) {
             let read = [x, gate, steps].into_iter().chain(beta);
             (read.collect(), vec![out])
         }
-        Op::Mamba {
-            x, dt, b, c, out, ..
-        } => (vec![x, dt, b, c], vec![out]),
+        Op::Mamba { x, dt, b, c, .. } => (vec![x, dt, b, c], vec![x]),
         Op::Previous { x, .. } => (vec![x], vec![]),
         Op::TokenShift { x, added, out, .. } => {
             (std::iter::once(x).chain(added).collect(), vec![out])

@@ -21,7 +21,7 @@ use op::{Workspace, record, record_both};
 pub use matrix::{Matrix, join, stack};
 pub use op::{
     Convolution, ExpertOutput, HeadInputs, Norm, Op, Output, RopeTable, Routes, ScanGates,
-    ScanInputs, SequencesRef, Shared, StateRef, TimeInputs, TimeViews, View,
+    SequencesRef, Shared, StateRef, TimeInputs, TimeViews, View,
 };
 pub use sample::{PenaltyOp, SampleMethod, SampleOp};
 

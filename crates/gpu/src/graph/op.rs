@@ -7,8 +7,8 @@ use super::Matrix;
 use super::sample::SampleOp;
 use crate::error::expect;
 use crate::kernels::attention::{
-    self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, Position, RopeLayout, Scores,
-    Sequences, Split, SplitKv, SplitKvStates,
+    self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, RopeLayout, Scores, Split, SplitKv,
+    SplitKvStates,
 };
 use crate::kernels::elementwise::{self, Activation, Function};
 use crate::kernels::experts;
@@ -17,11 +17,11 @@ use crate::kernels::quantize::{
     Parts, QuantizedRows, Scaling, Wanted, can_add, quantize, quantize_for,
 };
 use crate::kernels::recurrent::{
-    self, Mamba, Recurrence, ScanShape, Shift, State, StateLayer, Step, StepWeights, Wkv, Wkv4,
+    self, Gates, Mamba, Scan, ScanShape, Shift, State, StateLayer, Step, StepWeights, Wkv, Wkv4,
     WkvFinish, WkvInputs, WkvShape,
 };
 use crate::kernels::rotate::{self, Rotation};
-use crate::kernels::{Rows, norm};
+use crate::kernels::{Rows, Sequences, norm};
 use crate::memory::Buffer;
 use crate::{Device, GpuError, Recorder};
 
@@ -209,15 +209,23 @@ pub enum Op {
         state: StateRef,
         out: View,
     },
-    /// The delta rule, or the state space of Mamba-2. `x` is unspecified afterwards.
-    Scan {
+    /// What an [`Op::Scan`] reads of each row: `x`, which changes, and gates.
+    ScanPrepare {
         shape: ScanShape,
         x: View,
         gates: ScanGates,
+        out: Buffer,
+    },
+    /// The delta rule, or the state space of Mamba-2.
+    Scan {
+        shape: ScanShape,
+        x: View,
+        gates: Buffer,
+        d: Option<Buffer>,
         state: StateRef,
         out: View,
     },
-    /// One position of a layer with an [`Op::Scan`]: its convolution, its scan, and the norm and gate of its output.
+    /// One position of each of some sequences in a layer with an [`Op::Scan`]: its convolution, its scan, and the norm and gate of its output.
     Step {
         weights: StepWeights,
         x: View,
@@ -228,7 +236,7 @@ pub enum Op {
         state: StateRef,
         out: View,
     },
-    /// The state space of the first Mamba.
+    /// The state space of the first Mamba, whose outputs replace `x`.
     Mamba {
         x: View,
         dt: View,
@@ -237,9 +245,8 @@ pub enum Op {
         a: Buffer,
         d: Buffer,
         state: StateRef,
-        out: View,
     },
-    /// `out ←` the row before the first of `x`, which the state has; that becomes the last row.
+    /// `out ←` the rows before the first of sequences, which the state has; that becomes the last row.
     Previous {
         x: View,
         state: StateRef,
@@ -248,6 +255,7 @@ pub enum Op {
     /// Mixes each row with the one before.
     TokenShift {
         x: View,
+        sequences: SequencesRef,
         previous: Buffer,
         factors: Buffer,
         added: Option<View>,
@@ -402,24 +410,28 @@ impl SequencesRef {
 
 /// A part of a layer's states, as [`recurrent::State`].
 #[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // Their fields are the same.
 pub struct StateRef {
-    /// The states.
     pub layer: Shared<StateLayer>,
-    /// Where the part begins.
     pub first: usize,
-    /// The buffer with the position of the first row, its first element.
-    pub position: Buffer,
+    pub sequences: SequencesRef,
 }
 
 impl StateRef {
+    /// The part that begins `first` values after this one.
+    #[must_use]
+    pub fn part(self, first: usize) -> StateRef {
+        StateRef {
+            first: self.first + first,
+            ..self
+        }
+    }
+
     fn of(&self) -> State<'_> {
         State {
             layer: &self.layer,
             first: self.first,
-            position: Position {
-                buffer: &self.position,
-                index: 0,
-            },
+            sequences: self.sequences.of(),
         }
     }
 }
@@ -445,51 +457,14 @@ impl Convolution {
     }
 }
 
-/// What the gates of an [`Op::Scan`] follow from, as in [`recurrent::Scan`].
+/// What the gates of an [`Op::Scan`] follow from, as [`Gates`].
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // Their fields are the same.
 pub struct ScanGates {
-    pub recurrence: ScanInputs,
+    pub steps: View,
+    pub beta: Option<View>,
     pub a: Buffer,
     pub dt_bias: Buffer,
-    /// Scratch memory.
-    pub gates: Buffer,
-}
-
-impl ScanGates {
-    /// Those of the rows from `first` on, `n_rows` of them.
-    #[must_use]
-    pub fn rows(&self, first: usize, n_rows: usize) -> ScanGates {
-        let recurrence = match &self.recurrence {
-            ScanInputs::Delta(alpha, beta) => {
-                ScanInputs::Delta(alpha.rows(first, n_rows), beta.rows(first, n_rows))
-            }
-            ScanInputs::Ssm(dt, d) => ScanInputs::Ssm(dt.rows(first, n_rows), d.clone()),
-        };
-        ScanGates {
-            recurrence,
-            ..self.clone()
-        }
-    }
-}
-
-/// What differs between the kinds of an [`Op::Scan`], as [`Recurrence`].
-#[derive(Debug, Clone, PartialEq)]
-pub enum ScanInputs {
-    /// `alpha` and `beta`.
-    Delta(View, View),
-    /// Time steps, and `d`.
-    Ssm(View, Buffer),
-}
-
-impl ScanInputs {
-    /// The rows.
-    pub(super) fn views(&self) -> Vec<&View> {
-        match self {
-            ScanInputs::Delta(alpha, beta) => vec![alpha, beta],
-            ScanInputs::Ssm(dt, _) => vec![dt],
-        }
-    }
 }
 
 /// What an [`Op::WkvPrepare`] reads besides keys, as [`WkvInputs`].
@@ -545,16 +520,6 @@ pub struct TimeViews {
 }
 
 impl TimeViews {
-    /// Those of the rows from `first` on, `n_rows` of them.
-    #[must_use]
-    pub fn rows(&self, first: usize, n_rows: usize) -> TimeViews {
-        TimeViews {
-            r: self.r.rows(first, n_rows),
-            prepared: self.prepared.rows(first, n_rows),
-            v: self.v.rows(first, n_rows),
-        }
-    }
-
     fn of(&self) -> Wkv<'_> {
         Wkv {
             r: self.r.of(),
@@ -729,22 +694,32 @@ pub(super) fn record(
             state,
             out,
         } => recurrent::convolve(recorder, &convolution.of(), x.of(), state.of(), out.of()),
+        Op::ScanPrepare {
+            shape,
+            x,
+            gates,
+            out,
+        } => {
+            let gates = Gates {
+                steps: gates.steps.of(),
+                beta: gates.beta.as_ref().map(View::of),
+                a: &gates.a,
+                dt_bias: &gates.dt_bias,
+            };
+            recurrent::scan_prepare(recorder, shape, x.of(), &gates, out)
+        }
         Op::Scan {
             shape,
             x,
             gates,
+            d,
             state,
             out,
         } => {
-            let inputs = recurrent::Scan {
+            let inputs = Scan {
                 x: x.of(),
-                recurrence: match &gates.recurrence {
-                    ScanInputs::Delta(alpha, beta) => Recurrence::Delta(alpha.of(), beta.of()),
-                    ScanInputs::Ssm(dt, d) => Recurrence::Ssm(dt.of(), d),
-                },
-                a: &gates.a,
-                dt_bias: &gates.dt_bias,
-                gates: &gates.gates,
+                gates,
+                d: d.as_ref(),
             };
             recurrent::scan(recorder, shape, &inputs, state.of(), out.of())
         }
@@ -775,21 +750,20 @@ pub(super) fn record(
             a,
             d,
             state,
-            out,
         } => {
             let inputs = Mamba {
-                x: x.of(),
                 dt: dt.of(),
                 b: b.of(),
                 c: c.of(),
                 a,
                 d,
             };
-            recurrent::mamba(recorder, &inputs, state.of(), out.of())
+            recurrent::mamba(recorder, &inputs, state.of(), x.of())
         }
         Op::Previous { x, state, out } => recurrent::previous(recorder, x.of(), state.of(), out),
         Op::TokenShift {
             x,
+            sequences,
             previous,
             factors,
             added,
@@ -797,6 +771,7 @@ pub(super) fn record(
             out,
         } => {
             let shift = Shift {
+                sequences: sequences.of(),
                 previous,
                 factors,
                 added: added.as_ref().map(View::of),

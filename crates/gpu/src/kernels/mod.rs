@@ -12,6 +12,9 @@ pub mod output;
 pub mod quantize;
 pub mod recurrent;
 pub mod rotate;
+mod sequences;
+
+pub use sequences::{SequenceRows, Sequences, sequence_table};
 
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;

@@ -1,26 +1,25 @@
 // Channels that remember a vector s, from position to position:
-//   s ← exp(a · dt) · s + B · dt · x,  out = s · C + d · x, with dt = softplus of what is given and x = out before
+//   s ← exp(a · dt) · s + B · dt · x,  x ← s · C + d · x, with dt = softplus of what is given
 //
 // Agrees with `sterna_kernels::mamba`.
-// Shapes: dt and out [n_rows, inner]; b and c [n_rows, state_dim]; a [inner, state_dim]; d [inner]; states
-// [SLOTS, state_len], of which [inner, state_dim] from `first` on; position[0] is that of the first row.
-// Eight invocations per channel, each with ROWS of its elements; workgroups of WG.
+// Shapes: rows, those of a sequence as `sequences.wgsl` says: of dt and x [inner], of b and c [state_dim]; a
+// [inner, state_dim]; d [inner]; states as `states.wgsl` says, [inner, state_dim] from `first` on.
+// Eight invocations per channel, each with ROWS of its elements; workgroups of WG, as many for each sequence.
 
 override ROWS: u32 = 2u;
-override SLOTS: u32 = 4u;
 
 @group(0) @binding(0) var<storage, read> dt: array<f32>;
 @group(0) @binding(1) var<storage, read> b: array<f32>;
 @group(0) @binding(2) var<storage, read> c: array<f32>;
 @group(0) @binding(3) var<storage, read> a: array<f32>;
 @group(0) @binding(4) var<storage, read> d: array<f32>;
-@group(0) @binding(5) var<storage, read> position: array<u32>;
+@group(0) @binding(5) var<storage, read> sequences: array<u32>;
 @group(0) @binding(6) var<storage, read_write> states: array<f32>;
-@group(0) @binding(7) var<storage, read_write> out: array<f32>;
+@group(0) @binding(7) var<storage, read_write> x: array<f32>;
 
 struct Params {
     inner: u32,
-    n_rows: u32,
+    n_sequences: u32,
     state_dim: u32,
     dt_offset: u32,
     dt_stride: u32,
@@ -28,9 +27,10 @@ struct Params {
     b_stride: u32,
     c_offset: u32,
     c_stride: u32,
-    out_offset: u32,
-    out_stride: u32,
-    position: u32,
+    x_offset: u32,
+    x_stride: u32,
+    sequences: u32,
+    places: u32,
     first: u32,
     state_len: u32,
 }
@@ -40,12 +40,19 @@ struct Params {
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
     let lane = thread % LANES;
-    let own = (group_of(group) * WG + thread) / LANES;
-    let is_own = own < params.inner;
-    let channel = min(own, params.inner - 1u);
-    let now = position[params.position];
+    let n_channels = WG / LANES;
+    let n_groups = (params.inner + n_channels - 1u) / n_channels;
+    let s_of = group_of(group) / n_groups;
+    if s_of >= params.n_sequences {
+        return;
+    }
+    let own = sequence_of(s_of);
+    let own_channel = group_of(group) % n_groups * n_channels + thread / LANES;
+    let is_own = own_channel < params.inner;
+    let channel = min(own_channel, params.inner - 1u);
     let vector = channel * params.state_dim + lane;
-    let before = now % SLOTS * params.state_len + params.first + vector;
+    let states_at = states_of(s_of);
+    let before = state_at(states_at, own.position) + params.first + vector;
     var s: array<f32, 32>;
     var rate: array<f32, 32>;
     for (var j = 0u; j < ROWS; j++) {
@@ -53,15 +60,15 @@ fn main(at: Invocation, group: Group) {
         rate[j] = 0.0;
         if j * LANES + lane < params.state_dim {
             rate[j] = a[vector + j * LANES];
-            if now > 0u {
+            if own.position > 0u {
                 s[j] = states[before + j * LANES];
             }
         }
     }
-    for (var t = 0u; t < params.n_rows; t++) {
+    for (var t = own.first_row; t < own.first_row + own.n_rows; t++) {
         let step = softplus(dt[params.dt_offset + t * params.dt_stride + channel]);
-        let at_channel = params.out_offset + t * params.out_stride + channel;
-        let input = out[at_channel];
+        let at_channel = params.x_offset + t * params.x_stride + channel;
+        let input = x[at_channel];
         let b_at = params.b_offset + t * params.b_stride + lane;
         let c_at = params.c_offset + t * params.c_stride + lane;
         var sum = 0.0;
@@ -73,13 +80,13 @@ fn main(at: Invocation, group: Group) {
         }
         sum = segment_sum_f32(at, vec2<f32>(sum, 0.0)).x;
         if is_own && lane == 0u {
-            out[at_channel] = sum + d[channel] * input;
+            x[at_channel] = sum + d[channel] * input;
         }
     }
     if !is_own {
         return;
     }
-    let after = (now + params.n_rows) % SLOTS * params.state_len + params.first + vector;
+    let after = state_at(states_at, own.position + own.n_rows) + params.first + vector;
     for (var j = 0u; j < ROWS; j++) {
         if j * LANES + lane < params.state_dim {
             states[after + j * LANES] = s[j];

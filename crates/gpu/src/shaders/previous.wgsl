@@ -1,22 +1,23 @@
-// out ← the row before the first of x, which the state has; the state becomes the last row
+// out[s] ← the row before the first of sequence s, which its state has; the state becomes its last row
 //
-// Shapes: x [n_rows, width]; out [width]; states [SLOTS, state_len], of which [width] from `first` on; position[0] is
-// that of the first row. Both states may be in one slot: an element is read and written by one invocation.
-// One element per invocation; workgroups of 64.
-
-override SLOTS: u32 = 4u;
+// Shapes: rows of x [width], those of a sequence as `sequences.wgsl` says; out [n_sequences, width]; states as
+// `states.wgsl` says, [width] from `first` on. Both states may be in one slot: an element is read and written by one
+// invocation.
+// One element per invocation; workgroups of 64, as many for each sequence.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
-@group(0) @binding(1) var<storage, read> position: array<u32>;
+@group(0) @binding(1) var<storage, read> sequences: array<u32>;
 @group(0) @binding(2) var<storage, read_write> states: array<f32>;
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 
 struct Params {
     width: u32,
-    n_rows: u32,
+    n_sequences: u32,
     x_offset: u32,
     x_stride: u32,
-    position: u32,
+    out_offset: u32,
+    sequences: u32,
+    places: u32,
     first: u32,
     state_len: u32,
 }
@@ -28,16 +29,20 @@ fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
-    let i = (group.y * groups.x + group.x) * 64u + thread;
-    if i >= params.width {
+    let n_groups = (params.width + 63u) / 64u;
+    let at = group.y * groups.x + group.x;
+    let s = at / n_groups;
+    let i = at % n_groups * 64u + thread;
+    if s >= params.n_sequences || i >= params.width {
         return;
     }
-    let now = position[params.position];
+    let own = sequence_of(s);
+    let states_at = states_of(s) + params.first + i;
     var before = 0.0;
-    if now > 0u {
-        before = states[now % SLOTS * params.state_len + params.first + i];
+    if own.position > 0u {
+        before = states[state_at(states_at, own.position)];
     }
-    out[i] = before;
-    let last = x[params.x_offset + (params.n_rows - 1u) * params.x_stride + i];
-    states[(now + params.n_rows) % SLOTS * params.state_len + params.first + i] = last;
+    out[params.out_offset + s * params.width + i] = before;
+    let last = own.first_row + own.n_rows - 1u;
+    states[state_at(states_at, own.position + own.n_rows)] = x[params.x_offset + last * params.x_stride + i];
 }

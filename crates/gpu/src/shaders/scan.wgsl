@@ -4,28 +4,26 @@
 //   S ← keep · S + k ⊗ adds · v,  out = Sᵀ q + d · v
 //
 // Agrees with `sterna_kernels::delta` and `sterna_kernels::ssm`. Both outputs are taken from the S before, with q · k.
-// Shapes: x rows with queries and keys [n_key_heads, key_dim] and values [n_heads, value_dim] at offsets of their own;
-// gates [n_rows, n_heads] of (keep, adds, q · k); d [n_heads]; out [n_rows, n_heads, value_dim]; states
-// [SLOTS, state_len], of which [n_heads, key_dim / 8, value_dim, 8] from `first` on; position[0] is that of the first
-// row.
-// Eight invocations per column, each with ROWS of its rows; workgroups of WG.
+// Shapes: rows, those of a sequence as `sequences.wgsl` says: of x queries and keys [n_key_heads, key_dim] and values
+// [n_heads, value_dim] at offsets of their own, of gates [n_heads] of (keep, adds, q · k), of out [n_heads, value_dim];
+// d [n_heads]; states as `states.wgsl` says, [n_heads, key_dim / 8, value_dim, 8] from `first` on.
+// Eight invocations per column, each with ROWS of its rows; workgroups of WG, as many for each sequence.
 
 // 1: the delta rule. 0: a state space.
 override DELTA: u32 = 1u;
 // 1 if the heads of a key head are n_key_heads apart, 0 if they are adjacent.
 override TILED: u32 = 0u;
 override ROWS: u32 = 16u;
-override SLOTS: u32 = 4u;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> gates: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> d: array<f32>;
-@group(0) @binding(3) var<storage, read> position: array<u32>;
+@group(0) @binding(3) var<storage, read> sequences: array<u32>;
 @group(0) @binding(4) var<storage, read_write> states: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
 struct Params {
-    n_rows: u32,
+    n_sequences: u32,
     n_heads: u32,
     n_key_heads: u32,
     key_dim: u32,
@@ -37,7 +35,8 @@ struct Params {
     v: u32,
     out_offset: u32,
     out_stride: u32,
-    position: u32,
+    sequences: u32,
+    places: u32,
     first: u32,
     state_len: u32,
 }
@@ -55,25 +54,31 @@ fn main(at: Invocation, group: Group) {
     let lane = thread % LANES;
     let n_columns = WG / LANES;
     let n_of_head = (params.value_dim + n_columns - 1u) / n_columns;
-    let i = group_of(group);
-    let head = min(i / n_of_head, params.n_heads - 1u);
-    let own = i % n_of_head * n_columns + thread / LANES;
-    let is_own = i < n_of_head * params.n_heads && own < params.value_dim;
-    let column = min(own, params.value_dim - 1u);
+    let n_groups = n_of_head * params.n_heads;
+    let s_of = group_of(group) / n_groups;
+    if s_of >= params.n_sequences {
+        return;
+    }
+    let own = sequence_of(s_of);
+    let i = group_of(group) % n_groups;
+    let head = i / n_of_head;
+    let at_column = i % n_of_head * n_columns + thread / LANES;
+    let is_own = at_column < params.value_dim;
+    let column = min(at_column, params.value_dim - 1u);
     let n_of_key = params.n_heads / params.n_key_heads;
     let key = select(head / n_of_key, head % params.n_key_heads, TILED == 1u) * params.key_dim;
-    let now = position[params.position];
     let matrix = params.first + head * params.key_dim * params.value_dim;
     var s: array<f32, 32>;
     var k: array<f32, 32>;
-    let before = now % SLOTS * params.state_len + matrix;
+    let states_at = states_of(s_of);
+    let before = state_at(states_at, own.position) + matrix;
     for (var j = 0u; j < ROWS; j++) {
         s[j] = 0.0;
-        if now > 0u && j * LANES + lane < params.key_dim {
+        if own.position > 0u && j * LANES + lane < params.key_dim {
             s[j] = states[before + place(j, column, lane)];
         }
     }
-    for (var t = 0u; t < params.n_rows; t++) {
+    for (var t = own.first_row; t < own.first_row + own.n_rows; t++) {
         let row = params.x_offset + t * params.x_stride;
         let gate = gates[t * params.n_heads + head];
         let v = x[row + params.v + head * params.value_dim + column];
@@ -106,7 +111,7 @@ fn main(at: Invocation, group: Group) {
     if !is_own {
         return;
     }
-    let after = (now + params.n_rows) % SLOTS * params.state_len + matrix;
+    let after = state_at(states_at, own.position + own.n_rows) + matrix;
     for (var j = 0u; j < ROWS; j++) {
         if j * LANES + lane < params.key_dim {
             states[after + place(j, column, lane)] = s[j];

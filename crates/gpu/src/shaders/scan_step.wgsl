@@ -3,11 +3,10 @@
 //
 // Agrees with convolve.wgsl, scan_prepare.wgsl, scan.wgsl and, after the delta rule, rms_norm.wgsl, one after the other,
 // except for the order of sums.
-// Shapes: x one row with queries and keys [n_key_heads, key_dim] and values [n_heads, value_dim] at offsets of their own;
-// gate [n_heads, value_dim]; steps and betas [n_heads]; weights, at offsets of their own: taps [channels, n_taps], bias
-// [channels], a and dt_bias [n_heads], d [n_heads] or norm [value_dim]; out [n_heads, value_dim]; states
-// [SLOTS, state_len], of which [n_taps − 1, channels] from `window` on and [n_heads, key_dim / 8, value_dim, 8] from
-// `first` on; position[0] is that of the row.
+// Shapes: a row of each sequence: of x queries and keys [n_key_heads, key_dim] and values [n_heads, value_dim] at offsets
+// of their own, of gate and out [n_heads, value_dim], of steps and betas [n_heads]; weights, at offsets of their own:
+// taps [channels, n_taps], bias [channels], a and dt_bias [n_heads], d [n_heads] or norm [value_dim]; states as
+// `states.wgsl` says, [n_taps − 1, channels] from `window` on and [n_heads, key_dim / 8, value_dim, 8] from `first` on.
 // Eight invocations per column, each with ROWS of its rows; workgroups of WG, each with TURNS times WG / 8 columns of a
 // head: after the delta rule all of them.
 
@@ -18,7 +17,6 @@ override TILED: u32 = 0u;
 override BIAS: u32 = 0u;
 override ROWS: u32 = 16u;
 override TURNS: u32 = 1u;
-override SLOTS: u32 = 4u;
 // Elements of a query and a key.
 override KEYS: u32 = 256u;
 // Elements of a value, where it is normalised.
@@ -29,7 +27,7 @@ override VALUES: u32 = 1u;
 @group(0) @binding(2) var<storage, read> steps: array<f32>;
 @group(0) @binding(3) var<storage, read> betas: array<f32>;
 @group(0) @binding(4) var<storage, read> weights: array<f32>;
-@group(0) @binding(5) var<storage, read> position: array<u32>;
+@group(0) @binding(5) var<storage, read> sequences: array<u32>;
 @group(0) @binding(6) var<storage, read_write> states: array<f32>;
 @group(0) @binding(7) var<storage, read_write> out: array<f32>;
 
@@ -40,20 +38,27 @@ struct Params {
     value_dim: u32,
     n_taps: u32,
     channels: u32,
+    n_sequences: u32,
     x_offset: u32,
+    x_stride: u32,
     q: u32,
     k: u32,
     v: u32,
     gate_offset: u32,
+    gate_stride: u32,
     step_offset: u32,
+    step_stride: u32,
     beta_offset: u32,
+    beta_stride: u32,
     out_offset: u32,
+    out_stride: u32,
     // Where these begin in `weights`; the last is d or norm.
     bias: u32,
     a: u32,
     dt_bias: u32,
     last: u32,
-    position: u32,
+    sequences: u32,
+    places: u32,
     window: u32,
     first: u32,
     state_len: u32,
@@ -73,23 +78,31 @@ fn place(i: u32, column: u32, lane: u32) -> u32 {
     return i * LANES * params.value_dim + column * n_lanes + lane;
 }
 
+// A sequence: its row, whether it begins there, and its states before and after it.
+struct Own {
+    row: u32,
+    is_first: bool,
+    before: u32,
+    after: u32,
+}
+
 // Channel c, j positions after the first that the state has.
-fn input(now: u32, j: u32, c: u32) -> f32 {
+fn input(own: Own, j: u32, c: u32) -> f32 {
     if j + 1u >= params.n_taps {
-        return x[params.x_offset + c];
+        return x[params.x_offset + own.row * params.x_stride + c];
     }
-    if now == 0u {
+    if own.is_first {
         return 0.0;
     }
-    return states[now % SLOTS * params.state_len + params.window + j * params.channels + c];
+    return states[own.before + params.window + j * params.channels + c];
 }
 
 // Channel c after the convolution. Puts what the next position needs into the state, if it `stores`.
-fn convolved(now: u32, c: u32, stores: bool) -> f32 {
-    let after = (now + 1u) % SLOTS * params.state_len + params.window + c;
+fn convolved(own: Own, c: u32, stores: bool) -> f32 {
+    let after = own.after + params.window + c;
     var sum = 0.0;
     for (var j = 0u; j < params.n_taps; j++) {
-        let u = input(now, j, c);
+        let u = input(own, j, c);
         sum += weights[c * params.n_taps + j] * u;
         // The state before is in another slot.
         if stores && j > 0u {
@@ -108,42 +121,56 @@ fn main(at: Invocation, group: Group) {
     let lane = thread % LANES;
     let n_columns = WG / LANES;
     let n_of_head = (params.value_dim + n_columns * TURNS - 1u) / (n_columns * TURNS);
-    let is_live = group_of(group) < n_of_head * params.n_heads;
-    let i = min(group_of(group), n_of_head * params.n_heads - 1u);
+    let n_groups = n_of_head * params.n_heads;
+    let s_of = group_of(group) / n_groups;
+    if s_of >= params.n_sequences {
+        return;
+    }
+    let sequence = sequence_of(s_of);
+    let states_at = states_of(s_of);
+    let own = Own(
+        sequence.first_row,
+        sequence.position == 0u,
+        state_at(states_at, sequence.position),
+        state_at(states_at, sequence.position + 1u),
+    );
+    let i = group_of(group) % n_groups;
     let head = i / n_of_head;
     let block = i % n_of_head;
     let n_of_key = params.n_heads / params.n_key_heads;
     let key_head = select(head / n_of_key, head % params.n_key_heads, TILED == 1u);
     let place_of_head = select(head % n_of_key, head / params.n_key_heads, TILED == 1u);
-    let now = position[params.position];
     let matrix = params.first + head * params.key_dim * params.value_dim;
-    let before = now % SLOTS * params.state_len + matrix;
-    let after = (now + 1u) % SLOTS * params.state_len + matrix;
-    let step = softplus(steps[params.step_offset + head] + weights[params.dt_bias + head]);
+    let before = own.before + matrix;
+    let after = own.after + matrix;
+    let out_at = params.out_offset + own.row * params.out_stride + head * params.value_dim;
+    let gate_at = params.gate_offset + own.row * params.gate_stride + head * params.value_dim;
+    let step_at = params.step_offset + own.row * params.step_stride + head;
+    let step = softplus(steps[step_at] + weights[params.dt_bias + head]);
     let keep = exp(weights[params.a + head] * step);
     var adds = step;
     if DELTA == 1u {
-        adds = 1.0 / (1.0 + exp(-betas[params.beta_offset + head]));
+        adds = 1.0 / (1.0 + exp(-betas[params.beta_offset + own.row * params.beta_stride + head]));
     }
     var s: array<f32, 32>;
     for (var turn = 0u; turn < TURNS; turn++) {
-        let own = (block * TURNS + turn) * n_columns + thread / LANES;
-        let is_own = is_live && own < params.value_dim;
-        let column = min(own, params.value_dim - 1u);
+        let at_column = (block * TURNS + turn) * n_columns + thread / LANES;
+        let is_own = at_column < params.value_dim;
+        let column = min(at_column, params.value_dim - 1u);
         // Loads are issued before anything waits.
         for (var j = 0u; j < ROWS; j++) {
             s[j] = 0.0;
-            if now > 0u && j * LANES + lane < params.key_dim {
+            if !own.is_first && j * LANES + lane < params.key_dim {
                 s[j] = states[before + place(j, column, lane)];
             }
         }
-        let v = convolved(now, params.v + head * params.value_dim + column, is_own && lane == 0u);
+        let v = convolved(own, params.v + head * params.value_dim + column, is_own && lane == 0u);
         if turn == 0u {
-            let stores = is_live && block == 0u && place_of_head == 0u;
+            let stores = block == 0u && place_of_head == 0u;
             for (var e = thread; e < 2u * params.key_dim; e += WG) {
                 let is_key = e >= params.key_dim;
                 let c = select(params.q + e, params.k + e - params.key_dim, is_key);
-                keys[e] = convolved(now, c + key_head * params.key_dim, stores);
+                keys[e] = convolved(own, c + key_head * params.key_dim, stores);
             }
             workgroupBarrier();
         }
@@ -179,12 +206,11 @@ fn main(at: Invocation, group: Group) {
         }
         if is_own && lane == 0u {
             let y = keep * sums.y + change * product.x * by.x * by.y;
-            let e = head * params.value_dim + column;
             if DELTA == 1u {
                 given[column] = y;
             } else {
                 let sum = y + weights[params.last + head] * v;
-                out[params.out_offset + e] = sum * activate(gate[params.gate_offset + e]);
+                out[out_at + column] = sum * activate(gate[gate_at + column]);
             }
         }
     }
@@ -196,10 +222,9 @@ fn main(at: Invocation, group: Group) {
         }
         let mean = workgroup_sum_f32(at, squares) / f32(params.value_dim);
         let inverse = 1.0 / sqrt(mean + params.eps);
-        for (var e = thread; e < params.value_dim && is_live; e += WG) {
-            let i = head * params.value_dim + e;
+        for (var e = thread; e < params.value_dim; e += WG) {
             let normed = given[e] * inverse * weights[params.last + e];
-            out[params.out_offset + i] = normed * activate(gate[params.gate_offset + i]);
+            out[out_at + e] = normed * activate(gate[gate_at + e]);
         }
     }
 }

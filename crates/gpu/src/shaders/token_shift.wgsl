@@ -1,8 +1,9 @@
 // out[t] ← (1 − f) · x[t] + f · x[t − 1], or the other way round, with f = factors + added[t]
 //
 // Agrees with `sterna_kernels::rwkv::token_shift`.
-// Shapes: x, added and out [n_rows, width]; factors and previous, the row before the first, [width].
-// One element per invocation; workgroups of 64.
+// Shapes: rows of x, added and out [width], those of a sequence as `sequences.wgsl` says; factors [width]; previous,
+// the row before the first of each sequence, [n_sequences, width].
+// One element per invocation; workgroups of 64, as many for each sequence.
 
 // 1: factors are the share of the position itself. 0: of the one before.
 override ITSELF: u32 = 0u;
@@ -12,11 +13,16 @@ override ADDED: u32 = 0u;
 @group(0) @binding(1) var<storage, read> previous: array<f32>;
 @group(0) @binding(2) var<storage, read> factors: array<f32>;
 @group(0) @binding(3) var<storage, read> added: array<f32>;
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+@group(0) @binding(4) var<storage, read> sequences: array<u32>;
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
 struct Params {
     width: u32,
-    len: u32,
+    n_sequences: u32,
+    // The most of a sequence.
+    n_rows: u32,
+    sequences: u32,
+    previous_offset: u32,
     x_offset: u32,
     x_stride: u32,
     added_offset: u32,
@@ -32,16 +38,23 @@ fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
-    let at = (group.y * groups.x + group.x) * 64u + thread;
-    if at >= params.len {
+    let n_groups = (params.n_rows * params.width + 63u) / 64u;
+    let group_at = group.y * groups.x + group.x;
+    let s = group_at / n_groups;
+    if s >= params.n_sequences {
         return;
     }
-    let t = at / params.width;
+    let sequence = sequence_of(s);
+    let at = group_at % n_groups * 64u + thread;
+    if at / params.width >= sequence.n_rows {
+        return;
+    }
+    let t = sequence.first_row + at / params.width;
     let i = at % params.width;
     let here = params.x_offset + t * params.x_stride + i;
     let own = x[here];
-    var before = previous[i];
-    if t > 0u {
+    var before = previous[params.previous_offset + s * params.width + i];
+    if t > sequence.first_row {
         before = x[here - params.x_stride];
     }
     var factor = factors[i];

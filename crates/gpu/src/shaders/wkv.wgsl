@@ -3,24 +3,23 @@
 //   S ← diag(w) S − (κ ∘ a) ⊗ (Sᵀ κ) + k ⊗ v,  y = Sᵀ r
 //
 // Agrees with `sterna_kernels::rwkv`, except for the order of sums.
-// Shapes: r, v and out [n_rows, n_heads, head_dim]; prepared as r: (k, w, first ∘ k, 0), or (k, w, κ, κ ∘ a); states
-// [SLOTS, state_len], of which [n_heads, head_dim / 8, head_dim, 8] from `first` on; position[0] is that of the first
-// row.
-// Eight invocations per column, each with ROWS of its rows; workgroups of WG.
+// Shapes: rows of r, v and out [n_heads, head_dim], those of a sequence as `sequences.wgsl` says; prepared as r:
+// (k, w, first ∘ k, 0), or (k, w, κ, κ ∘ a); states as `states.wgsl` says, [n_heads, head_dim / 8, head_dim, 8] from
+// `first` on.
+// Eight invocations per column, each with ROWS of its rows; workgroups of WG, as many for each sequence.
 
 override SEVENTH: u32 = 0u;
 override ROWS: u32 = 8u;
-override SLOTS: u32 = 4u;
 
 @group(0) @binding(0) var<storage, read> r: array<f32>;
 @group(0) @binding(1) var<storage, read> prepared: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> v: array<f32>;
-@group(0) @binding(3) var<storage, read> position: array<u32>;
+@group(0) @binding(3) var<storage, read> sequences: array<u32>;
 @group(0) @binding(4) var<storage, read_write> states: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
 
 struct Params {
-    n_rows: u32,
+    n_sequences: u32,
     n_heads: u32,
     head_dim: u32,
     r_offset: u32,
@@ -30,7 +29,8 @@ struct Params {
     v_stride: u32,
     out_offset: u32,
     out_stride: u32,
-    position: u32,
+    sequences: u32,
+    places: u32,
     first: u32,
     state_len: u32,
 }
@@ -48,22 +48,28 @@ fn main(at: Invocation, group: Group) {
     let lane = thread % LANES;
     let n_columns = WG / LANES;
     let n_of_head = (params.head_dim + n_columns - 1u) / n_columns;
-    let i = group_of(group);
-    let head = min(i / n_of_head, params.n_heads - 1u) * params.head_dim;
-    let own = i % n_of_head * n_columns + thread / LANES;
-    let is_own = i < n_of_head * params.n_heads && own < params.head_dim;
-    let column = min(own, params.head_dim - 1u);
-    let now = position[params.position];
+    let n_groups = n_of_head * params.n_heads;
+    let s_of = group_of(group) / n_groups;
+    if s_of >= params.n_sequences {
+        return;
+    }
+    let own = sequence_of(s_of);
+    let i = group_of(group) % n_groups;
+    let head = i / n_of_head * params.head_dim;
+    let at_column = i % n_of_head * n_columns + thread / LANES;
+    let is_own = at_column < params.head_dim;
+    let column = min(at_column, params.head_dim - 1u);
     let matrix = params.first + head * params.head_dim;
-    let before = now % SLOTS * params.state_len + matrix;
+    let states_at = states_of(s_of);
+    let before = state_at(states_at, own.position) + matrix;
     var s: array<f32, 32>;
     for (var j = 0u; j < ROWS; j++) {
         s[j] = 0.0;
-        if now > 0u && j * LANES + lane < params.head_dim {
+        if own.position > 0u && j * LANES + lane < params.head_dim {
             s[j] = states[before + place(j, column, lane)];
         }
     }
-    for (var t = 0u; t < params.n_rows; t++) {
+    for (var t = own.first_row; t < own.first_row + own.n_rows; t++) {
         let value = v[params.v_offset + t * params.v_stride + head + column];
         let r_at = params.r_offset + t * params.r_stride + head + lane;
         let given = params.prepared + t * params.n_heads * params.head_dim + head + lane;
@@ -98,7 +104,7 @@ fn main(at: Invocation, group: Group) {
     if !is_own {
         return;
     }
-    let after = (now + params.n_rows) % SLOTS * params.state_len + matrix;
+    let after = state_at(states_at, own.position + own.n_rows) + matrix;
     for (var j = 0u; j < ROWS; j++) {
         if j * LANES + lane < params.head_dim {
             states[after + place(j, column, lane)] = s[j];

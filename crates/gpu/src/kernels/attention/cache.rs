@@ -18,7 +18,7 @@ const BLOCK: usize = CacheType::BLOCK_LEN;
 pub const PAGE_LEN: usize = 64;
 
 /// Keys and values of one layer, in pages of [`PAGE_LEN`] positions. Which pages are a sequence's, and in what order,
-/// is in a table ([`sequence_table`](super::sequence_table)): several sequences may share a layer, and pages.
+/// is in a table ([`sequence_table`](crate::kernels::sequence_table)): several sequences may share a layer, and pages.
 ///
 /// Memory: for keys, and for values of their own, `[n_pages, n_kv_heads, PAGE_LEN]` rows padded to 16 bytes; of
 /// [`CacheType::Q8_0`], the scales of all rows follow.

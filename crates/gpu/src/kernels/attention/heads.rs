@@ -4,15 +4,14 @@ use sterna_format::model::{CacheType, RopeLayout};
 
 use super::cache::{CacheLayer, PAGE_LEN, row_shape};
 use super::query_step;
-use super::sequences::Sequences;
 use crate::error::{expect, expect_most};
-use crate::kernels::Rows;
+use crate::kernels::{Rows, Sequences};
 use crate::memory::Buffer;
 use crate::shader::{self, params};
 use crate::{GpuError, Recorder};
 
 /// Rotary embedding: cosine and sine of each pair of elements, `[rows, pairs, 2]`. Which row a sequence's first is for
-/// is in its table ([`SequenceRows::first_angle`](super::SequenceRows::first_angle)).
+/// is in its table ([`SequenceRows::first_angle`](crate::kernels::SequenceRows::first_angle)).
 #[derive(Debug, Clone, Copy)]
 pub struct Angles<'a> {
     /// The table.

@@ -2,18 +2,16 @@
 
 mod cache;
 mod heads;
-mod sequences;
 mod split_kv;
 
 pub use cache::{CacheLayer, MAX_HEAD_DIM, PAGE_LEN};
 pub(crate) use heads::HeadsParams;
 pub use heads::{Angles, HeadNorms, Heads, Position, prepare_heads};
-pub use sequences::{SequenceRows, Sequences, sequence_table};
 pub(crate) use split_kv::{CombineParams, SplitKvParams, decodes};
 pub use split_kv::{SplitKv, SplitKvStates, decode};
 pub use sterna_format::model::{AttentionShape, CacheType, CachedValues, RopeLayout};
 
-use super::Rows;
+use super::{Rows, Sequences};
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
 use crate::shader::{self, Shader, params};

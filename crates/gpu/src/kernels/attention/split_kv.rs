@@ -3,10 +3,9 @@
 
 use super::cache::{CacheLayer, PAGE_LEN, row_shape};
 use super::heads::Heads;
-use super::sequences::Sequences;
 use super::{CacheType, Scores, check_heads, query_step, window};
 use crate::error::{expect, expect_most};
-use crate::kernels::Rows;
+use crate::kernels::{Rows, Sequences};
 use crate::memory::Buffer;
 use crate::shader::{self, Shader, params};
 use crate::{Device, GpuError, Limits, Recorder};

@@ -2,7 +2,7 @@
 
 use super::{SLOTS, State};
 use crate::error::{expect, expect_most};
-use crate::kernels::{Rows, fold, same_rows};
+use crate::kernels::{Rows, Sequences, fold, same_rows};
 use crate::memory::Buffer;
 use crate::shader::{CONVOLVE, params};
 use crate::{GpuError, Recorder};
@@ -13,13 +13,15 @@ pub const MAX_TAPS: usize = 8;
 params! {
     ConvParams {
         dim: u32,
+        n_sequences: u32,
         n_rows: u32,
         n_taps: u32,
         x_offset: u32,
         x_stride: u32,
         out_offset: u32,
         out_stride: u32,
-        position: u32,
+        sequences: u32,
+        places: u32,
         first: u32,
         state_len: u32,
     }
@@ -39,7 +41,8 @@ pub struct Convolution<'a> {
     pub is_gated: bool,
 }
 
-/// Convolves every channel of `x`, `[n_rows, dim]`, or three times as wide if it is gated, by itself.
+/// Convolves every channel of `x`, `[n_rows, dim]`, or three times as wide if it is gated, by itself: rows of the
+/// sequences whose state it is.
 ///
 /// Shapes: `out` is `[n_rows, dim]`; the part of the state is `[n_taps − 1, dim]`.
 /// Errors: [`GpuError::Unsupported`] beyond [`MAX_TAPS`]; [`GpuError::Shape`] if shapes don't match.
@@ -75,19 +78,22 @@ pub fn convolve(
     if let Some(bias) = bias {
         expect_most("convolution: bias", (bias.bytes() / 4) as usize, dim)?;
     }
-    state.check("convolution: state", (n_taps - 1) * dim)?;
-    if out.n_rows == 0 || dim == 0 {
+    state.check("convolution: state", (n_taps - 1) * dim, &out)?;
+    let Sequences { n, n_rows, .. } = state.sequences;
+    if n * n_rows == 0 || dim == 0 {
         return Ok(());
     }
     let params = ConvParams {
         dim: dim as u32,
-        n_rows: out.n_rows as u32,
+        n_sequences: n as u32,
+        n_rows: n_rows as u32,
         n_taps: n_taps as u32,
         x_offset: x.offset as u32,
         x_stride: x.stride as u32,
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
-        position: state.position.index as u32,
+        sequences: state.sequences.header(),
+        places: state.sequences.places(),
         first: state.first as u32,
         state_len: state.layer.len as u32,
     };
@@ -96,14 +102,14 @@ pub fn convolve(
         x.buffer.into(),
         taps.into(),
         bias.unwrap_or(&nothing).into(),
-        state.position.buffer.into(),
+        state.sequences.table.into(),
         (&state.layer.slots).into(),
         out.buffer.into(),
     ];
     // Outputs of several rows are computed at once, before any state is written, as both may be in one slot.
-    let parts: &[(u32, usize)] = match out.n_rows {
+    let parts: &[(u32, usize)] = match n_rows {
         1 => &[(0, 1)],
-        n_rows => &[(1, n_rows), (2, 1)],
+        _ => &[(1, n_rows), (2, 1)],
     };
     for &(part, n_rows) in parts {
         let constants = [
@@ -112,7 +118,7 @@ pub fn convolve(
             ("PART", f64::from(part)),
             ("SLOTS", SLOTS as f64),
         ];
-        let grid = fold((n_rows * dim).div_ceil(64));
+        let grid = fold(n * (n_rows * dim).div_ceil(64));
         recorder.dispatch(&CONVOLVE, &constants, &bindings, &params, grid)?;
     }
     Ok(())

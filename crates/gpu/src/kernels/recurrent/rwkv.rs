@@ -3,7 +3,7 @@
 use super::scan::{LANES, WORKGROUP, too_large};
 use super::{MAX_ROWS, SLOTS, State};
 use crate::error::{expect, expect_most};
-use crate::kernels::{Rows, fold, same_rows};
+use crate::kernels::{Rows, Sequences, fold, same_rows};
 use crate::memory::Buffer;
 use crate::shader::{PREVIOUS, TOKEN_SHIFT, WKV, WKV_FINISH, WKV_PREPARE, WKV4, params};
 use crate::{GpuError, Recorder};
@@ -11,18 +11,22 @@ use crate::{GpuError, Recorder};
 params! {
     PreviousParams {
         width: u32,
-        n_rows: u32,
+        n_sequences: u32,
         x_offset: u32,
         x_stride: u32,
-        position: u32,
+        out_offset: u32,
+        sequences: u32,
+        places: u32,
         first: u32,
         state_len: u32,
     }
 }
 
-/// `out ←` the row before the first of `x`, which the state has; the state becomes the last row.
+/// `out ←` the rows before the first of each of the sequences whose state it is, which the state has; that becomes the last
+/// row.
 ///
-/// Shapes: `x` is `[n_rows, width]`, with at least a row; `out` and the part of the state are `[width]`.
+/// Shapes: `x` is `[n_rows, width]`; the part of the state is `[width]`, `out` `[n_all, width]`, of all sequences in the
+/// table.
 /// Errors: [`GpuError::Shape`] if shapes don't match.
 pub fn previous(
     recorder: &mut Recorder,
@@ -31,35 +35,42 @@ pub fn previous(
     out: &Buffer,
 ) -> Result<(), GpuError> {
     x.check("position before: rows")?;
-    expect_most("position before: output", elements(out), x.width)?;
-    state.check("position before: state", x.width)?;
-    if x.n_rows == 0 || x.width == 0 {
+    let Sequences { n, n_rows, .. } = state.sequences;
+    let (first, end) = state.sequences.in_table();
+    expect_most("position before: output", elements(out), end * x.width)?;
+    state.check("position before: state", x.width, &x)?;
+    if n_rows == 0 || x.width == 0 {
         return Ok(());
     }
     let params = PreviousParams {
         width: x.width as u32,
-        n_rows: x.n_rows as u32,
+        n_sequences: n as u32,
         x_offset: x.offset as u32,
         x_stride: x.stride as u32,
-        position: state.position.index as u32,
+        out_offset: (first * x.width) as u32,
+        sequences: state.sequences.header(),
+        places: state.sequences.places(),
         first: state.first as u32,
         state_len: state.layer.len as u32,
     };
     let bindings = [
         x.buffer.into(),
-        state.position.buffer.into(),
+        state.sequences.table.into(),
         (&state.layer.slots).into(),
         out.into(),
     ];
     let constants = [("SLOTS", SLOTS as f64)];
-    let grid = fold(x.width.div_ceil(64));
+    let grid = fold(n * x.width.div_ceil(64));
     recorder.dispatch(&PREVIOUS, &constants, &bindings, &params, grid)
 }
 
 params! {
     ShiftParams {
         width: u32,
-        len: u32,
+        n_sequences: u32,
+        n_rows: u32,
+        sequences: u32,
+        previous_offset: u32,
         x_offset: u32,
         x_stride: u32,
         added_offset: u32,
@@ -72,7 +83,9 @@ params! {
 /// How a position is mixed with the one before.
 #[derive(Debug, Clone, Copy)]
 pub struct Shift<'a> {
-    /// What [`previous`] gave, `[width]`.
+    /// Whose rows are mixed.
+    pub sequences: Sequences<'a>,
+    /// What [`previous`] gave, `[n_all, width]`.
     pub previous: &'a Buffer,
     /// `[width]`.
     pub factors: &'a Buffer,
@@ -96,11 +109,18 @@ pub fn token_shift(
     out.check("token shift: output")?;
     same_rows("token shift: rows of the output", &x, &out)?;
     expect("token shift: width of the output", x.width, out.width)?;
-    for (what, vector) in [
-        ("token shift: factors", shift.factors),
-        ("token shift: position before", shift.previous),
+    shift.sequences.check(&x)?;
+    let Sequences { n, n_rows, .. } = shift.sequences;
+    let (first, end) = shift.sequences.in_table();
+    for (what, vector, len) in [
+        ("token shift: factors", shift.factors, x.width),
+        (
+            "token shift: position before",
+            shift.previous,
+            end * x.width,
+        ),
     ] {
-        expect_most(what, elements(vector), x.width)?;
+        expect_most(what, elements(vector), len)?;
     }
     if let Some(added) = &shift.added {
         added.check("token shift: added factors")?;
@@ -109,10 +129,12 @@ pub fn token_shift(
     }
     let nothing = recorder.device().nothing()?;
     let added = shift.added.unwrap_or(Rows::new(&nothing, 0, 0));
-    let len = x.n_rows * x.width;
     let params = ShiftParams {
         width: x.width as u32,
-        len: len as u32,
+        n_sequences: n as u32,
+        n_rows: n_rows as u32,
+        sequences: shift.sequences.header(),
+        previous_offset: (first * x.width) as u32,
         x_offset: x.offset as u32,
         x_stride: x.stride as u32,
         added_offset: added.offset as u32,
@@ -125,20 +147,21 @@ pub fn token_shift(
         shift.previous.into(),
         shift.factors.into(),
         added.buffer.into(),
+        shift.sequences.table.into(),
         out.buffer.into(),
     ];
     let constants = [
         ("ITSELF", flag(shift.of_itself)),
         ("ADDED", flag(shift.added.is_some())),
     ];
-    let grid = fold(len.div_ceil(64));
+    let grid = fold(n * (n_rows * x.width).div_ceil(64));
     recorder.dispatch(&TOKEN_SHIFT, &constants, &bindings, &params, grid)
 }
 
 params! {
     Wkv4Params {
         inner: u32,
-        n_rows: u32,
+        n_sequences: u32,
         r_offset: u32,
         r_stride: u32,
         k_offset: u32,
@@ -147,7 +170,8 @@ params! {
         v_stride: u32,
         out_offset: u32,
         out_stride: u32,
-        position: u32,
+        sequences: u32,
+        places: u32,
         first_value: u32,
         state_len: u32,
     }
@@ -168,7 +192,7 @@ pub struct Wkv4<'a> {
     pub first: &'a Buffer,
 }
 
-/// Time mixing of generation 4, as `sterna_kernels::rwkv::wkv4`.
+/// Time mixing of generation 4, as `sterna_kernels::rwkv::wkv4`, over the rows of the sequences whose state it is.
 ///
 /// Shapes: `out` is `[n_rows, inner]`; the part of the state is `[3, inner]`.
 /// Errors: [`GpuError::Shape`] if shapes don't match.
@@ -191,13 +215,14 @@ pub fn wkv4(
     for vector in [decay, first] {
         expect_most("time mixing: factors", elements(vector), inner)?;
     }
-    state.check("time mixing: state", 3 * inner)?;
-    if out.n_rows == 0 || inner == 0 {
+    state.check("time mixing: state", 3 * inner, &out)?;
+    let Sequences { n, n_rows, .. } = state.sequences;
+    if n_rows == 0 || inner == 0 {
         return Ok(());
     }
     let params = Wkv4Params {
         inner: inner as u32,
-        n_rows: out.n_rows as u32,
+        n_sequences: n as u32,
         r_offset: r.offset as u32,
         r_stride: r.stride as u32,
         k_offset: k.offset as u32,
@@ -206,7 +231,8 @@ pub fn wkv4(
         v_stride: v.stride as u32,
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
-        position: state.position.index as u32,
+        sequences: state.sequences.header(),
+        places: state.sequences.places(),
         first_value: state.first as u32,
         state_len: state.layer.len as u32,
     };
@@ -216,12 +242,12 @@ pub fn wkv4(
         v.buffer.into(),
         decay.into(),
         first.into(),
-        state.position.buffer.into(),
+        state.sequences.table.into(),
         (&state.layer.slots).into(),
         out.buffer.into(),
     ];
     let constants = [("SLOTS", SLOTS as f64)];
-    let grid = fold(inner.div_ceil(64));
+    let grid = fold(n * inner.div_ceil(64));
     recorder.dispatch(&WKV4, &constants, &bindings, &params, grid)
 }
 
@@ -374,7 +400,7 @@ pub fn wkv_prepare(
 
 params! {
     WkvParams {
-        n_rows: u32,
+        n_sequences: u32,
         n_heads: u32,
         head_dim: u32,
         r_offset: u32,
@@ -384,7 +410,8 @@ params! {
         v_stride: u32,
         out_offset: u32,
         out_stride: u32,
-        position: u32,
+        sequences: u32,
+        places: u32,
         first: u32,
         state_len: u32,
     }
@@ -401,7 +428,8 @@ pub struct Wkv<'a> {
     pub v: Rows<'a>,
 }
 
-/// What heads give in generations 5 to 7, as `sterna_kernels::rwkv::wkv6` and `wkv7` before the norm.
+/// What heads give in generations 5 to 7, as `sterna_kernels::rwkv::wkv6` and `wkv7` before the norm, over the rows of the
+/// sequences whose state it is.
 ///
 /// Shapes: `out` is `[n_rows, inner]`; the part of the state has [`WkvShape::state`] values.
 /// Errors: [`GpuError::Unsupported`] if heads have more than [`MAX_ROWS`] elements; [`GpuError::Shape`] if shapes don't
@@ -426,12 +454,13 @@ pub fn wkv(
     expect("time mixing: width", shape.inner(), out.width)?;
     check_like(&out, [&r, &v])?;
     let at = shape.prepared(&prepared, out.n_rows)?;
-    state.check("time mixing: state", shape.state())?;
-    if out.n_rows == 0 || shape.state() == 0 {
+    state.check("time mixing: state", shape.state(), &out)?;
+    let Sequences { n, n_rows, .. } = state.sequences;
+    if n_rows == 0 || shape.state() == 0 {
         return Ok(());
     }
     let params = WkvParams {
-        n_rows: out.n_rows as u32,
+        n_sequences: n as u32,
         n_heads: n_heads as u32,
         head_dim: head_dim as u32,
         r_offset: r.offset as u32,
@@ -441,7 +470,8 @@ pub fn wkv(
         v_stride: v.stride as u32,
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
-        position: state.position.index as u32,
+        sequences: state.sequences.header(),
+        places: state.sequences.places(),
         first: state.first as u32,
         state_len: state.layer.len as u32,
     };
@@ -449,7 +479,7 @@ pub fn wkv(
         r.buffer.into(),
         prepared.buffer.into(),
         v.buffer.into(),
-        state.position.buffer.into(),
+        state.sequences.table.into(),
         (&state.layer.slots).into(),
         out.buffer.into(),
     ];
@@ -460,7 +490,7 @@ pub fn wkv(
         ("ROWS", head_dim.div_ceil(LANES) as f64),
         ("SLOTS", SLOTS as f64),
     ];
-    let grid = fold(n_heads * head_dim.div_ceil(WORKGROUP / LANES));
+    let grid = fold(n * n_heads * head_dim.div_ceil(WORKGROUP / LANES));
     recorder.dispatch(&WKV, &constants, &bindings, &params, grid)
 }
 

@@ -2,7 +2,7 @@
 
 use super::{SLOTS, State};
 use crate::error::{expect, expect_most};
-use crate::kernels::{Rows, elementwise, fold, same_rows};
+use crate::kernels::{Rows, Sequences, fold, same_rows};
 use crate::memory::Buffer;
 use crate::shader::{MAMBA, SCAN, SCAN_PREPARE, params};
 use crate::{GpuError, Recorder};
@@ -34,7 +34,7 @@ params! {
 
 params! {
     ScanParams {
-        n_rows: u32,
+        n_sequences: u32,
         n_heads: u32,
         n_key_heads: u32,
         key_dim: u32,
@@ -46,7 +46,8 @@ params! {
         v: u32,
         out_offset: u32,
         out_stride: u32,
-        position: u32,
+        sequences: u32,
+        places: u32,
         first: u32,
         state_len: u32,
     }
@@ -98,32 +99,107 @@ impl ScanShape {
     }
 }
 
-/// What a scan reads, and memory for it.
+/// What [`scan`] reads besides values.
 #[derive(Debug, Clone, Copy)]
 pub struct Scan<'a> {
-    /// Queries, keys and values, `[n_rows, channels]`. Those of the delta rule are normalised in place.
+    /// Queries, keys and values, `[n_rows, channels]`.
     pub x: Rows<'a>,
-    /// What gates follow from.
-    pub recurrence: Recurrence<'a>,
+    /// What [`scan_prepare`] gave, `[n_rows, n_heads, 4]`.
+    pub gates: &'a Buffer,
+    /// Of a state space what inputs are multiplied with where they are added to the output, `[n_heads]`.
+    pub d: Option<&'a Buffer>,
+}
+
+/// What the gates of a scan follow from.
+#[derive(Debug, Clone, Copy)]
+pub struct Gates<'a> {
+    /// Of the delta rule `alpha`, of a state space its time steps, `[n_rows, n_heads]`.
+    pub steps: Rows<'a>,
+    /// Of the delta rule, `[n_rows, n_heads]`.
+    pub beta: Option<Rows<'a>>,
     /// `[n_heads]`.
     pub a: &'a Buffer,
     /// `[n_heads]`.
     pub dt_bias: &'a Buffer,
-    /// Scratch memory, `[n_rows, n_heads, 4]`.
-    pub gates: &'a Buffer,
 }
 
-/// What gates of a [`Scan`] follow from.
-#[derive(Debug, Clone, Copy)]
-pub enum Recurrence<'a> {
-    /// Of the delta rule: `alpha` and `beta`, `[n_rows, n_heads]` each.
-    Delta(Rows<'a>, Rows<'a>),
-    /// Of a state space: time steps, `[n_rows, n_heads]`, and what inputs are multiplied with where they are added to the
-    /// output, `[n_heads]`.
-    Ssm(Rows<'a>, &'a Buffer),
+fn constants(shape: &ScanShape) -> [(&'static str, f64); 4] {
+    [
+        ("WG", WORKGROUP as f64),
+        ("LANES", LANES as f64),
+        ("DELTA", f64::from(u8::from(shape.is_delta))),
+        ("TILED", f64::from(u8::from(shape.is_tiled))),
+    ]
 }
 
-/// The gated delta rule, as `sterna_kernels::delta`, or the state space of Mamba-2, as `sterna_kernels::ssm`.
+/// Prepares what [`scan`] reads of each row: queries and keys of the delta rule are normalised in place, and gates
+/// computed.
+///
+/// Shapes: `x` is `[n_rows, channels]`, `out` `[n_rows, n_heads, 4]`.
+/// Errors: [`GpuError::Shape`] if shapes don't match.
+pub fn scan_prepare(
+    recorder: &mut Recorder,
+    shape: &ScanShape,
+    x: Rows<'_>,
+    gates: &Gates<'_>,
+    out: &Buffer,
+) -> Result<(), GpuError> {
+    let Gates {
+        steps,
+        beta,
+        a,
+        dt_bias,
+    } = *gates;
+    let (n_rows, n_heads) = (x.n_rows, shape.n_heads);
+    x.check("scan: input")?;
+    expect("scan: width of the input", shape.channels(), x.width)?;
+    let betas = usize::from(beta.is_some());
+    expect("scan: betas", usize::from(shape.is_delta), betas)?;
+    let nothing = recorder.device().nothing()?;
+    for rows in [Some(&steps), beta.as_ref()].into_iter().flatten() {
+        rows.check("scan: gates")?;
+        same_rows("scan: rows of gates", &x, rows)?;
+        expect("scan: gates of a row", n_heads, rows.width)?;
+    }
+    let beta = beta.unwrap_or(Rows::new(&nothing, 0, 0));
+    for vector in [a, dt_bias] {
+        expect_most("scan: parameters", (vector.bytes() / 4) as usize, n_heads)?;
+    }
+    let room = (out.bytes() / 16) as usize;
+    expect_most("scan: memory of gates", room, n_rows * n_heads)?;
+    if n_rows == 0 || n_heads == 0 {
+        return Ok(());
+    }
+    let [q, k, _] = shape.parts().map(|at| at as u32);
+    let params = PrepareParams {
+        n_rows: n_rows as u32,
+        n_heads: n_heads as u32,
+        n_key_heads: shape.n_key_heads as u32,
+        key_dim: shape.key_dim as u32,
+        x_offset: x.offset as u32,
+        x_stride: x.stride as u32,
+        q,
+        k,
+        step_offset: steps.offset as u32,
+        step_stride: steps.stride as u32,
+        beta_offset: beta.offset as u32,
+        beta_stride: beta.stride as u32,
+        scale: (1.0 / (shape.key_dim as f64).sqrt()) as f32,
+    };
+    let bindings = [
+        x.buffer.into(),
+        steps.buffer.into(),
+        beta.buffer.into(),
+        a.into(),
+        dt_bias.into(),
+        out.into(),
+    ];
+    let grid = fold(n_rows * shape.n_key_heads);
+    recorder.dispatch(&SCAN_PREPARE, &constants(shape), &bindings, &params, grid)
+}
+
+/// The gated delta rule, as `sterna_kernels::delta`, or the state space of Mamba-2, as `sterna_kernels::ssm`, over the
+/// rows of the sequences whose state it is, after [`scan_prepare`].
 ///
 /// Shapes: `out` is `[n_rows, n_heads · value_dim]`; the part of the state has [`ScanShape::state`] values.
 /// Errors: [`GpuError::Unsupported`] if keys have more than [`MAX_ROWS`] elements; [`GpuError::Shape`] if shapes
@@ -142,90 +218,36 @@ pub fn scan(
         n_key_heads,
         key_dim,
         value_dim,
-        is_tiled,
         is_delta,
+        ..
     } = *shape;
     if key_dim > MAX_ROWS {
         return Err(too_large(format!("states of {key_dim} rows"), MAX_ROWS));
     }
-    let Scan {
-        x,
-        recurrence,
-        a,
-        dt_bias,
-        gates,
-    } = *inputs;
-    let n_rows = out.n_rows;
+    let Scan { x, gates, d } = *inputs;
     out.check("scan: output")?;
     expect("scan: width of the output", shape.values(), out.width)?;
     x.check("scan: input")?;
     same_rows("scan: rows of the input", &out, &x)?;
     expect("scan: width of the input", shape.channels(), x.width)?;
+    let room = (gates.bytes() / 16) as usize;
+    expect_most("scan: gates", room, out.n_rows * n_heads)?;
     let nothing = recorder.device().nothing()?;
-    let (step, beta, d) = match recurrence {
-        Recurrence::Delta(alpha, beta) => (alpha, beta, &nothing),
-        Recurrence::Ssm(dt, d) => (
-            dt,
-            Rows {
-                buffer: &nothing,
-                ..dt
-            },
-            d,
-        ),
+    let d = match is_delta {
+        true => &nothing,
+        false => d.unwrap_or(&nothing),
     };
-    for rows in [&step, &beta] {
-        same_rows("scan: rows of gates", &out, rows)?;
-        expect("scan: gates of a row", n_heads, rows.width)?;
-    }
-    step.check("scan: gates")?;
-    if is_delta {
-        beta.check("scan: gates")?;
-    } else {
+    if !is_delta {
         expect_most("scan: d", (d.bytes() / 4) as usize, n_heads)?;
     }
-    for vector in [a, dt_bias] {
-        expect_most("scan: parameters", (vector.bytes() / 4) as usize, n_heads)?;
-    }
-    let room = (gates.bytes() / 16) as usize;
-    expect_most("scan: memory of gates", room, n_rows * n_heads)?;
-    state.check("scan: state", shape.state())?;
+    state.check("scan: state", shape.state(), &out)?;
+    let Sequences { n, n_rows, .. } = state.sequences;
     if n_rows == 0 || shape.state() == 0 {
         return Ok(());
     }
     let [q, k, v] = shape.parts().map(|at| at as u32);
-    let constants = [
-        ("WG", WORKGROUP as f64),
-        ("LANES", LANES as f64),
-        ("DELTA", f64::from(u8::from(is_delta))),
-        ("TILED", f64::from(u8::from(is_tiled))),
-    ];
-    let params = PrepareParams {
-        n_rows: n_rows as u32,
-        n_heads: n_heads as u32,
-        n_key_heads: n_key_heads as u32,
-        key_dim: key_dim as u32,
-        x_offset: x.offset as u32,
-        x_stride: x.stride as u32,
-        q,
-        k,
-        step_offset: step.offset as u32,
-        step_stride: step.stride as u32,
-        beta_offset: beta.offset as u32,
-        beta_stride: beta.stride as u32,
-        scale: (1.0 / (key_dim as f64).sqrt()) as f32,
-    };
-    let bindings = [
-        x.buffer.into(),
-        step.buffer.into(),
-        beta.buffer.into(),
-        a.into(),
-        dt_bias.into(),
-        gates.into(),
-    ];
-    let grid = fold(n_rows * n_key_heads);
-    recorder.dispatch(&SCAN_PREPARE, &constants, &bindings, &params, grid)?;
     let params = ScanParams {
-        n_rows: n_rows as u32,
+        n_sequences: n as u32,
         n_heads: n_heads as u32,
         n_key_heads: n_key_heads as u32,
         key_dim: key_dim as u32,
@@ -237,7 +259,8 @@ pub fn scan(
         v,
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
-        position: state.position.index as u32,
+        sequences: state.sequences.header(),
+        places: state.sequences.places(),
         first: state.first as u32,
         state_len: state.layer.len as u32,
     };
@@ -245,22 +268,22 @@ pub fn scan(
         x.buffer.into(),
         gates.into(),
         d.into(),
-        state.position.buffer.into(),
+        state.sequences.table.into(),
         (&state.layer.slots).into(),
         out.buffer.into(),
     ];
-    let [workgroup, lanes, delta, tiled] = constants;
+    let [workgroup, lanes, delta, tiled] = constants(shape);
     let rows = ("ROWS", key_dim.div_ceil(LANES) as f64);
     let slots = ("SLOTS", SLOTS as f64);
     let constants = [workgroup, lanes, delta, tiled, rows, slots];
-    let grid = fold(n_heads * value_dim.div_ceil(WORKGROUP / LANES));
+    let grid = fold(n * n_heads * value_dim.div_ceil(WORKGROUP / LANES));
     recorder.dispatch(&SCAN, &constants, &bindings, &params, grid)
 }
 
 params! {
     MambaParams {
         inner: u32,
-        n_rows: u32,
+        n_sequences: u32,
         state_dim: u32,
         dt_offset: u32,
         dt_stride: u32,
@@ -268,9 +291,10 @@ params! {
         b_stride: u32,
         c_offset: u32,
         c_stride: u32,
-        out_offset: u32,
-        out_stride: u32,
-        position: u32,
+        x_offset: u32,
+        x_stride: u32,
+        sequences: u32,
+        places: u32,
         first: u32,
         state_len: u32,
     }
@@ -279,8 +303,6 @@ params! {
 /// What [`mamba`] reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Mamba<'a> {
-    /// `[n_rows, inner]`.
-    pub x: Rows<'a>,
     /// `[n_rows, inner]`.
     pub dt: Rows<'a>,
     /// `[n_rows, state_dim]`.
@@ -293,9 +315,10 @@ pub struct Mamba<'a> {
     pub d: &'a Buffer,
 }
 
-/// The selective state space of the first Mamba, as `sterna_kernels::mamba`.
+/// The selective state space of the first Mamba, as `sterna_kernels::mamba`, over the rows of the sequences whose state it
+/// is.
 ///
-/// Shapes: `out` is `[n_rows, inner]`; the part of the state is `[inner, state_dim]`.
+/// Shapes: `x`, which outputs replace, is `[n_rows, inner]`; the part of the state is `[inner, state_dim]`.
 /// Errors: [`GpuError::Unsupported`] if states have more than [`MAX_ROWS`] elements a channel; [`GpuError::Shape`] if
 /// shapes don't match.
 /// Exactness: sums over a state in another order. Results don't depend on how positions are divided into calls.
@@ -303,30 +326,29 @@ pub fn mamba(
     recorder: &mut Recorder,
     inputs: &Mamba<'_>,
     state: State<'_>,
-    out: Rows<'_>,
+    x: Rows<'_>,
 ) -> Result<(), GpuError> {
-    let Mamba { x, dt, b, c, a, d } = *inputs;
-    let (inner, state_dim) = (out.width, b.width);
+    let Mamba { dt, b, c, a, d } = *inputs;
+    let (inner, state_dim) = (x.width, b.width);
     if state_dim > MAX_ROWS {
         return Err(too_large(format!("states of {state_dim} values"), MAX_ROWS));
     }
-    out.check("scan: output")?;
+    x.check("scan: input")?;
     for (rows, width) in [(&dt, inner), (&b, state_dim), (&c, state_dim)] {
         rows.check("scan: input")?;
-        same_rows("scan: rows of the inputs", &out, rows)?;
+        same_rows("scan: rows of the inputs", &x, rows)?;
         expect("scan: width of an input", width, rows.width)?;
     }
     expect_most("scan: a", (a.bytes() / 4) as usize, inner * state_dim)?;
     expect_most("scan: d", (d.bytes() / 4) as usize, inner)?;
-    state.check("scan: state", inner * state_dim)?;
-    if out.n_rows == 0 || inner * state_dim == 0 {
+    state.check("scan: state", inner * state_dim, &x)?;
+    let Sequences { n, n_rows, .. } = state.sequences;
+    if n_rows == 0 || inner * state_dim == 0 {
         return Ok(());
     }
-    // Devices may bind no more than eight buffers, so outputs replace inputs.
-    elementwise::copy(recorder, out, x)?;
     let params = MambaParams {
         inner: inner as u32,
-        n_rows: out.n_rows as u32,
+        n_sequences: n as u32,
         state_dim: state_dim as u32,
         dt_offset: dt.offset as u32,
         dt_stride: dt.stride as u32,
@@ -334,9 +356,10 @@ pub fn mamba(
         b_stride: b.stride as u32,
         c_offset: c.offset as u32,
         c_stride: c.stride as u32,
-        out_offset: out.offset as u32,
-        out_stride: out.stride as u32,
-        position: state.position.index as u32,
+        x_offset: x.offset as u32,
+        x_stride: x.stride as u32,
+        sequences: state.sequences.header(),
+        places: state.sequences.places(),
         first: state.first as u32,
         state_len: state.layer.len as u32,
     };
@@ -346,9 +369,10 @@ pub fn mamba(
         c.buffer.into(),
         a.into(),
         d.into(),
-        state.position.buffer.into(),
+        state.sequences.table.into(),
         (&state.layer.slots).into(),
-        out.buffer.into(),
+        // Devices may bind no more than eight buffers, so outputs replace inputs.
+        x.buffer.into(),
     ];
     let constants = [
         ("WG", WORKGROUP as f64),
@@ -356,7 +380,7 @@ pub fn mamba(
         ("ROWS", state_dim.div_ceil(LANES) as f64),
         ("SLOTS", SLOTS as f64),
     ];
-    let grid = fold(inner.div_ceil(WORKGROUP / LANES));
+    let grid = fold(n * inner.div_ceil(WORKGROUP / LANES));
     recorder.dispatch(&MAMBA, &constants, &bindings, &params, grid)
 }
 

@@ -3,7 +3,7 @@
 use super::scan::{LANES, MAX_ROWS, WORKGROUP, too_large};
 use super::{MAX_TAPS, SLOTS, ScanShape, State};
 use crate::error::{expect, expect_most};
-use crate::kernels::{Rows, fold};
+use crate::kernels::{Rows, fold, same_rows};
 use crate::memory::Buffer;
 use crate::shader::{SCAN_STEP, params};
 use crate::{Device, GpuError, Limits, Recorder};
@@ -16,19 +16,26 @@ params! {
         value_dim: u32,
         n_taps: u32,
         channels: u32,
+        n_sequences: u32,
         x_offset: u32,
+        x_stride: u32,
         q: u32,
         k: u32,
         v: u32,
         gate_offset: u32,
+        gate_stride: u32,
         step_offset: u32,
+        step_stride: u32,
         beta_offset: u32,
+        beta_stride: u32,
         out_offset: u32,
+        out_stride: u32,
         bias: u32,
         a: u32,
         dt_bias: u32,
         last: u32,
-        position: u32,
+        sequences: u32,
+        places: u32,
         window: u32,
         first: u32,
         state_len: u32,
@@ -128,16 +135,16 @@ impl StepWeights {
     }
 }
 
-/// What a step reads of its position, one row each.
+/// What a step reads of positions, rows of several sequences.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
-    /// Queries, keys and values as the projection computed them, `[channels]`.
+    /// Queries, keys and values as the projection computed them, `[n_rows, channels]`.
     pub x: Rows<'a>,
-    /// Gates of the output, `[n_heads · value_dim]`.
+    /// Gates of the output, `[n_rows, n_heads · value_dim]`.
     pub gate: Rows<'a>,
-    /// Of the delta rule `alpha`, of a state space its time steps, `[n_heads]`.
+    /// Of the delta rule `alpha`, of a state space its time steps, `[n_rows, n_heads]`.
     pub steps: Rows<'a>,
-    /// Of the delta rule, `[n_heads]`.
+    /// Of the delta rule, `[n_rows, n_heads]`.
     pub beta: Option<Rows<'a>>,
     /// Epsilon of the norm after the delta rule.
     pub eps: f32,
@@ -165,10 +172,10 @@ pub fn can_step(limits: &Limits, shape: &ScanShape) -> bool {
     words.saturating_add(values) <= limits.workgroup_bytes as usize / 4
 }
 
-/// One position of a layer: [`convolve`](super::convolve), [`scan`](super::scan), and what comes after it. Of the delta
+/// One position of each of the sequences whose state it is, in a layer: [`convolve`](super::convolve), [`scan`](super::scan), and what comes after it. Of the delta
 /// rule each head of its output is normalised, and multiplied by `silu(gate)`; that of a state space is multiplied only.
 ///
-/// Shapes: `out` is one row of `[n_heads · value_dim]`. The part of the state is that of the convolution and, after it,
+/// Shapes: `out` is `[n_rows, n_heads · value_dim]`, of which those sequences have one row each. The part of the state is that of the convolution and, after it,
 /// that of the scan.
 /// Errors: [`GpuError::Unsupported`] if keys have more than [`MAX_ROWS`] elements, or not [`can_step`];
 /// [`GpuError::Shape`] if shapes don't match.
@@ -207,7 +214,7 @@ pub fn step(
         eps,
     } = *inputs;
     let nothing = recorder.device().nothing()?;
-    let no_beta = Rows::new(&nothing, 1, 0);
+    let no_beta = Rows::new(&nothing, out.n_rows, 0);
     let values = n_heads * value_dim;
     let betas = if is_delta { n_heads } else { 0 };
     let beta = beta.unwrap_or(no_beta);
@@ -219,11 +226,12 @@ pub fn step(
         ("step: output", &out, values),
     ] {
         rows.check(what)?;
-        expect("step: rows", 1, rows.n_rows)?;
+        same_rows(what, &out, rows)?;
         expect(what, width, rows.width)?;
     }
     let window = (weights.n_taps - 1) * shape.channels();
-    state.check("step: state", window + shape.state())?;
+    state.check("step: state", window + shape.state(), &out)?;
+    expect("step: rows of a sequence", 1, state.sequences.n_rows)?;
     if shape.state() == 0 {
         return Ok(());
     }
@@ -237,19 +245,26 @@ pub fn step(
         value_dim: value_dim as u32,
         n_taps: weights.n_taps as u32,
         channels: shape.channels() as u32,
+        n_sequences: state.sequences.n as u32,
         x_offset: x.offset as u32,
+        x_stride: x.stride as u32,
         q,
         k,
         v,
         gate_offset: gate.offset as u32,
+        gate_stride: gate.stride as u32,
         step_offset: steps.offset as u32,
+        step_stride: steps.stride as u32,
         beta_offset: beta.offset as u32,
+        beta_stride: beta.stride as u32,
         out_offset: out.offset as u32,
+        out_stride: out.stride as u32,
         bias,
         a,
         dt_bias,
         last,
-        position: state.position.index as u32,
+        sequences: state.sequences.header(),
+        places: state.sequences.places(),
         window: state.first as u32,
         first: (state.first + window) as u32,
         state_len: state.layer.len as u32,
@@ -262,7 +277,7 @@ pub fn step(
         steps.buffer.into(),
         beta.buffer.into(),
         (&weights.values).into(),
-        state.position.buffer.into(),
+        state.sequences.table.into(),
         (&state.layer.slots).into(),
         out.buffer.into(),
     ];
@@ -279,6 +294,6 @@ pub fn step(
         ("KEYS", 2.0 * key_dim as f64),
         ("VALUES", if is_delta { value_dim as f64 } else { 1.0 }),
     ];
-    let grid = fold(n_heads * value_dim.div_ceil(turns * workgroup / LANES));
+    let grid = fold(state.sequences.n * n_heads * value_dim.div_ceil(turns * workgroup / LANES));
     recorder.dispatch(&SCAN_STEP, &constants, &bindings, &params, grid)
 }

@@ -1,8 +1,8 @@
-//! The sequences of a batch, as kernels of attention read them.
+//! The sequences of a batch, as kernels that read caches or states take them together.
 
-use super::cache::PAGE_LEN;
+use super::Rows;
+use super::attention::PAGE_LEN;
 use crate::error::expect_most;
-use crate::kernels::Rows;
 use crate::memory::Buffer;
 use crate::{GpuError, Recorder};
 
@@ -18,10 +18,12 @@ pub struct SequenceRows<'a> {
     pub first_row: usize,
     /// How many it has.
     pub n_rows: usize,
-    /// The row of [`Angles`](super::Angles) for the first row; those of later rows follow.
+    /// The row of [`Angles`](super::attention::Angles) for the first row; those of later rows follow.
     pub first_angle: usize,
-    /// Its pages of a [`CacheLayer`](super::CacheLayer), in order.
+    /// Its pages of a [`CacheLayer`](super::attention::CacheLayer), in order.
     pub pages: &'a [u32],
+    /// Its place in a [`StateLayer`](super::recurrent::StateLayer).
+    pub place: u32,
 }
 
 /// The table of `sequences`, with `page_stride` places for the pages of each: what [`Sequences::table`] has.
@@ -31,7 +33,7 @@ pub struct SequenceRows<'a> {
 /// sequence, and taken for the last.
 pub fn sequence_table(sequences: &[SequenceRows<'_>], page_stride: usize) -> Vec<u32> {
     let word = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let mut words = Vec::with_capacity(sequences.len() * (HEADER + page_stride));
+    let mut words = Vec::with_capacity(sequences.len() * Sequences::words(page_stride));
     for sequence in sequences {
         let n_pages = sequence.pages.len().min(page_stride);
         words.extend([
@@ -49,6 +51,7 @@ pub fn sequence_table(sequences: &[SequenceRows<'_>], page_stride: usize) -> Vec
         let pages = sequence.pages.iter().copied().chain(std::iter::repeat(0));
         words.extend(pages.take(page_stride));
     }
+    words.extend(sequences.iter().map(|sequence| sequence.place));
     words
 }
 
@@ -85,9 +88,15 @@ impl<'a> Sequences<'a> {
         })
     }
 
+    /// Which they are of those in the table: the first, and the one after the last.
+    pub(super) fn in_table(&self) -> (usize, usize) {
+        (self.first, self.first + self.n)
+    }
+
     /// Words of a table for each of its sequences.
     pub(crate) fn words(page_stride: usize) -> usize {
-        HEADER.saturating_add(page_stride)
+        // The last is its place.
+        page_stride.saturating_add(HEADER + 1)
     }
 
     /// Errors if the table is too small, or rows are fewer than a sequence's.
@@ -119,5 +128,10 @@ impl<'a> Sequences<'a> {
     /// The element with its first page.
     pub(super) fn pages(&self) -> u32 {
         (self.n_all * HEADER + self.first * self.page_stride) as u32
+    }
+
+    /// The element with its place.
+    pub(super) fn places(&self) -> u32 {
+        (self.n_all * (HEADER + self.page_stride) + self.first) as u32
     }
 }
