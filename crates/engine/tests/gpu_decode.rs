@@ -655,7 +655,6 @@ fn decode_together<'a>(sequences: impl IntoIterator<Item = &'a mut Together>) {
 #[test]
 fn several_sequences_are_decoded_ahead() {
     let Some(gpu) = gpu() else { return };
-    let model = load(&stories(), gpu.clone());
     let greedy = SamplerConfig::default();
     let drawn = SamplerConfig {
         temperature: 0.9,
@@ -672,100 +671,127 @@ fn several_sequences_are_decoded_ahead() {
         repeat_last_n: 16,
         ..greedy.clone()
     };
+    let mixed = [&penalized, &of_all, &greedy, &drawn, &penalized];
+    let model = load(&stories(), gpu.clone());
     for configs in [
         [&greedy; 5],
         [&drawn; 5],
         [&of_all; 5],
         [&greedy, &penalized, &drawn, &greedy, &drawn],
-        [&penalized, &of_all, &greedy, &drawn, &penalized],
+        mixed,
     ] {
-        let config = |i: usize| SamplerConfig {
-            seed: i as u64,
-            ..configs[i].clone()
-        };
         // Some cross from one page to the next, all of them contexts that commands are recorded for.
-        let prompts: Vec<Vec<u32>> = (0..5u32)
-            .map(|i| {
-                (0..215 + 7 * i)
-                    .map(|j| 1 + (i * 31 + j * 17) % 250)
-                    .collect()
-            })
-            .collect();
-        let alone = |i: usize, more: &[u32], n| {
-            let prompt = [&prompts[i], more].concat();
-            let (mut session, mut sampler) = start(&model, &prompt, &config(i), in_f32(300));
-            by_device(&mut session, *prompt.last().unwrap(), &mut sampler, n).0
-        };
-        let mut all: Vec<Together> = (0..5)
-            .map(|i| Together::new(&model, &prompts[i], &config(i)))
-            .collect();
-        let mut late = all.pop().unwrap();
-        decode_together(&mut all);
-        let before = gpu.work();
-        for _ in 0..10 {
-            decode_together(&mut all);
-        }
-        // Steps are in flight that nobody has asked for yet, and each repeats the first.
-        let after = gpu.work();
-        assert!(after.n_submits > before.n_submits + 10);
-        assert_eq!(after.n_recorded, before.n_recorded);
-
-        // One leaves: the others get what is in flight with it.
-        let left = all.pop().unwrap();
-        decode_together(&mut all);
-        assert_eq!(gpu.work().n_submits, after.n_submits);
-        for _ in 0..4 {
-            decode_together(&mut all);
-        }
-        // Another comes, and one isn't there for a step.
-        decode_together(all.iter_mut().chain([&mut late]));
-        decode_together(all[1..].iter_mut().chain([&mut late]));
-        decode_together(&mut all);
-        let mut fork = Together {
-            session: all[2].session.fork(all[2].session.len()),
-            sampler: all[2].sampler.clone(),
-            last: all[2].last,
-            ids: all[2].ids.clone(),
-        };
-        for _ in 0..3 {
-            decode_together(all.iter_mut().chain([&mut late]));
-            decode_together([&mut fork]);
-        }
-        // The host chooses otherwise, and takes another back, to compute the same once more.
-        let n = all[0].ids.len();
-        let other = all[0].ids[n - 1] ^ 1;
-        all[0].take_back(&prompts[0], n - 1);
-        all[0].choose(other);
-        let taken_back = all[1].take_back(&prompts[1], 20);
-        all[1].session.truncate(prompts[1].len() - 1 + 20);
-        for _ in 0..12 {
-            decode_together(all.iter_mut().chain([&mut late]));
-            decode_together([&mut fork]);
-        }
-        // From here on each in a thread of its own, of which one gets what is in flight. The host may have to choose, as it
-        // does alike where there is no chance.
-        if configs == [&greedy; 5] {
-            std::thread::scope(|scope| {
-                for of in &mut all[1..3] {
-                    scope.spawn(|| (0..6).for_each(|_| of.decode_alone()));
-                }
-            });
-        }
-        let found = &all[0].ids;
-        assert_eq!(found[..n - 1], alone(0, &[], n)[..n - 1]);
-        assert_eq!(found[n..], alone(0, &found[..n], 12));
-        for (i, of) in [
-            (1, &all[1]),
-            (2, &all[2]),
-            (3, &left),
-            (4, &late),
-            (2, &fork),
-        ] {
-            assert_eq!(of.ids, alone(i, &[], of.ids.len()), "{i}");
-            assert_eq!(of.session.len(), prompts[i].len() - 1 + of.ids.len());
-        }
-        assert!(all[1].ids[20..].starts_with(&taken_back));
+        check_decoded_ahead(&gpu, &model, 215, configs);
     }
+    // Layers that remember states: delta nets, the first Mamba, short convolutions, time mixing.
+    for (name, configs) in [
+        ("qwen3.5", [&greedy; 5]),
+        ("qwen3.5", mixed),
+        ("jamba", [&greedy; 5]),
+        ("lfm2", [&greedy; 5]),
+        ("rwkv7", [&greedy; 5]),
+    ] {
+        let dir = testdata().join("reference-states/hf").join(name);
+        check_decoded_ahead(&gpu, &load(&dir, gpu.clone()), 15, configs);
+    }
+}
+
+/// With prompts of `len` tokens and a few more.
+fn check_decoded_ahead(gpu: &Gpu, model: &Arc<Model<Gpu>>, len: u32, configs: [&SamplerConfig; 5]) {
+    let is_greedy = configs.iter().all(|config| config.temperature == 0.0);
+    let config = |i: usize| SamplerConfig {
+        seed: i as u64,
+        ..configs[i].clone()
+    };
+    let prompts: Vec<Vec<u32>> = (0..5u32)
+        .map(|i| {
+            (0..len + 7 * i)
+                .map(|j| 1 + (i * 31 + j * 17) % 250)
+                .collect()
+        })
+        .collect();
+    let alone = |i: usize, more: &[u32], n| {
+        let prompt = [&prompts[i], more].concat();
+        let (mut session, mut sampler) = start(model, &prompt, &config(i), in_f32(300));
+        by_device(&mut session, *prompt.last().unwrap(), &mut sampler, n).0
+    };
+    let mut all: Vec<Together> = (0..5)
+        .map(|i| Together::new(model, &prompts[i], &config(i)))
+        .collect();
+    let mut late = all.pop().unwrap();
+    decode_together(&mut all);
+    let before = gpu.work();
+    for _ in 0..10 {
+        decode_together(&mut all);
+    }
+    // Steps are in flight that nobody has asked for yet, and each repeats the first.
+    let after = gpu.work();
+    assert!(after.n_submits > before.n_submits + 10);
+    assert_eq!(after.n_recorded, before.n_recorded);
+
+    // One leaves: the others get what is in flight with it.
+    let left = all.pop().unwrap();
+    decode_together(&mut all);
+    assert_eq!(gpu.work().n_submits, after.n_submits);
+    for _ in 0..4 {
+        decode_together(&mut all);
+    }
+    // Another comes, and one isn't there for a step.
+    decode_together(all.iter_mut().chain([&mut late]));
+    decode_together(all[1..].iter_mut().chain([&mut late]));
+    decode_together(&mut all);
+    let mut fork = Together {
+        session: all[2].session.fork(all[2].session.len()),
+        sampler: all[2].sampler.clone(),
+        last: all[2].last,
+        ids: all[2].ids.clone(),
+    };
+    for _ in 0..3 {
+        decode_together(all.iter_mut().chain([&mut late]));
+        decode_together([&mut fork]);
+    }
+    // The host chooses otherwise, and takes another back, to compute the same once more.
+    let n = all[0].ids.len();
+    let other = all[0].ids[n - 1] ^ 1;
+    all[0].take_back(&prompts[0], n - 1);
+    all[0].choose(other);
+    let taken_back = all[1].take_back(&prompts[1], 20);
+    let end = prompts[1].len() - 1 + 20;
+    all[1].session.truncate(end);
+    // Where there are states, a sequence may have to go back further.
+    let kept = all[1].session.len();
+    if kept < end {
+        let known = [&prompts[1][..], &all[1].ids].concat();
+        let again = &known[kept..end];
+        all[1].session.forward(again, Logits::None).unwrap();
+    }
+    for _ in 0..12 {
+        decode_together(all.iter_mut().chain([&mut late]));
+        decode_together([&mut fork]);
+    }
+    // From here on each in a thread of its own, of which one gets what is in flight. The host may have to choose, as it
+    // does alike where there is no chance.
+    if is_greedy {
+        std::thread::scope(|scope| {
+            for of in &mut all[1..3] {
+                scope.spawn(|| (0..6).for_each(|_| of.decode_alone()));
+            }
+        });
+    }
+    let found = &all[0].ids;
+    assert_eq!(found[..n - 1], alone(0, &[], n)[..n - 1]);
+    assert_eq!(found[n..], alone(0, &found[..n], 12));
+    for (i, of) in [
+        (1, &all[1]),
+        (2, &all[2]),
+        (3, &left),
+        (4, &late),
+        (2, &fork),
+    ] {
+        assert_eq!(of.ids, alone(i, &[], of.ids.len()), "{i}");
+        assert_eq!(of.session.len(), prompts[i].len() - 1 + of.ids.len());
+    }
+    assert!(all[1].ids[20..].starts_with(&taken_back));
 }
 
 /// How many dispatches, and commands submitted, a step of this many sequences takes.
@@ -811,6 +837,14 @@ fn more_sequences_take_no_more_dispatches() {
     for n_sequences in [5, 8] {
         let work = work_of_a_shared_step(&gpu, &model, n_sequences);
         assert_eq!(work, (5 * n_layers + 4, 1), "{n_sequences}");
+    }
+    // Nor of layers with states.
+    for name in ["lfm2", "mamba", "mamba2", "qwen3.5", "rwkv4", "rwkv7"] {
+        let dir = testdata().join("reference-states/hf").join(name);
+        let model = load(&dir, gpu.clone());
+        let [five, eight] = [5, 8].map(|n| work_of_a_shared_step(&gpu, &model, n));
+        assert!(eight.0 <= five.0, "{name}: {eight:?} {five:?}");
+        assert_eq!((five.1, eight.1), (1, 1), "{name}");
     }
 }
 
