@@ -282,34 +282,37 @@ fn check_scan(
         a: &a,
         dt_bias: &dt_bias,
     };
-    let stride = channels + 3;
-    let x = spread(device, &twice(x), channels, 4, stride);
-    let x = spread_rows(&x, BOTH, channels, 4, stride);
-    let gates = device.buffer("gates", (BOTH * n * 16) as u64).unwrap();
-    let mut recorder = Recorder::new(device);
-    scan_prepare(&mut recorder, shape, x, &given, &gates).unwrap();
-    let commands = recorder.finish().unwrap();
-    device.submit(&[&commands], &[]).unwrap().wait().unwrap();
+    let given_x = twice(x);
     let mut all = Vec::new();
-    for chunks in CHUNKS {
-        let out = device.buffer("out", (BOTH * width * 4) as u64).unwrap();
-        let state = in_chunks(device, chunks, shape.state(), |recorder, state| {
-            let inputs = Scan {
-                x,
-                gates: &gates,
-                d,
-            };
-            scan(
-                recorder,
-                shape,
-                &inputs,
-                state,
-                Rows::new(&out, BOTH, width),
-            )
-        });
-        let out = of_one(device, &out, width);
-        close(&format!("{shape:?} {chunks:?}"), &out, want);
-        all.push((out, state));
+    // Rows that are read as vectors, and others.
+    for stride in [channels + 3, channels.next_multiple_of(4)] {
+        let x = spread(device, &given_x, channels, 4, stride);
+        let x = spread_rows(&x, BOTH, channels, 4, stride);
+        let gates = device.buffer("gates", (BOTH * n * 16) as u64).unwrap();
+        let mut recorder = Recorder::new(device);
+        scan_prepare(&mut recorder, shape, x, &given, &gates).unwrap();
+        let commands = recorder.finish().unwrap();
+        device.submit(&[&commands], &[]).unwrap().wait().unwrap();
+        for chunks in CHUNKS {
+            let out = device.buffer("out", (BOTH * width * 4) as u64).unwrap();
+            let state = in_chunks(device, chunks, shape.state(), |recorder, state| {
+                let inputs = Scan {
+                    x,
+                    gates: &gates,
+                    d,
+                };
+                scan(
+                    recorder,
+                    shape,
+                    &inputs,
+                    state,
+                    Rows::new(&out, BOTH, width),
+                )
+            });
+            let out = of_one(device, &out, width);
+            close(&format!("{shape:?} {chunks:?}"), &out, want);
+            all.push((out, state));
+        }
     }
     let same = |(out, state): &(Vec<f32>, Vec<u8>)| (out, state) == (&all[0].0, &all[0].1);
     assert!(all.iter().all(same), "{shape:?}");

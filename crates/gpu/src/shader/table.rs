@@ -347,7 +347,7 @@ shaders! {
     ROTATE_IN_PLACE = "rotate", [IO_IN_PLACE], [Read, Write], RotateParams, [];
     CONVOLVE = "convolve", [ACTIVATION, SEQUENCES, STATES], [Read, Read, Read, Read, Write, Write], ConvParams, [];
     SCAN_PREPARE = "scan_prepare", [Lib::Reduce, GRID, SOFTPLUS], [Write, Read, Read, Read, Read, Write], PrepareParams, [];
-    SCAN = "scan", [Lib::Reduce, GRID, SEQUENCES, STATES], [Read, Read, Read, Read, Write, Write], ScanParams, [];
+    SCAN = "scan", [Lib::Reduce, GRID, SEQUENCES, STATES], [Read, Read, Read, Read, Write, Write, Read], ScanParams, [];
     SCAN_STEP = "scan_step", [Lib::Reduce, GRID, SOFTPLUS, ACTIVATION, SEQUENCES, STATES], [Read, Read, Read, Read, Read, Read, Write, Write], StepParams, [];
     MAMBA = "mamba", [Lib::Reduce, GRID, SOFTPLUS, SEQUENCES, STATES], [Read, Read, Read, Read, Read, Read, Write, Write], MambaParams, [];
     PREVIOUS = "previous", [SEQUENCES, STATES], [Read, Read, Write, Write], PreviousParams, [];

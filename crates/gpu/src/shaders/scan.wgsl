@@ -7,13 +7,18 @@
 // Shapes: rows, those of a sequence as `sequences.wgsl` says: of x queries and keys [n_key_heads, key_dim] and values
 // [n_heads, value_dim] at offsets of their own, of gates [n_heads] of (keep, adds, q · k), of out [n_heads, value_dim];
 // d [n_heads]; states as `states.wgsl` says, [n_heads, key_dim / 8, value_dim, 8] from `first` on.
-// Eight invocations per column, each with ROWS of its rows; workgroups of WG, as many for each sequence.
+// Eight invocations per column, each with four adjacent ones of every 32 of its rows, VECTORS times; workgroups of WG, as
+// many for each sequence.
 
 // 1: the delta rule. 0: a state space.
 override DELTA: u32 = 1u;
 // 1 if the heads of a key head are n_key_heads apart, 0 if they are adjacent.
 override TILED: u32 = 0u;
-override ROWS: u32 = 16u;
+override VECTORS: u32 = 4u;
+// 1 if key_dim is a multiple of 32, so that there are as many rows for all.
+override EVEN: u32 = 0u;
+// 1 if queries and keys of all positions begin at multiples of four elements.
+override ALIGNED: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> gates: array<vec4<f32>>;
@@ -21,6 +26,8 @@ override ROWS: u32 = 16u;
 @group(0) @binding(3) var<storage, read> sequences: array<u32>;
 @group(0) @binding(4) var<storage, read_write> states: array<f32>;
 @group(0) @binding(5) var<storage, read_write> out: array<f32>;
+// The same memory as x.
+@group(0) @binding(6) var<storage, read> x_vectors: array<vec4<f32>>;
 
 struct Params {
     n_sequences: u32,
@@ -42,10 +49,71 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
-// Where an invocation's i-th row of a column is in the head's matrix.
-fn place(i: u32, column: u32, lane: u32) -> u32 {
-    let n_lanes = min(LANES, params.key_dim - i * LANES);
-    return i * LANES * params.value_dim + column * n_lanes + lane;
+// Where a row of a column is in the head's matrix.
+fn place(row: u32, column: u32) -> u32 {
+    let first = row / LANES * LANES;
+    let n_lanes = min(LANES, params.key_dim - first);
+    return first * params.value_dim + column * n_lanes + row - first;
+}
+
+// Of a head's column: where positions have what it reads, and the last of them.
+struct Column {
+    k: u32,
+    q: u32,
+    v: u32,
+    head: u32,
+    last: u32,
+    // The invocation's first row.
+    row: u32,
+}
+
+// What a position has for it.
+struct Inputs {
+    k: array<vec4<f32>, 8>,
+    q: array<vec4<f32>, 8>,
+    v: f32,
+    gate: vec4<f32>,
+}
+
+// Four elements of x from `at` on, zero from row key_dim on.
+fn four(at: u32, row: u32) -> vec4<f32> {
+    if ALIGNED == 1u && EVEN == 1u {
+        return x_vectors[at / 4u];
+    }
+    let found = vec4<f32>(x[at], x[at + 1u], x[at + 2u], x[at + 3u]);
+    return select(vec4<f32>(0.0), found, row + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(params.key_dim));
+}
+
+// Those of position t; beyond the last, what changes nothing.
+fn inputs_at(column: Column, t: u32) -> Inputs {
+    var inputs: Inputs;
+    let known = min(t, column.last);
+    let begin = known * params.x_stride;
+    for (var j = 0u; j < VECTORS; j++) {
+        let row = column.row + j * 4u * LANES;
+        inputs.k[j] = four(column.k + begin + row, row);
+        inputs.q[j] = four(column.q + begin + row, row);
+    }
+    inputs.v = x[column.v + begin];
+    let gate = gates[known * params.n_heads + column.head];
+    inputs.gate = select(vec4<f32>(1.0, 0.0, 0.0, 0.0), gate, t <= column.last);
+    return inputs;
+}
+
+// Keys and queries times the state before a position; the invocation's part.
+fn products(inputs: ptr<function, Inputs>, s: ptr<function, array<vec4<f32>, 8>>) -> vec2<f32> {
+    var sums = vec2<f32>(0.0);
+    for (var j = 0u; j < VECTORS; j++) {
+        sums += vec2<f32>(dot((*inputs).k[j], (*s)[j]), dot((*inputs).q[j], (*s)[j]));
+    }
+    return sums;
+}
+
+// The state after a position that adds `change` times its key.
+fn advance(inputs: ptr<function, Inputs>, change: f32, s: ptr<function, array<vec4<f32>, 8>>) {
+    for (var j = 0u; j < VECTORS; j++) {
+        (*s)[j] = (*inputs).gate.x * (*s)[j] + (*inputs).k[j] * change;
+    }
 }
 
 @compute @workgroup_size(WG)
@@ -68,53 +136,113 @@ fn main(at: Invocation, group: Group) {
     let n_of_key = params.n_heads / params.n_key_heads;
     let key = select(head / n_of_key, head % params.n_key_heads, TILED == 1u) * params.key_dim;
     let matrix = params.first + head * params.key_dim * params.value_dim;
-    var s: array<f32, 32>;
-    var k: array<f32, 32>;
     let states_at = states_of(s_of);
     let before = state_at(states_at, own.position) + matrix;
-    for (var j = 0u; j < ROWS; j++) {
-        s[j] = 0.0;
-        if own.position > 0u && j * LANES + lane < params.key_dim {
-            s[j] = states[before + place(j, column, lane)];
+    var s: array<vec4<f32>, 8>;
+    for (var j = 0u; j < VECTORS; j++) {
+        for (var i = 0u; i < 4u; i++) {
+            let row = (4u * j * LANES) + 4u * lane + i;
+            s[j][i] = 0.0;
+            if own.position > 0u && (EVEN == 1u || row < params.key_dim) {
+                s[j][i] = states[before + place(row, column)];
+            }
         }
     }
-    for (var t = own.first_row; t < own.first_row + own.n_rows; t++) {
-        let row = params.x_offset + t * params.x_stride;
-        let gate = gates[t * params.n_heads + head];
-        let v = x[row + params.v + head * params.value_dim + column];
-        let k_at = row + params.k + key + lane;
-        let q_at = row + params.q + key + lane;
+    let of_column = Column(
+        params.x_offset + params.k + key,
+        params.x_offset + params.q + key,
+        params.x_offset + params.v + head * params.value_dim + column,
+        head,
+        own.first_row + own.n_rows - 1u,
+        4u * lane,
+    );
+    let out_at = params.out_offset + head * params.value_dim + column;
+    let stores = is_own && lane == 0u;
+    // What positions have is loaded four ahead of those that are computed with.
+    var a = inputs_at(of_column, own.first_row);
+    var b = inputs_at(of_column, own.first_row + 1u);
+    var c = inputs_at(of_column, own.first_row + 2u);
+    var e = inputs_at(of_column, own.first_row + 3u);
+    if DELTA == 1u {
         var sums = vec2<f32>(0.0);
-        for (var j = 0u; j < ROWS; j++) {
-            k[j] = 0.0;
-            if j * LANES + lane < params.key_dim {
-                k[j] = x[k_at + j * LANES];
-                sums += vec2<f32>(k[j], x[q_at + j * LANES]) * s[j];
+        var change = 0.0;
+        for (var t = own.first_row; t <= of_column.last; t += 4u) {
+            sums = segment_sum_f32(at, products(&a, &s));
+            change = a.gate.y * (a.v - a.gate.x * sums.x);
+            if stores && t + 0u <= of_column.last {
+                out[out_at + (t + 0u) * params.out_stride] = a.gate.x * sums.y + change * a.gate.z;
             }
-        }
-        sums = segment_sum_f32(at, sums);
-        var change = gate.y * v;
-        if DELTA == 1u {
-            change = gate.y * (v - gate.x * sums.x);
-        }
-        for (var j = 0u; j < ROWS; j++) {
-            s[j] = gate.x * s[j] + k[j] * change;
-        }
-        if is_own && lane == 0u {
-            var y = gate.x * sums.y + change * gate.z;
-            if DELTA == 0u {
-                y += d[head] * v;
+            advance(&a, change, &s);
+            a = inputs_at(of_column, t + 4u);
+            sums = segment_sum_f32(at, products(&b, &s));
+            change = b.gate.y * (b.v - b.gate.x * sums.x);
+            if stores && t + 1u <= of_column.last {
+                out[out_at + (t + 1u) * params.out_stride] = b.gate.x * sums.y + change * b.gate.z;
             }
-            out[params.out_offset + t * params.out_stride + head * params.value_dim + column] = y;
+            advance(&b, change, &s);
+            b = inputs_at(of_column, t + 5u);
+            sums = segment_sum_f32(at, products(&c, &s));
+            change = c.gate.y * (c.v - c.gate.x * sums.x);
+            if stores && t + 2u <= of_column.last {
+                out[out_at + (t + 2u) * params.out_stride] = c.gate.x * sums.y + change * c.gate.z;
+            }
+            advance(&c, change, &s);
+            c = inputs_at(of_column, t + 6u);
+            sums = segment_sum_f32(at, products(&e, &s));
+            change = e.gate.y * (e.v - e.gate.x * sums.x);
+            if stores && t + 3u <= of_column.last {
+                out[out_at + (t + 3u) * params.out_stride] = e.gate.x * sums.y + change * e.gate.z;
+            }
+            advance(&e, change, &s);
+            e = inputs_at(of_column, t + 7u);
+        }
+    } else {
+        let own_d = d[head];
+        // Nothing waits for sums: those of eight positions are added at once.
+        for (var t = own.first_row; t <= of_column.last; t += 8u) {
+            let y0 = products(&a, &s).y;
+            advance(&a, a.gate.y * a.v, &s);
+            a = inputs_at(of_column, t + 4u);
+            let y1 = products(&b, &s).y;
+            advance(&b, b.gate.y * b.v, &s);
+            b = inputs_at(of_column, t + 5u);
+            let y2 = products(&c, &s).y;
+            advance(&c, c.gate.y * c.v, &s);
+            c = inputs_at(of_column, t + 6u);
+            let y3 = products(&e, &s).y;
+            advance(&e, e.gate.y * e.v, &s);
+            e = inputs_at(of_column, t + 7u);
+            let y4 = products(&a, &s).y;
+            advance(&a, a.gate.y * a.v, &s);
+            a = inputs_at(of_column, t + 8u);
+            let y5 = products(&b, &s).y;
+            advance(&b, b.gate.y * b.v, &s);
+            b = inputs_at(of_column, t + 9u);
+            let y6 = products(&c, &s).y;
+            advance(&c, c.gate.y * c.v, &s);
+            c = inputs_at(of_column, t + 10u);
+            let y7 = products(&e, &s).y;
+            advance(&e, e.gate.y * e.v, &s);
+            e = inputs_at(of_column, t + 11u);
+            let sum = segment_sum_of_eight(at, vec4<f32>(y0, y1, y2, y3), vec4<f32>(y4, y5, y6, y7));
+            let row = t + lane;
+            if is_own && row <= of_column.last {
+                let gate = gates[row * params.n_heads + head];
+                let v = x[of_column.v + row * params.x_stride];
+                out[out_at + row * params.out_stride] = gate.x * sum + gate.y * v * gate.z + own_d * v;
+            }
         }
     }
     if !is_own {
         return;
     }
     let after = state_at(states_at, own.position + own.n_rows) + matrix;
-    for (var j = 0u; j < ROWS; j++) {
-        if j * LANES + lane < params.key_dim {
-            states[after + place(j, column, lane)] = s[j];
+    for (var j = 0u; j < VECTORS; j++) {
+        for (var i = 0u; i < 4u; i++) {
+            let row = (4u * j * LANES) + 4u * lane + i;
+            if EVEN == 1u || row < params.key_dim {
+                states[after + place(row, column)] = s[j][i];
+            }
         }
     }
 }

@@ -16,6 +16,10 @@ override DELTA: u32 = 1u;
 override TILED: u32 = 0u;
 override BIAS: u32 = 0u;
 override ROWS: u32 = 16u;
+// 1 if key_dim is a multiple of LANES: loads without a branch around them.
+override EVEN: u32 = 0u;
+// Positions that the convolution covers.
+override TAPS: u32 = 4u;
 override TURNS: u32 = 1u;
 // Elements of a query and a key.
 override KEYS: u32 = 256u;
@@ -36,7 +40,6 @@ struct Params {
     n_key_heads: u32,
     key_dim: u32,
     value_dim: u32,
-    n_taps: u32,
     channels: u32,
     n_sequences: u32,
     x_offset: u32,
@@ -74,7 +77,7 @@ var<workgroup> given: array<f32, VALUES>;
 
 // Where an invocation's i-th row of a column is in the head's matrix.
 fn place(i: u32, column: u32, lane: u32) -> u32 {
-    let n_lanes = min(LANES, params.key_dim - i * LANES);
+    let n_lanes = select(min(LANES, params.key_dim - i * LANES), LANES, EVEN == 1u);
     return i * LANES * params.value_dim + column * n_lanes + lane;
 }
 
@@ -88,22 +91,19 @@ struct Own {
 
 // Channel c, j positions after the first that the state has.
 fn input(own: Own, j: u32, c: u32) -> f32 {
-    if j + 1u >= params.n_taps {
+    if j + 1u >= TAPS {
         return x[params.x_offset + own.row * params.x_stride + c];
     }
-    if own.is_first {
-        return 0.0;
-    }
-    return states[own.before + params.window + j * params.channels + c];
+    return select(states[own.before + params.window + j * params.channels + c], 0.0, own.is_first);
 }
 
 // Channel c after the convolution. Puts what the next position needs into the state, if it `stores`.
 fn convolved(own: Own, c: u32, stores: bool) -> f32 {
     let after = own.after + params.window + c;
     var sum = 0.0;
-    for (var j = 0u; j < params.n_taps; j++) {
+    for (var j = 0u; j < TAPS; j++) {
         let u = input(own, j, c);
-        sum += weights[c * params.n_taps + j] * u;
+        sum += weights[c * TAPS + j] * u;
         // The state before is in another slot.
         if stores && j > 0u {
             states[after + (j - 1u) * params.channels] = u;
@@ -160,8 +160,8 @@ fn main(at: Invocation, group: Group) {
         // Loads are issued before anything waits.
         for (var j = 0u; j < ROWS; j++) {
             s[j] = 0.0;
-            if !own.is_first && j * LANES + lane < params.key_dim {
-                s[j] = states[before + place(j, column, lane)];
+            if EVEN == 1u || j * LANES + lane < params.key_dim {
+                s[j] = select(states[before + place(j, column, lane)], 0.0, own.is_first);
             }
         }
         let v = convolved(own, params.v + head * params.value_dim + column, is_own && lane == 0u);
@@ -179,7 +179,7 @@ fn main(at: Invocation, group: Group) {
         var product = vec2<f32>(0.0);
         var squares = vec2<f32>(0.0);
         for (var j = 0u; j < ROWS; j++) {
-            if j * LANES + lane < params.key_dim {
+            if EVEN == 1u || j * LANES + lane < params.key_dim {
                 let q = keys[j * LANES + lane];
                 let k = keys[params.key_dim + j * LANES + lane];
                 sums += vec2<f32>(k, q) * s[j];
@@ -199,7 +199,7 @@ fn main(at: Invocation, group: Group) {
             change = adds * (v - keep * sums.x);
         }
         for (var j = 0u; j < ROWS; j++) {
-            if is_own && j * LANES + lane < params.key_dim {
+            if is_own && (EVEN == 1u || j * LANES + lane < params.key_dim) {
                 let k = by.x * keys[params.key_dim + j * LANES + lane];
                 states[after + place(j, column, lane)] = keep * s[j] + k * change;
             }

@@ -7,6 +7,9 @@ use crate::memory::Buffer;
 use crate::shader::{CONVOLVE, params};
 use crate::{GpuError, Recorder};
 
+/// Rows of a channel that an invocation computes, which need most of what it loads in common.
+const AT_ONCE: usize = 8;
+
 /// The most positions that a convolution covers.
 pub const MAX_TAPS: usize = 8;
 
@@ -15,7 +18,6 @@ params! {
         dim: u32,
         n_sequences: u32,
         n_rows: u32,
-        n_taps: u32,
         x_offset: u32,
         x_stride: u32,
         out_offset: u32,
@@ -87,7 +89,6 @@ pub fn convolve(
         dim: dim as u32,
         n_sequences: n as u32,
         n_rows: n_rows as u32,
-        n_taps: n_taps as u32,
         x_offset: x.offset as u32,
         x_stride: x.stride as u32,
         out_offset: out.offset as u32,
@@ -109,15 +110,22 @@ pub fn convolve(
     // Outputs of several rows are computed at once, before any state is written, as both may be in one slot.
     let parts: &[(u32, usize)] = match n_rows {
         1 => &[(0, 1)],
-        _ => &[(1, n_rows), (2, 1)],
+        _ => &[(1, AT_ONCE), (2, 1)],
     };
-    for &(part, n_rows) in parts {
+    for &(part, at_once) in parts {
         let constants = [
             ("GATED", f64::from(u8::from(is_gated))),
             ("BIAS", f64::from(u8::from(bias.is_some()))),
             ("PART", f64::from(part)),
+            ("TAPS", n_taps as f64),
+            ("ROWS", at_once as f64),
             ("SLOTS", SLOTS as f64),
         ];
+        let n_rows = if part == 1 {
+            n_rows.div_ceil(at_once)
+        } else {
+            1
+        };
         let grid = fold(n * (n_rows * dim).div_ceil(64));
         recorder.dispatch(&CONVOLVE, &constants, &bindings, &params, grid)?;
     }

@@ -11,6 +11,8 @@ use crate::{GpuError, Recorder};
 pub const MAX_ROWS: usize = 256;
 /// Invocations that share a column of a matrix.
 pub(super) const LANES: usize = 8;
+/// Rows that they take at once, four each.
+const VECTOR_ROWS: usize = 4 * LANES;
 /// Invocations of a workgroup.
 pub(super) const WORKGROUP: usize = 64;
 
@@ -271,11 +273,22 @@ pub fn scan(
         state.sequences.table.into(),
         (&state.layer.slots).into(),
         out.buffer.into(),
+        x.buffer.into(),
     ];
+    let flag = |is: bool| f64::from(u8::from(is));
+    let begins = [x.offset + q as usize, x.offset + k as usize, key_dim];
+    let is_aligned = x.stride.is_multiple_of(4) && begins.iter().all(|at| at.is_multiple_of(4));
     let [workgroup, lanes, delta, tiled] = constants(shape);
-    let rows = ("ROWS", key_dim.div_ceil(LANES) as f64);
-    let slots = ("SLOTS", SLOTS as f64);
-    let constants = [workgroup, lanes, delta, tiled, rows, slots];
+    let constants = [
+        workgroup,
+        lanes,
+        delta,
+        tiled,
+        ("VECTORS", key_dim.div_ceil(VECTOR_ROWS) as f64),
+        ("EVEN", flag(key_dim.is_multiple_of(VECTOR_ROWS))),
+        ("ALIGNED", flag(is_aligned)),
+        ("SLOTS", SLOTS as f64),
+    ];
     let grid = fold(n * n_heads * value_dim.div_ceil(WORKGROUP / LANES));
     recorder.dispatch(&SCAN, &constants, &bindings, &params, grid)
 }

@@ -14,7 +14,6 @@ params! {
         n_key_heads: u32,
         key_dim: u32,
         value_dim: u32,
-        n_taps: u32,
         channels: u32,
         n_sequences: u32,
         x_offset: u32,
@@ -150,11 +149,18 @@ pub struct Step<'a> {
     pub eps: f32,
 }
 
-/// Invocations of a workgroup, and how many times as many columns it takes. The heads of the delta rule are normalised,
-/// and are one workgroup's.
-fn launch(limits: &Limits, shape: &ScanShape) -> (usize, usize) {
+/// Workgroups that a device has enough to do with.
+const MANY_WORKGROUPS: usize = 2048;
+
+/// Invocations of a workgroup, and in how many turns it takes as many columns, for `n` sequences. The heads of the delta
+/// rule are normalised, and are one workgroup's; of a state space a workgroup takes more columns where there are many, as each
+/// convolves queries and keys for itself.
+fn launch(limits: &Limits, shape: &ScanShape, n: usize) -> (usize, usize) {
     if !shape.is_delta {
-        return (WORKGROUP, 1);
+        let most = shape.value_dim.div_ceil(WORKGROUP / LANES).max(1);
+        let n_workgroups = n * shape.n_heads * most;
+        let turns = (n_workgroups / MANY_WORKGROUPS).clamp(1, most);
+        return (WORKGROUP, 1 << turns.ilog2());
     }
     let most = 1 << limits.workgroup_len.clamp(64, 1024).ilog2();
     let workgroup = (shape.value_dim * LANES)
@@ -165,7 +171,7 @@ fn launch(limits: &Limits, shape: &ScanShape) -> (usize, usize) {
 
 /// Whether a device has the shared memory for a [`step`] of `shape`.
 pub fn can_step(limits: &Limits, shape: &ScanShape) -> bool {
-    let (workgroup, _) = launch(limits, shape);
+    let (workgroup, _) = launch(limits, shape, 1);
     // Twelve bytes an invocation for reductions, besides a query, a key and what a head gives.
     let values = if shape.is_delta { shape.value_dim } else { 1 };
     let words = 3 * workgroup + 2 * shape.key_dim.min(MAX_ROWS);
@@ -235,7 +241,7 @@ pub fn step(
     if shape.state() == 0 {
         return Ok(());
     }
-    let (workgroup, turns) = launch(limits, shape);
+    let (workgroup, turns) = launch(limits, shape, state.sequences.n);
     let [q, k, v] = shape.parts().map(|at| at as u32);
     let [bias, a, dt_bias, last] = weights.parts.map(|at| at as u32);
     let params = StepParams {
@@ -243,7 +249,6 @@ pub fn step(
         n_key_heads: n_key_heads as u32,
         key_dim: key_dim as u32,
         value_dim: value_dim as u32,
-        n_taps: weights.n_taps as u32,
         channels: shape.channels() as u32,
         n_sequences: state.sequences.n as u32,
         x_offset: x.offset as u32,
@@ -289,6 +294,8 @@ pub fn step(
         ("TILED", flag(is_tiled)),
         ("BIAS", flag(weights.has_bias)),
         ("ROWS", key_dim.div_ceil(LANES) as f64),
+        ("EVEN", flag(key_dim.is_multiple_of(LANES))),
+        ("TAPS", weights.n_taps as f64),
         ("TURNS", turns as f64),
         ("SLOTS", SLOTS as f64),
         ("KEYS", 2.0 * key_dim as f64),
