@@ -7,6 +7,8 @@
 // Eight invocations per channel, each with ROWS of its elements; workgroups of WG, as many for each sequence.
 
 override ROWS: u32 = 2u;
+// 1 if state_dim is a multiple of LANES: loads without a branch around them.
+override EVEN: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read> dt: array<f32>;
 @group(0) @binding(1) var<storage, read> b: array<f32>;
@@ -36,6 +38,56 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
+struct Column {
+    channel: u32,
+    // The invocation's first element.
+    lane: u32,
+    // The last position.
+    last: u32,
+}
+
+// What a position has for a channel.
+struct Inputs {
+    step: f32,
+    x: f32,
+    b: array<f32, 32>,
+    c: array<f32, 32>,
+}
+
+// Those of position t; beyond the last, what changes nothing: a step of no length.
+fn inputs_at(column: Column, t: u32) -> Inputs {
+    var inputs: Inputs;
+    let known = min(t, column.last);
+    let step = softplus(dt[params.dt_offset + known * params.dt_stride + column.channel]);
+    inputs.step = select(0.0, step, t <= column.last);
+    inputs.x = x[params.x_offset + known * params.x_stride + column.channel];
+    for (var j = 0u; j < ROWS; j++) {
+        inputs.b[j] = 0.0;
+        inputs.c[j] = 0.0;
+        if EVEN == 1u || j * LANES + column.lane < params.state_dim {
+            inputs.b[j] = b[params.b_offset + known * params.b_stride + column.lane + j * LANES];
+            inputs.c[j] = c[params.c_offset + known * params.c_stride + column.lane + j * LANES];
+        }
+    }
+    return inputs;
+}
+
+// Takes the state past a position; the invocation's part of what it gives.
+fn after_position(
+    s: ptr<function, array<f32, 32>>,
+    rate: ptr<function, array<f32, 32>>,
+    inputs: ptr<function, Inputs>,
+) -> f32 {
+    let step = (*inputs).step;
+    let adds = step * (*inputs).x;
+    var sum = 0.0;
+    for (var j = 0u; j < ROWS; j++) {
+        (*s)[j] = exp((*rate)[j] * step) * (*s)[j] + (*inputs).b[j] * adds;
+        sum += (*inputs).c[j] * (*s)[j];
+    }
+    return sum;
+}
+
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
@@ -50,6 +102,7 @@ fn main(at: Invocation, group: Group) {
     let own_channel = group_of(group) % n_groups * n_channels + thread / LANES;
     let is_own = own_channel < params.inner;
     let channel = min(own_channel, params.inner - 1u);
+    let stores = is_own && lane == 0u;
     let vector = channel * params.state_dim + lane;
     let states_at = states_of(s_of);
     let before = state_at(states_at, own.position) + params.first + vector;
@@ -58,37 +111,48 @@ fn main(at: Invocation, group: Group) {
     for (var j = 0u; j < ROWS; j++) {
         s[j] = 0.0;
         rate[j] = 0.0;
-        if j * LANES + lane < params.state_dim {
+        if EVEN == 1u || j * LANES + lane < params.state_dim {
             rate[j] = a[vector + j * LANES];
             if own.position > 0u {
                 s[j] = states[before + j * LANES];
             }
         }
     }
-    for (var t = own.first_row; t < own.first_row + own.n_rows; t++) {
-        let step = softplus(dt[params.dt_offset + t * params.dt_stride + channel]);
-        let at_channel = params.x_offset + t * params.x_stride + channel;
-        let input = x[at_channel];
-        let b_at = params.b_offset + t * params.b_stride + lane;
-        let c_at = params.c_offset + t * params.c_stride + lane;
-        var sum = 0.0;
-        for (var j = 0u; j < ROWS; j++) {
-            if j * LANES + lane < params.state_dim {
-                s[j] = exp(rate[j] * step) * s[j] + b[b_at + j * LANES] * (step * input);
-                sum += c[c_at + j * LANES] * s[j];
-            }
+    let column = Column(channel, lane, own.first_row + own.n_rows - 1u);
+    let own_d = d[channel];
+    // What positions have is loaded four ahead of those that are computed with.
+    var p = inputs_at(column, own.first_row);
+    var q = inputs_at(column, own.first_row + 1u);
+    var r = inputs_at(column, own.first_row + 2u);
+    var u = inputs_at(column, own.first_row + 3u);
+    for (var t = own.first_row; t <= column.last; t += 4u) {
+        let y0 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &p), 0.0)).x;
+        if stores && t + 0u <= column.last {
+            x[params.x_offset + (t + 0u) * params.x_stride + channel] = y0 + own_d * p.x;
         }
-        sum = segment_sum_f32(at, vec2<f32>(sum, 0.0)).x;
-        if is_own && lane == 0u {
-            x[at_channel] = sum + d[channel] * input;
+        p = inputs_at(column, t + 4u);
+        let y1 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &q), 0.0)).x;
+        if stores && t + 1u <= column.last {
+            x[params.x_offset + (t + 1u) * params.x_stride + channel] = y1 + own_d * q.x;
         }
+        q = inputs_at(column, t + 5u);
+        let y2 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &r), 0.0)).x;
+        if stores && t + 2u <= column.last {
+            x[params.x_offset + (t + 2u) * params.x_stride + channel] = y2 + own_d * r.x;
+        }
+        r = inputs_at(column, t + 6u);
+        let y3 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &u), 0.0)).x;
+        if stores && t + 3u <= column.last {
+            x[params.x_offset + (t + 3u) * params.x_stride + channel] = y3 + own_d * u.x;
+        }
+        u = inputs_at(column, t + 7u);
     }
     if !is_own {
         return;
     }
     let after = state_at(states_at, own.position + own.n_rows) + params.first + vector;
     for (var j = 0u; j < ROWS; j++) {
-        if j * LANES + lane < params.state_dim {
+        if EVEN == 1u || j * LANES + lane < params.state_dim {
             states[after + j * LANES] = s[j];
         }
     }

@@ -10,6 +10,8 @@
 
 override SEVENTH: u32 = 0u;
 override ROWS: u32 = 8u;
+// 1 if head_dim is a multiple of LANES: loads without a branch around them.
+override EVEN: u32 = 0u;
 
 @group(0) @binding(0) var<storage, read> r: array<f32>;
 @group(0) @binding(1) var<storage, read> prepared: array<vec4<f32>>;
@@ -42,6 +44,68 @@ fn place(i: u32, column: u32, lane: u32) -> u32 {
     return i * LANES * params.head_dim + column * n_lanes + lane;
 }
 
+struct Column {
+    // Where the invocation's first row is in rows of r and what is prepared, and the column in those of v.
+    row: u32,
+    v: u32,
+    lane: u32,
+    // The last position.
+    last: u32,
+}
+
+// What a position has for a column.
+struct Inputs {
+    prepared: array<vec4<f32>, 32>,
+    r: array<f32, 32>,
+    v: f32,
+}
+
+// Those of position t; beyond the last, what changes nothing: decays of one, and keys of zero.
+fn inputs_at(column: Column, t: u32) -> Inputs {
+    var inputs: Inputs;
+    let known = min(t, column.last);
+    let is_there = t <= column.last;
+    let given = params.prepared + known * params.n_heads * params.head_dim + column.row;
+    for (var j = 0u; j < ROWS; j++) {
+        inputs.prepared[j] = vec4<f32>(0.0);
+        inputs.r[j] = 0.0;
+        if EVEN == 1u || j * LANES + column.lane < params.head_dim {
+            inputs.prepared[j] = select(vec4<f32>(0.0, 1.0, 0.0, 0.0), prepared[given + j * LANES], is_there);
+            inputs.r[j] = r[params.r_offset + known * params.r_stride + column.row + j * LANES];
+        }
+    }
+    inputs.v = v[params.v_offset + known * params.v_stride + column.v];
+    return inputs;
+}
+
+// What the state has in the direction that the seventh generation forgets.
+fn forgotten(at: Invocation, s: ptr<function, array<f32, 32>>, inputs: ptr<function, Inputs>) -> f32 {
+    if SEVENTH == 0u {
+        return 0.0;
+    }
+    var sum = 0.0;
+    for (var j = 0u; j < ROWS; j++) {
+        sum += (*inputs).prepared[j].z * (*s)[j];
+    }
+    return segment_sum_f32(at, vec2<f32>(sum, 0.0)).x;
+}
+
+// Takes the state past a position; the invocation's part of what it gives.
+fn after_position(s: ptr<function, array<f32, 32>>, inputs: ptr<function, Inputs>, known: f32) -> f32 {
+    var sum = 0.0;
+    for (var j = 0u; j < ROWS; j++) {
+        let p = (*inputs).prepared[j];
+        if SEVENTH == 1u {
+            (*s)[j] = p.y * (*s)[j] - p.w * known + p.x * (*inputs).v;
+            sum += (*inputs).r[j] * (*s)[j];
+        } else {
+            sum += (*inputs).r[j] * ((*s)[j] + p.z * (*inputs).v);
+            (*s)[j] = p.y * (*s)[j] + p.x * (*inputs).v;
+        }
+    }
+    return sum;
+}
+
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
@@ -59,54 +123,41 @@ fn main(at: Invocation, group: Group) {
     let at_column = i % n_of_head * n_columns + thread / LANES;
     let is_own = at_column < params.head_dim;
     let column = min(at_column, params.head_dim - 1u);
+    let stores = is_own && lane == 0u;
     let matrix = params.first + head * params.head_dim;
     let states_at = states_of(s_of);
     let before = state_at(states_at, own.position) + matrix;
     var s: array<f32, 32>;
     for (var j = 0u; j < ROWS; j++) {
         s[j] = 0.0;
-        if own.position > 0u && j * LANES + lane < params.head_dim {
+        if own.position > 0u && (EVEN == 1u || j * LANES + lane < params.head_dim) {
             s[j] = states[before + place(j, column, lane)];
         }
     }
-    for (var t = own.first_row; t < own.first_row + own.n_rows; t++) {
-        let value = v[params.v_offset + t * params.v_stride + head + column];
-        let r_at = params.r_offset + t * params.r_stride + head + lane;
-        let given = params.prepared + t * params.n_heads * params.head_dim + head + lane;
-        var known = 0.0;
-        if SEVENTH == 1u {
-            for (var j = 0u; j < ROWS; j++) {
-                if j * LANES + lane < params.head_dim {
-                    known += prepared[given + j * LANES].z * s[j];
-                }
-            }
-            known = segment_sum_f32(at, vec2<f32>(known, 0.0)).x;
+    let of_column = Column(head + lane, head + column, lane, own.first_row + own.n_rows - 1u);
+    // What positions have is loaded two ahead of those that are computed with.
+    var a = inputs_at(of_column, own.first_row);
+    var b = inputs_at(of_column, own.first_row + 1u);
+    for (var t = own.first_row; t <= of_column.last; t += 2u) {
+        var known = forgotten(at, &s, &a);
+        var y = segment_sum_f32(at, vec2<f32>(after_position(&s, &a, known), 0.0)).x;
+        if stores && t + 0u <= of_column.last {
+            out[params.out_offset + (t + 0u) * params.out_stride + head + column] = y;
         }
-        var sum = 0.0;
-        for (var j = 0u; j < ROWS; j++) {
-            if j * LANES + lane < params.head_dim {
-                let p = prepared[given + j * LANES];
-                let receptance = r[r_at + j * LANES];
-                if SEVENTH == 1u {
-                    s[j] = p.y * s[j] - p.w * known + p.x * value;
-                    sum += receptance * s[j];
-                } else {
-                    sum += receptance * (s[j] + p.z * value);
-                    s[j] = p.y * s[j] + p.x * value;
-                }
-            }
+        a = inputs_at(of_column, t + 2u);
+        known = forgotten(at, &s, &b);
+        y = segment_sum_f32(at, vec2<f32>(after_position(&s, &b, known), 0.0)).x;
+        if stores && t + 1u <= of_column.last {
+            out[params.out_offset + (t + 1u) * params.out_stride + head + column] = y;
         }
-        sum = segment_sum_f32(at, vec2<f32>(sum, 0.0)).x;
-        if is_own && lane == 0u {
-            out[params.out_offset + t * params.out_stride + head + column] = sum;
-        }
+        b = inputs_at(of_column, t + 3u);
     }
     if !is_own {
         return;
     }
     let after = state_at(states_at, own.position + own.n_rows) + matrix;
     for (var j = 0u; j < ROWS; j++) {
-        if j * LANES + lane < params.head_dim {
+        if EVEN == 1u || j * LANES + lane < params.head_dim {
             states[after + place(j, column, lane)] = s[j];
         }
     }

@@ -1,6 +1,6 @@
 //! Short causal convolutions over the positions of a sequence.
 
-use super::{SLOTS, State};
+use super::{SLOTS, State, flag};
 use crate::error::{expect, expect_most};
 use crate::kernels::{Rows, Sequences, fold, same_rows};
 use crate::memory::Buffer;
@@ -114,8 +114,8 @@ pub fn convolve(
     };
     for &(part, at_once) in parts {
         let constants = [
-            ("GATED", f64::from(u8::from(is_gated))),
-            ("BIAS", f64::from(u8::from(bias.is_some()))),
+            ("GATED", flag(is_gated)),
+            ("BIAS", flag(bias.is_some())),
             ("PART", f64::from(part)),
             ("TAPS", n_taps as f64),
             ("ROWS", at_once as f64),

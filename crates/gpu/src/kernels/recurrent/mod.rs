@@ -206,3 +206,8 @@ impl State<'_> {
         expect_most(what, self.layer.len, self.first.saturating_add(len))
     }
 }
+
+/// A condition as a constant of a kernel.
+fn flag(is_set: bool) -> f64 {
+    f64::from(u8::from(is_set))
+}

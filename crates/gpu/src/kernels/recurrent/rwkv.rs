@@ -1,7 +1,7 @@
 //! Time mixing of RWKV, generations 4 to 7, and mixes of a position with the one before.
 
 use super::scan::{LANES, WORKGROUP, too_large};
-use super::{MAX_ROWS, SLOTS, State};
+use super::{MAX_ROWS, SLOTS, State, flag};
 use crate::error::{expect, expect_most};
 use crate::kernels::{Rows, Sequences, fold, same_rows};
 use crate::memory::Buffer;
@@ -488,6 +488,7 @@ pub fn wkv(
         ("LANES", LANES as f64),
         ("SEVENTH", flag(is_seventh)),
         ("ROWS", head_dim.div_ceil(LANES) as f64),
+        ("EVEN", flag(head_dim.is_multiple_of(LANES))),
         ("SLOTS", SLOTS as f64),
     ];
     let grid = fold(n * n_heads * head_dim.div_ceil(WORKGROUP / LANES));
@@ -602,8 +603,4 @@ fn check_like<const N: usize>(x: &Rows<'_>, others: [&Rows<'_>; N]) -> Result<()
 
 fn elements(vector: &Buffer) -> usize {
     (vector.bytes() / 4) as usize
-}
-
-fn flag(is_set: bool) -> f64 {
-    f64::from(u8::from(is_set))
 }

@@ -1,6 +1,6 @@
 //! Scans: heads that remember a matrix, or channels that remember a vector, from position to position.
 
-use super::{SLOTS, State};
+use super::{SLOTS, State, flag};
 use crate::error::{expect, expect_most};
 use crate::kernels::{Rows, Sequences, fold, same_rows};
 use crate::memory::Buffer;
@@ -129,8 +129,8 @@ fn constants(shape: &ScanShape) -> [(&'static str, f64); 4] {
     [
         ("WG", WORKGROUP as f64),
         ("LANES", LANES as f64),
-        ("DELTA", f64::from(u8::from(shape.is_delta))),
-        ("TILED", f64::from(u8::from(shape.is_tiled))),
+        ("DELTA", flag(shape.is_delta)),
+        ("TILED", flag(shape.is_tiled)),
     ]
 }
 
@@ -275,7 +275,6 @@ pub fn scan(
         out.buffer.into(),
         x.buffer.into(),
     ];
-    let flag = |is: bool| f64::from(u8::from(is));
     let begins = [x.offset + q as usize, x.offset + k as usize, key_dim];
     let is_aligned = x.stride.is_multiple_of(4) && begins.iter().all(|at| at.is_multiple_of(4));
     let [workgroup, lanes, delta, tiled] = constants(shape);
@@ -391,6 +390,7 @@ pub fn mamba(
         ("WG", WORKGROUP as f64),
         ("LANES", LANES as f64),
         ("ROWS", state_dim.div_ceil(LANES) as f64),
+        ("EVEN", flag(state_dim.is_multiple_of(LANES))),
         ("SLOTS", SLOTS as f64),
     ];
     let grid = fold(n * inner.div_ceil(WORKGROUP / LANES));

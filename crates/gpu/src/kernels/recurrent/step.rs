@@ -1,7 +1,7 @@
 //! One position of a layer with a scan, in one dispatch.
 
 use super::scan::{LANES, MAX_ROWS, WORKGROUP, too_large};
-use super::{MAX_TAPS, SLOTS, ScanShape, State};
+use super::{MAX_TAPS, SLOTS, ScanShape, State, flag};
 use crate::error::{expect, expect_most};
 use crate::kernels::{Rows, fold, same_rows};
 use crate::memory::Buffer;
@@ -286,7 +286,6 @@ pub fn step(
         (&state.layer.slots).into(),
         out.buffer.into(),
     ];
-    let flag = |is: bool| f64::from(u8::from(is));
     let constants = [
         ("WG", workgroup as f64),
         ("LANES", LANES as f64),
