@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release -p sterna-gpu --example gpu-bench [-- SECTION...]
 //!
-//! Sections are overheads, products, variants, attention, step and sweep; all of them by default.
+//! Sections are overheads, products, variants, attention, states, step and sweep; all of them by default.
 //! `STERNA_GPU` in the environment is part of the adapter's name.
 //!
 //! Times are medians of repeated submissions, by the clock of the host, of chains in which each dispatch
@@ -25,6 +25,10 @@ use sterna_gpu::kernels::linear::{
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::output::{Draw, Samplers, TopK, sample, top_k};
 use sterna_gpu::kernels::quantize::{QuantizedRows, Scaling, quantize};
+use sterna_gpu::kernels::recurrent::{
+    Convolution, Mamba, Scan, ScanShape, State, StateLayer, Step, StepVectors, StepWeights, Wkv,
+    WkvShape, convolve, mamba, scan, step, wkv,
+};
 use sterna_gpu::kernels::{Rows, SequenceRows, Sequences, sequence_table};
 use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::tuning::{Effort, LaunchConfig, Sample, Tuner};
@@ -64,6 +68,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if wanted("attention") {
         attention_alone(&device, small)?;
+    }
+    if wanted("states") {
+        states_alone(&device, small)?;
     }
     if wanted("step") {
         for ctx in [128, 512, 2048] {
@@ -486,6 +493,233 @@ fn attention_alone(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+/// Kernels of layers with states, in shapes of real models: a prompt of one sequence, and a position of several.
+fn states_alone(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
+    println!(
+        "\n{:<34}{:>10}{:>6}{:>11}{:>13}",
+        "layers with states", "sequences", "rows", "µs", "µs a row"
+    );
+    let heads = |n_heads, n_key_heads, value_dim, is_delta| ScanShape {
+        n_heads: n_heads / shrink(small),
+        n_key_heads,
+        key_dim: 128,
+        value_dim,
+        is_tiled: false,
+        is_delta,
+    };
+    let mamba2 = heads(64, 1, 64, false);
+    let qwen = heads(16, if small { 1 } else { 16 }, 128, true);
+    let prompt = 512 / shrink(small);
+    for (n, m) in [(1, prompt), (8, prompt), (1, 1), (8, 1), (32, 1)] {
+        let batch = Batch::new(device, (n, m), (540 << 10) / shrink(small))?;
+        for (model, shape) in [("Mamba2-1.3B", &mamba2), ("Qwen3.5-2B", &qwen)] {
+            if m == 1 {
+                batch.time(&format!("{model} step"), |batch, r| batch.step(r, shape))?;
+            } else {
+                batch.time(&format!("{model} convolution"), |batch, r| {
+                    batch.convolve(r, shape.channels())
+                })?;
+                batch.time(&format!("{model} scan"), |batch, r| batch.scan(r, shape))?;
+            }
+        }
+        let (inner, n_heads) = (5120 / shrink(small), 32 / shrink(small));
+        batch.time("Mamba-2.8B scan", |batch, r| batch.mamba(r, inner))?;
+        batch.time("RWKV7-1.5B heads", |batch, r| batch.wkv(r, n_heads, 64))?;
+    }
+    Ok(())
+}
+
+/// Sequences with as many rows each, behind a position, and memory for what kernels of layers with states read and write.
+struct Batch<'a> {
+    device: &'a Device,
+    n: usize,
+    m: usize,
+    n_state: usize,
+    table: Buffer,
+    given: Buffer,
+    out: Buffer,
+}
+
+impl<'a> Batch<'a> {
+    /// Of a row at most.
+    const WIDTH: usize = 8192;
+
+    /// With states of `n_state` values.
+    fn new(
+        device: &'a Device,
+        (n, m): (usize, usize),
+        n_state: usize,
+    ) -> Result<Batch<'a>, GpuError> {
+        let rows: Vec<SequenceRows<'_>> = (0..n)
+            .map(|i| SequenceRows {
+                position: 7,
+                first_row: i * m,
+                n_rows: m,
+                first_angle: 0,
+                pages: &[],
+                place: i as u32,
+            })
+            .collect();
+        let len = n * m * Self::WIDTH;
+        let given: Vec<f32> = (0..len)
+            .map(|i| ((i % 1013) as f32 - 506.0) / 4096.0)
+            .collect();
+        Ok(Batch {
+            device,
+            n,
+            m,
+            n_state,
+            table: device.upload(&sequence_table(&rows, 0))?,
+            given: device.upload(&given)?,
+            out: device.buffer("out", len as u64 * 4)?,
+        })
+    }
+
+    /// Times what `record` adds, with states of its own.
+    fn time(
+        &self,
+        name: &str,
+        record: impl Fn(&Batch<'_>, (&mut Recorder, &StateLayer)) -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
+        const CHAIN: usize = 20;
+        let layer = StateLayer::new(self.device, self.n_state, self.n)?;
+        let commands = |n| {
+            let mut recorder = Recorder::new(self.device);
+            (0..n).try_for_each(|_| record(self, (&mut recorder, &layer)))?;
+            recorder.finish()
+        };
+        let (one, many) = (commands(1)?, commands(CHAIN + 1)?);
+        let us =
+            (device_time(self.device, &many)? - device_time(self.device, &one)?) / CHAIN as f64;
+        println!(
+            "{name:<34}{:>10}{:>6}{us:>11.2}{:>13.3}",
+            self.n,
+            self.m,
+            us / self.m as f64
+        );
+        Ok(())
+    }
+
+    fn rows(&self, width: usize) -> Rows<'_> {
+        Rows::new(&self.given, self.n * self.m, width)
+    }
+
+    fn out(&self, width: usize) -> Rows<'_> {
+        Rows::new(&self.out, self.n * self.m, width)
+    }
+
+    fn state<'b>(&'b self, layer: &'b StateLayer, first: usize) -> State<'b> {
+        State {
+            layer,
+            first,
+            sequences: Sequences {
+                table: &self.table,
+                n_all: self.n,
+                page_stride: 0,
+                first: 0,
+                n: self.n,
+                n_rows: self.m,
+            },
+        }
+    }
+
+    fn convolve(
+        &self,
+        (recorder, layer): (&mut Recorder, &StateLayer),
+        dim: usize,
+    ) -> Result<(), GpuError> {
+        let convolution = Convolution {
+            taps: &self.given,
+            n_taps: 4,
+            bias: None,
+            is_gated: false,
+        };
+        let (x, out) = (self.rows(dim), self.out(dim));
+        convolve(recorder, &convolution, x, self.state(layer, 0), out)
+    }
+
+    fn scan(
+        &self,
+        (recorder, layer): (&mut Recorder, &StateLayer),
+        shape: &ScanShape,
+    ) -> Result<(), GpuError> {
+        let inputs = Scan {
+            x: self.rows(shape.channels()),
+            gates: &self.given,
+            d: (!shape.is_delta).then_some(&self.given),
+        };
+        let out = self.out(shape.n_heads * shape.value_dim);
+        scan(recorder, shape, &inputs, self.state(layer, 0), out)
+    }
+
+    fn step(
+        &self,
+        (recorder, layer): (&mut Recorder, &StateLayer),
+        shape: &ScanShape,
+    ) -> Result<(), GpuError> {
+        let vectors = StepVectors {
+            taps: &self.given,
+            n_taps: 4,
+            bias: None,
+            a: &self.given,
+            dt_bias: &self.given,
+            last: &self.given,
+        };
+        let weights = StepWeights::new(self.device, shape, &vectors)?;
+        let values = shape.n_heads * shape.value_dim;
+        let inputs = Step {
+            x: self.rows(shape.channels()),
+            gate: self.rows(values),
+            steps: self.rows(shape.n_heads),
+            beta: shape.is_delta.then(|| self.rows(shape.n_heads)),
+            eps: 1e-6,
+        };
+        let (state, out) = (self.state(layer, 0), self.out(values));
+        step(recorder, &weights, &inputs, state, out)
+    }
+
+    fn mamba(
+        &self,
+        (recorder, layer): (&mut Recorder, &StateLayer),
+        inner: usize,
+    ) -> Result<(), GpuError> {
+        let inputs = Mamba {
+            dt: self.rows(inner),
+            b: self.rows(16),
+            c: self.rows(16),
+            a: &self.given,
+            d: &self.given,
+        };
+        mamba(recorder, &inputs, self.state(layer, 0), self.out(inner))
+    }
+
+    fn wkv(
+        &self,
+        (recorder, layer): (&mut Recorder, &StateLayer),
+        n_heads: usize,
+        head_dim: usize,
+    ) -> Result<(), GpuError> {
+        let shape = WkvShape {
+            n_heads,
+            head_dim,
+            is_seventh: true,
+        };
+        let inner = shape.inner();
+        let inputs = Wkv {
+            r: self.rows(inner),
+            prepared: self.rows(4 * inner),
+            v: self.rows(inner),
+        };
+        wkv(
+            recorder,
+            &shape,
+            &inputs,
+            self.state(layer, 0),
+            self.out(inner),
+        )
+    }
 }
 
 /// The table of one sequence of `m` rows from `position` on, whose pages hold `len` positions and are the first of a
