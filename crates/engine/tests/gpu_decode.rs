@@ -816,7 +816,8 @@ fn work_of_a_shared_step(gpu: &Gpu, model: &Arc<Model<Gpu>>, n_sequences: u32) -
         let decoded = Session::decode_together(&mut steps, &samplers, usize::MAX).unwrap();
         assert!(decoded.iter().all(|of| matches!(of, Decoded::Token(_))));
     };
-    step(1);
+    // Where buffers take turns, a step is the same as one of the three before.
+    [1, 3, 4].into_iter().for_each(&mut step);
     let before = gpu.work();
     step(2);
     let after = gpu.work();

@@ -562,7 +562,8 @@ impl<'a> Batch<'a> {
                 place: i as u32,
             })
             .collect();
-        let len = n * m * Self::WIDTH;
+        // Weights of a layer, too.
+        let len = (n * m * Self::WIDTH).max(1 << 18);
         let given: Vec<f32> = (0..len)
             .map(|i| ((i % 1013) as f32 - 506.0) / 4096.0)
             .collect();
