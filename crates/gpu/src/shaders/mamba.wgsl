@@ -9,6 +9,8 @@
 override ROWS: u32 = 2u;
 // 1 if state_dim is a multiple of LANES: loads without a branch around them.
 override EVEN: u32 = 0u;
+// 1 if a sequence may have several rows.
+override SEVERAL: u32 = 1u;
 
 @group(0) @binding(0) var<storage, read> dt: array<f32>;
 @group(0) @binding(1) var<storage, read> b: array<f32>;
@@ -120,15 +122,23 @@ fn main(at: Invocation, group: Group) {
     }
     let column = Column(channel, lane, own.first_row + own.n_rows - 1u);
     let own_d = d[channel];
-    // What positions have is loaded four ahead of those that are computed with.
+    // Of several positions, what they have is loaded four ahead of those that are computed with.
     var p = inputs_at(column, own.first_row);
-    var q = inputs_at(column, own.first_row + 1u);
-    var r = inputs_at(column, own.first_row + 2u);
-    var u = inputs_at(column, own.first_row + 3u);
+    var q: Inputs;
+    var r: Inputs;
+    var u: Inputs;
+    if SEVERAL == 1u {
+        q = inputs_at(column, own.first_row + 1u);
+        r = inputs_at(column, own.first_row + 2u);
+        u = inputs_at(column, own.first_row + 3u);
+    }
     for (var t = own.first_row; t <= column.last; t += 4u) {
         let y0 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &p), 0.0)).x;
-        if stores && t + 0u <= column.last {
-            x[params.x_offset + (t + 0u) * params.x_stride + channel] = y0 + own_d * p.x;
+        if stores {
+            x[params.x_offset + t * params.x_stride + channel] = y0 + own_d * p.x;
+        }
+        if SEVERAL == 0u {
+            break;
         }
         p = inputs_at(column, t + 4u);
         let y1 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &q), 0.0)).x;

@@ -12,6 +12,8 @@ override SEVENTH: u32 = 0u;
 override ROWS: u32 = 8u;
 // 1 if head_dim is a multiple of LANES: loads without a branch around them.
 override EVEN: u32 = 0u;
+// 1 if a sequence may have several rows.
+override SEVERAL: u32 = 1u;
 
 @group(0) @binding(0) var<storage, read> r: array<f32>;
 @group(0) @binding(1) var<storage, read> prepared: array<vec4<f32>>;
@@ -135,14 +137,20 @@ fn main(at: Invocation, group: Group) {
         }
     }
     let of_column = Column(head + lane, head + column, lane, own.first_row + own.n_rows - 1u);
-    // What positions have is loaded two ahead of those that are computed with.
+    // Of several positions, what they have is loaded two ahead of those that are computed with.
     var a = inputs_at(of_column, own.first_row);
-    var b = inputs_at(of_column, own.first_row + 1u);
+    var b: Inputs;
+    if SEVERAL == 1u {
+        b = inputs_at(of_column, own.first_row + 1u);
+    }
     for (var t = own.first_row; t <= of_column.last; t += 2u) {
         var known = forgotten(at, &s, &a);
         var y = segment_sum_f32(at, vec2<f32>(after_position(&s, &a, known), 0.0)).x;
-        if stores && t + 0u <= of_column.last {
-            out[params.out_offset + (t + 0u) * params.out_stride + head + column] = y;
+        if stores {
+            out[params.out_offset + t * params.out_stride + head + column] = y;
+        }
+        if SEVERAL == 0u {
+            break;
         }
         a = inputs_at(of_column, t + 2u);
         known = forgotten(at, &s, &b);

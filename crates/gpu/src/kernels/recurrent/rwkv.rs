@@ -489,6 +489,7 @@ pub fn wkv(
         ("SEVENTH", flag(is_seventh)),
         ("ROWS", head_dim.div_ceil(LANES) as f64),
         ("EVEN", flag(head_dim.is_multiple_of(LANES))),
+        ("SEVERAL", flag(n_rows > 1)),
         ("SLOTS", SLOTS as f64),
     ];
     let grid = fold(n * n_heads * head_dim.div_ceil(WORKGROUP / LANES));

@@ -391,6 +391,7 @@ pub fn mamba(
         ("LANES", LANES as f64),
         ("ROWS", state_dim.div_ceil(LANES) as f64),
         ("EVEN", flag(state_dim.is_multiple_of(LANES))),
+        ("SEVERAL", flag(n_rows > 1)),
         ("SLOTS", SLOTS as f64),
     ];
     let grid = fold(n * inner.div_ceil(WORKGROUP / LANES));
