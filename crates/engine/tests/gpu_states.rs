@@ -379,3 +379,46 @@ fn layers_on_either_side() {
         }
     }
 }
+
+/// Where a buffer has room for the states of few sequences, others are in another.
+#[test]
+fn states_of_more_sequences_than_a_buffer_holds() {
+    let mut all = Vec::new();
+    for max_binding_bytes in [None, Some(96 << 10)] {
+        let options = DeviceOptions {
+            max_binding_bytes,
+            ..DeviceOptions::default()
+        };
+        let Some(device) = sterna_testing::gpu::device_with(&options) else {
+            return;
+        };
+        let gpu = Gpu::new(device, 2, Isa::detect());
+        let model = load("qwen3.5", gpu.clone());
+        let parts: Vec<Vec<u32>> = (0..7).map(|i| ids(20 + i)[i..].to_vec()).collect();
+        let mut sessions: Vec<_> = parts.iter().map(|_| session(&model)).collect();
+        let mut together = |ids: &[&[u32]]| {
+            let steps = sessions.iter_mut().zip(ids).map(|(session, ids)| Step {
+                session,
+                ids,
+                logits: Logits::Last,
+            });
+            Session::forward_together(&mut steps.collect::<Vec<_>>()).unwrap()
+        };
+        together(&parts.iter().map(|ids| &ids[..]).collect::<Vec<_>>());
+        let before = gpu.work().n_dispatches;
+        let got = together(&[&[7][..]; 7]);
+        let n_dispatches = gpu.work().n_dispatches - before;
+        for (got, ids) in got.iter().zip(&parts) {
+            let alone = last(&mut session(&model), &[&ids[..], &[7]].concat());
+            assert_near("qwen3.5", got, &alone);
+        }
+        all.push((n_dispatches, got));
+    }
+    let [(one, whole), (more, parted)] = &all[..] else {
+        panic!("two devices");
+    };
+    assert!(more > one, "{more} dispatches, {one} without a limit");
+    for (a, b) in whole.iter().zip(parted) {
+        assert_near("qwen3.5", a, b);
+    }
+}

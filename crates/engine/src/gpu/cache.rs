@@ -276,7 +276,7 @@ pub(super) fn states(
     let mut has_changed = false;
     for Sequence { cache, n_rows, .. } in &mut *sequences {
         has_changed |= cache.reserve(device, graph, *n_rows)?;
-        has_changed |= cache.prepare_states(device, graph)?;
+        has_changed |= cache.prepare_states(device, graph, n)?;
     }
     tabulate(device, graph, sequences, has_changed)?;
     let parts = sequences
@@ -430,14 +430,19 @@ impl GpuCache {
         Ok(())
     }
 
-    /// Brings the states at the end into a place that is this sequence's alone. Returns whether that is another one than
-    /// before.
-    fn prepare_states(&mut self, device: &Device, graph: &mut Graph) -> Result<bool, GpuError> {
-        let has_moved = match self.states.own_place(device, graph, &self.pool.places) {
+    /// Brings the states at the end into a place that is this sequence's alone, with room for those of a layer, `n` values.
+    /// Returns whether that is another one than before.
+    fn prepare_states(
+        &mut self,
+        device: &Device,
+        graph: &mut Graph,
+        n: usize,
+    ) -> Result<bool, GpuError> {
+        let has_moved = match (self.states).own_place(device, graph, &self.pool.places, n) {
             // There is no more room for all.
             Err(GpuError::Unsupported { .. }) if Arc::strong_count(&self.pool) > 1 => {
                 self.split(device, graph, 0)?;
-                (self.states).own_place(device, graph, &self.pool.places)?;
+                (self.states).own_place(device, graph, &self.pool.places, n)?;
                 true
             }
             has_moved => has_moved?,
@@ -541,7 +546,7 @@ impl GpuCache {
     /// As [`GpuCache::prepare_states`], if layers have any.
     fn prepare_known_states(&mut self, device: &Device, graph: &mut Graph) -> Result<(), GpuError> {
         if !self.states.is_empty() {
-            self.prepare_states(device, graph)?;
+            self.prepare_states(device, graph, 0)?;
         }
         Ok(())
     }

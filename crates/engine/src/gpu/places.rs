@@ -61,7 +61,20 @@ fn with_reserve(need: usize, most: usize) -> usize {
     need.next_multiple_of(step).min(most)
 }
 
+impl Memory {
+    /// Values of a layer's states at most.
+    fn longest(&self) -> usize {
+        let known = self.layers.iter().flatten();
+        known.map(|layer| layer.len()).max().unwrap_or(0)
+    }
+}
+
 impl Places {
+    /// Values of a layer's states at most.
+    pub(super) fn longest(&self) -> usize {
+        lock(&self.memory).longest()
+    }
+
     /// None, of `n_layers`; counts moves in `n_moves`.
     pub(super) fn new(n_layers: usize, n_moves: &Arc<AtomicU64>) -> Places {
         Places {
@@ -75,15 +88,20 @@ impl Places {
         }
     }
 
-    /// A place with unspecified contents.
+    /// A place with unspecified contents, for states of up to `len` values besides those of the layers that are known.
     ///
     /// Errors: those of [`StateLayer::new`], after which there are as many as before.
-    pub(super) fn take(&self, device: &Device, graph: &mut Graph) -> Result<Arc<Place>, GpuError> {
+    pub(super) fn take(
+        &self,
+        device: &Device,
+        graph: &mut Graph,
+        len: usize,
+    ) -> Result<Arc<Place>, GpuError> {
         let mut memory = lock(&self.memory);
         let known = lock(&self.free).pop();
         let number = match known {
             Some(number) => number,
-            None => self.grow(device, graph, &mut memory)?,
+            None => self.grow(device, graph, &mut memory, len)?,
         };
         Ok(Arc::new(Place {
             number,
@@ -97,18 +115,18 @@ impl Places {
         device: &Device,
         graph: &mut Graph,
         memory: &mut Memory,
+        len: usize,
     ) -> Result<u32, GpuError> {
-        let known = || memory.layers.iter().flatten();
-        let most = known().map(|layer| StateLayer::most_places(device, layer.len()));
+        let most = StateLayer::most_places(device, memory.longest().max(len));
         let first = memory.n_places;
-        let n_places = with_reserve(first + 1, most.min().unwrap_or(usize::MAX));
+        let n_places = with_reserve(first + 1, most);
         if n_places <= first {
             return Err(GpuError::Unsupported {
                 what: format!("states of {} sequences together", first + 1),
                 reason: format!("a buffer of the device holds those of {first}"),
             });
         }
-        if known().next().is_some() {
+        if memory.layers.iter().any(Option::is_some) {
             // What is copied may not have been computed yet, and recorded commands would keep the old memory alive.
             // Whoever repeats steps on the old memory stops: the graph is locked.
             graph.flush()?;

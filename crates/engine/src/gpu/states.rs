@@ -42,18 +42,20 @@ impl States {
         self.place.as_ref().map(|place| place.number())
     }
 
-    /// Whether its place is another one than before, now that it is this sequence's alone, with the latest states in it.
+    /// Whether its place is another one than before, now that it is this sequence's alone, with the latest states in it, and
+    /// room for states of `len` values.
     pub(super) fn own_place(
         &mut self,
         device: &Device,
         graph: &mut Graph,
         places: &Places,
+        len: usize,
     ) -> Result<bool, GpuError> {
         let is_own = |place: &Arc<Place>| Arc::strong_count(place) == 1;
         if self.place.as_ref().is_some_and(is_own) {
             return Ok(false);
         }
-        let own = places.take(device, graph)?;
+        let own = places.take(device, graph, self.longest().max(len))?;
         if let Some(shared) = self.place.as_ref().filter(|_| !self.is_rewound) {
             // What is copied may not have been computed yet.
             graph.flush()?;
@@ -61,6 +63,12 @@ impl States {
         }
         self.place = Some(own);
         Ok(true)
+    }
+
+    /// Values of the largest state that is to come from a checkpoint.
+    fn longest(&self) -> usize {
+        let kept = self.checkpoints.last().into_iter().flatten().flatten();
+        kept.map(KeptState::len).max().unwrap_or(0)
     }
 
     /// Moves from `places` to `others`.
@@ -72,7 +80,7 @@ impl States {
         others: &Places,
     ) -> Result<(), GpuError> {
         if let Some(place) = &self.place {
-            let new = others.take(device, graph)?;
+            let new = others.take(device, graph, places.longest().max(self.longest()))?;
             // What is copied may not have been computed yet.
             graph.flush()?;
             places.copy(device, place, others, &new)?;

@@ -120,7 +120,8 @@ fn main(at: Invocation, group: Group) {
             }
         }
     }
-    let column = Column(channel, lane, own.first_row + own.n_rows - 1u);
+    let last = own.first_row + own.n_rows - 1u;
+    let column = Column(channel, lane, last);
     let own_d = d[channel];
     // Of several positions, what they have is loaded four ahead of those that are computed with.
     var p = inputs_at(column, own.first_row);
@@ -132,7 +133,7 @@ fn main(at: Invocation, group: Group) {
         r = inputs_at(column, own.first_row + 2u);
         u = inputs_at(column, own.first_row + 3u);
     }
-    for (var t = own.first_row; t <= column.last; t += 4u) {
+    for (var t = own.first_row; t <= last; t += 4u) {
         let y0 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &p), 0.0)).x;
         if stores {
             x[params.x_offset + t * params.x_stride + channel] = y0 + own_d * p.x;
@@ -142,17 +143,17 @@ fn main(at: Invocation, group: Group) {
         }
         p = inputs_at(column, t + 4u);
         let y1 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &q), 0.0)).x;
-        if stores && t + 1u <= column.last {
+        if stores && t + 1u <= last {
             x[params.x_offset + (t + 1u) * params.x_stride + channel] = y1 + own_d * q.x;
         }
         q = inputs_at(column, t + 5u);
         let y2 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &r), 0.0)).x;
-        if stores && t + 2u <= column.last {
+        if stores && t + 2u <= last {
             x[params.x_offset + (t + 2u) * params.x_stride + channel] = y2 + own_d * r.x;
         }
         r = inputs_at(column, t + 6u);
         let y3 = segment_sum_f32(at, vec2<f32>(after_position(&s, &rate, &u), 0.0)).x;
-        if stores && t + 3u <= column.last {
+        if stores && t + 3u <= last {
             x[params.x_offset + (t + 3u) * params.x_stride + channel] = y3 + own_d * u.x;
         }
         u = inputs_at(column, t + 7u);

@@ -148,12 +148,13 @@ fn main(at: Invocation, group: Group) {
             }
         }
     }
+    let last = own.first_row + own.n_rows - 1u;
     let of_column = Column(
         params.x_offset + params.k + key,
         params.x_offset + params.q + key,
         params.x_offset + params.v + head * params.value_dim + column,
         head,
-        own.first_row + own.n_rows - 1u,
+        last,
         4u * lane,
     );
     let out_at = params.out_offset + head * params.value_dim + column;
@@ -166,31 +167,31 @@ fn main(at: Invocation, group: Group) {
     if DELTA == 1u {
         var sums = vec2<f32>(0.0);
         var change = 0.0;
-        for (var t = own.first_row; t <= of_column.last; t += 4u) {
+        for (var t = own.first_row; t <= last; t += 4u) {
             sums = segment_sum_f32(at, products(&a, &s));
             change = a.gate.y * (a.v - a.gate.x * sums.x);
-            if stores && t + 0u <= of_column.last {
-                out[out_at + (t + 0u) * params.out_stride] = a.gate.x * sums.y + change * a.gate.z;
+            if stores && t <= last {
+                out[out_at + t * params.out_stride] = a.gate.x * sums.y + change * a.gate.z;
             }
             advance(&a, change, &s);
             a = inputs_at(of_column, t + 4u);
             sums = segment_sum_f32(at, products(&b, &s));
             change = b.gate.y * (b.v - b.gate.x * sums.x);
-            if stores && t + 1u <= of_column.last {
+            if stores && t + 1u <= last {
                 out[out_at + (t + 1u) * params.out_stride] = b.gate.x * sums.y + change * b.gate.z;
             }
             advance(&b, change, &s);
             b = inputs_at(of_column, t + 5u);
             sums = segment_sum_f32(at, products(&c, &s));
             change = c.gate.y * (c.v - c.gate.x * sums.x);
-            if stores && t + 2u <= of_column.last {
+            if stores && t + 2u <= last {
                 out[out_at + (t + 2u) * params.out_stride] = c.gate.x * sums.y + change * c.gate.z;
             }
             advance(&c, change, &s);
             c = inputs_at(of_column, t + 6u);
             sums = segment_sum_f32(at, products(&e, &s));
             change = e.gate.y * (e.v - e.gate.x * sums.x);
-            if stores && t + 3u <= of_column.last {
+            if stores && t + 3u <= last {
                 out[out_at + (t + 3u) * params.out_stride] = e.gate.x * sums.y + change * e.gate.z;
             }
             advance(&e, change, &s);
@@ -199,7 +200,7 @@ fn main(at: Invocation, group: Group) {
     } else {
         let own_d = d[head];
         // Nothing waits for sums: those of eight positions are added at once.
-        for (var t = own.first_row; t <= of_column.last; t += 8u) {
+        for (var t = own.first_row; t <= last; t += 8u) {
             let y0 = products(&a, &s).y;
             advance(&a, a.gate.y * a.v, &s);
             a = inputs_at(of_column, t + 4u);
@@ -226,7 +227,7 @@ fn main(at: Invocation, group: Group) {
             e = inputs_at(of_column, t + 11u);
             let sum = segment_sum_of_eight(at, vec4<f32>(y0, y1, y2, y3), vec4<f32>(y4, y5, y6, y7));
             let row = t + lane;
-            if is_own && row <= of_column.last {
+            if is_own && row <= last {
                 let gate = gates[row * params.n_heads + head];
                 let v = x[of_column.v + row * params.x_stride];
                 out[out_at + row * params.out_stride] = gate.x * sum + gate.y * v * gate.z + own_d * v;

@@ -136,14 +136,15 @@ fn main(at: Invocation, group: Group) {
             s[j] = states[before + place(j, column, lane)];
         }
     }
-    let of_column = Column(head + lane, head + column, lane, own.first_row + own.n_rows - 1u);
+    let last = own.first_row + own.n_rows - 1u;
+    let of_column = Column(head + lane, head + column, lane, last);
     // Of several positions, what they have is loaded two ahead of those that are computed with.
     var a = inputs_at(of_column, own.first_row);
     var b: Inputs;
     if SEVERAL == 1u {
         b = inputs_at(of_column, own.first_row + 1u);
     }
-    for (var t = own.first_row; t <= of_column.last; t += 2u) {
+    for (var t = own.first_row; t <= last; t += 2u) {
         var known = forgotten(at, &s, &a);
         var y = segment_sum_f32(at, vec2<f32>(after_position(&s, &a, known), 0.0)).x;
         if stores {
@@ -155,7 +156,7 @@ fn main(at: Invocation, group: Group) {
         a = inputs_at(of_column, t + 2u);
         known = forgotten(at, &s, &b);
         y = segment_sum_f32(at, vec2<f32>(after_position(&s, &b, known), 0.0)).x;
-        if stores && t + 1u <= of_column.last {
+        if stores && t + 1u <= last {
             out[params.out_offset + (t + 1u) * params.out_stride + head + column] = y;
         }
         b = inputs_at(of_column, t + 3u);
