@@ -3,7 +3,9 @@
 #![cfg(feature = "gpu")]
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use crate::common::compare::{
     MAX_ERROR_FLOAT, MAX_ERROR_INT8, Source, check_logits, error, logits,
@@ -420,5 +422,34 @@ fn states_of_more_sequences_than_a_buffer_holds() {
     assert!(more > one, "{more} dispatches, {one} without a limit");
     for (a, b) in whole.iter().zip(parted) {
         assert_near("qwen3.5", a, b);
+    }
+}
+
+/// A step that nobody waits for leaves a sequence as it was, or where its last checkpoint is: its states may have replaced
+/// those at the end.
+#[test]
+fn steps_that_are_dropped_leave_no_states() {
+    let Some(gpu) = gpu() else { return };
+    let ids = ids(60);
+    for name in KINDS {
+        let model = load(name, gpu.clone());
+        let want = last(&mut session(&model), &ids);
+        for n in [1, 4, 8] {
+            let mut session = session(&model);
+            session.forward(&ids[..30], Logits::None).unwrap();
+            for id in &ids[30..50] {
+                session.forward(&[*id], Logits::None).unwrap();
+            }
+            {
+                let step = pin!(session.forward_async(&[9; 8][..n], Logits::Last));
+                let mut context = Context::from_waker(Waker::noop());
+                // That it is begun is enough.
+                drop(step.poll(&mut context).map(Result::unwrap));
+            }
+            session.truncate(50);
+            let kept = session.len();
+            assert!(kept <= 50 && (n > 1 || kept == 50), "{name}: {n}: {kept}");
+            assert_near(name, &last(&mut session, &ids[kept..]), &want);
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! Benchmarks a GPU with this crate's kernels: overheads, and the products of two real models, each checked
-//! against the CPU before it is timed.
+//! against the CPU before it is timed. Kernels of layers with states are only timed: tests check them.
 //!
 //!     cargo run --release -p sterna-gpu --example gpu-bench [-- SECTION...]
 //!
@@ -495,7 +495,7 @@ fn attention_alone(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Kernels of layers with states, in shapes of real models: a prompt of one sequence, and a position of several.
+/// Kernels of layers with states, in shapes of real models: prompts, and single positions, of one sequence and of several.
 fn states_alone(device: &Device, small: bool) -> Result<(), Box<dyn Error>> {
     println!(
         "\n{:<34}{:>10}{:>6}{:>11}{:>13}",
@@ -598,7 +598,7 @@ impl<'a> Batch<'a> {
             "{name:<34}{:>10}{:>6}{us:>11.2}{:>13.3}",
             self.n,
             self.m,
-            us / self.m as f64
+            us / (self.n * self.m) as f64
         );
         Ok(())
     }

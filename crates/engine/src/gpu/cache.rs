@@ -251,14 +251,11 @@ pub(super) fn groups(
     for Sequence { cache, n_rows, .. } in &mut *sequences {
         has_changed |= cache.reserve(device, graph, *n_rows)?;
     }
-    tabulate(device, graph, sequences, has_changed)?;
-    let parts = sequences
-        .first()
-        .map_or(&[][..], |of| &of.cache.batch.parts);
-    let groups = parts.iter().map(|part| {
+    let parts = tabulate(device, graph, sequences, has_changed)?;
+    let groups = parts.into_iter().map(|part| {
         Ok(Group {
             memory: sequences[part.member].cache.pool.layer(device, layer)?,
-            sequences: part.sequences.clone(),
+            sequences: part.sequences,
             most_len: part.most_len,
         })
     });
@@ -273,37 +270,43 @@ pub(super) fn states(
     sequences: &mut [Sequence<'_, GpuCache>],
     (layer, n): (usize, usize),
 ) -> Result<Vec<StateRef>, GpuError> {
+    if let Some(first) = sequences.first() {
+        let n_new = sequences.iter().filter(|of| of.cache.states.needs_place());
+        let places = &first.cache.pool.places;
+        places.reserve(device, graph, n_new.count(), n)?;
+    }
     let mut has_changed = false;
     for Sequence { cache, n_rows, .. } in &mut *sequences {
         has_changed |= cache.reserve(device, graph, *n_rows)?;
         has_changed |= cache.prepare_states(device, graph, n)?;
     }
-    tabulate(device, graph, sequences, has_changed)?;
-    let parts = sequences
-        .first()
-        .map_or(&[][..], |of| &of.cache.batch.parts);
-    let states = parts.iter().map(|part| {
+    let parts = tabulate(device, graph, sequences, has_changed)?;
+    for Sequence { cache, n_rows, .. } in &mut *sequences {
+        cache.states.begin(*n_rows);
+    }
+    let states = parts.into_iter().map(|part| {
         let places = &sequences[part.member].cache.pool.places;
         Ok(StateRef {
             layer: places.layer(device, layer, n)?,
             first: 0,
-            sequences: part.sequences.clone(),
+            sequences: part.sequences,
         })
     });
     states.collect()
 }
 
-/// Fills the table of the first of `sequences` for the current step, unless it is already and nothing `has_changed`.
+/// Fills the table of the first of `sequences` for the current step, unless it is already and nothing `has_changed`. Returns
+/// those that kernels take together.
 fn tabulate(
     device: &Device,
     graph: &Graph,
     sequences: &mut [Sequence<'_, GpuCache>],
     has_changed: bool,
-) -> Result<(), GpuError> {
+) -> Result<Vec<Part>, GpuError> {
     let lens = (sequences.iter()).map(|of| (of.cache.len, of.n_rows, of.n_angles));
     let step = (graph.step(), lens.collect::<Vec<_>>());
     let Some(first) = sequences.first_mut() else {
-        return Ok(());
+        return Ok(Vec::new());
     };
     if has_changed || first.cache.batch.step != step {
         let mut batch = std::mem::take(&mut first.cache.batch);
@@ -323,7 +326,7 @@ fn tabulate(
             return Err(error);
         }
     }
-    Ok(())
+    Ok(sequences[0].cache.batch.parts.clone())
 }
 
 /// The sampling operations for `sequences`, whose `logits`, a row of each, the current step computes. Positions and tokens of
@@ -473,7 +476,7 @@ impl GpuCache {
         Ok((memory, of.replace(at) == Some(at)))
     }
 
-    /// How to learn that keys and values are in other memory.
+    /// How to learn that keys and values, or states, are in other memory.
     pub(super) fn moves(&self) -> Moves {
         self.pool.moves()
     }
@@ -638,7 +641,8 @@ impl KvCache for GpuCache {
     }
 
     fn truncate(&mut self, len: usize) {
-        if len < self.len {
+        if len < self.len || self.states.are_overwritten() {
+            let len = len.min(self.len);
             self.len = match self.states.is_empty() {
                 true => len,
                 false => self.states.truncate(len),

@@ -340,13 +340,13 @@ pub(super) struct Steps {
     n_left: usize,
     /// Of sequences whose layers have states, whether others share these: steps mustn't overwrite them then.
     are_forked: Vec<Arc<AtomicBool>>,
-    /// Of the memory that they write keys and values to.
+    /// Of the memory that they write keys, values and states to.
     moves: Moves,
     pace: TokenRate,
 }
 
 impl Steps {
-    /// `n_steps` times the step `commands`, the first for `positions`, as long as keys and values stay where they are;
+    /// `n_steps` times the step `commands`, the first for `positions`, as long as keys, values and states stay where they are;
     /// where layers have states, until these are shared.
     pub(super) fn new(
         graph: &SharedGraph,

@@ -48,7 +48,7 @@ pub(super) struct Places {
 #[derive(Debug)]
 struct Memory {
     n_places: usize,
-    /// Of as many places; `None` before the layer's first token, and for layers without.
+    /// Of at least as many places; `None` before the layer's first token, and for layers without.
     layers: Vec<Option<Shared<StateLayer>>>,
     /// Where states are copied to, on their way to another place of the same layer.
     between: Vec<Option<StateLayer>>,
@@ -88,9 +88,25 @@ impl Places {
         }
     }
 
+    /// Makes room for `n` more sequences at once, or for as many as there can be, with states of up to `len` values besides
+    /// those of the layers that are known.
+    ///
+    /// Errors: [`GpuError::OutOfMemory`].
+    pub(super) fn reserve(
+        &self,
+        device: &Device,
+        graph: &mut Graph,
+        n: usize,
+        len: usize,
+    ) -> Result<(), GpuError> {
+        let mut memory = lock(&self.memory);
+        let n_free = lock(&self.free).len();
+        self.grow(device, graph, &mut memory, (n.saturating_sub(n_free), len))
+    }
+
     /// A place with unspecified contents, for states of up to `len` values besides those of the layers that are known.
     ///
-    /// Errors: those of [`StateLayer::new`], after which there are as many as before.
+    /// Errors: [`GpuError::Unsupported`] if there is no room for more; [`GpuError::OutOfMemory`].
     pub(super) fn take(
         &self,
         device: &Device,
@@ -98,33 +114,33 @@ impl Places {
         len: usize,
     ) -> Result<Arc<Place>, GpuError> {
         let mut memory = lock(&self.memory);
-        let known = lock(&self.free).pop();
-        let number = match known {
-            Some(number) => number,
-            None => self.grow(device, graph, &mut memory, len)?,
-        };
+        let is_full = lock(&self.free).is_empty();
+        self.grow(device, graph, &mut memory, (usize::from(is_full), len))?;
+        let n_places = memory.n_places;
+        let number = lock(&self.free).pop();
+        let number = number.ok_or_else(|| GpuError::Unsupported {
+            what: format!("states of {} sequences together", n_places + 1),
+            reason: format!("a buffer of the device holds those of {n_places}"),
+        })?;
         Ok(Arc::new(Place {
             number,
             free: Arc::clone(&self.free),
         }))
     }
 
-    /// Makes room for at least one more, and returns the first of those there are then.
+    /// Makes room for at least `more`, as far as a buffer has it, where states have up to `len` values.
     fn grow(
         &self,
         device: &Device,
         graph: &mut Graph,
         memory: &mut Memory,
-        len: usize,
-    ) -> Result<u32, GpuError> {
+        (more, len): (usize, usize),
+    ) -> Result<(), GpuError> {
         let most = StateLayer::most_places(device, memory.longest().max(len));
         let first = memory.n_places;
-        let n_places = with_reserve(first + 1, most);
-        if n_places <= first {
-            return Err(GpuError::Unsupported {
-                what: format!("states of {} sequences together", first + 1),
-                reason: format!("a buffer of the device holds those of {first}"),
-            });
+        let n_places = with_reserve(first + more, most);
+        if more == 0 || n_places <= first {
+            return Ok(());
         }
         if memory.layers.iter().any(Option::is_some) {
             // What is copied may not have been computed yet, and recorded commands would keep the old memory alive.
@@ -143,8 +159,9 @@ impl Places {
         }
         memory.n_places = n_places;
         // The last are taken first.
-        lock(&self.free).extend((first as u32 + 1..n_places as u32).rev());
-        Ok(first as u32)
+        let new = first as u32..n_places as u32;
+        lock(&self.free).splice(0..0, new.rev());
+        Ok(())
     }
 
     /// The memory of `layer`, whose states have `n` values.

@@ -75,26 +75,36 @@ impl Gpu {
             true => Some(layer.step_weights(device, convolution.n_taps)?),
             false => None,
         };
-        let mut scans = Vec::new();
-        self.for_states(stage, n_state, sequences, |graph, state| match &weights {
-            Some(weights) if is_step(state.sequences.n_rows) => graph.push(Op::Step {
-                weights: weights.clone(),
-                x: input.clone(),
-                gate: gate.clone(),
-                steps: given.clone(),
-                beta: beta.clone(),
-                eps: layer.eps,
-                state,
-                out: out.clone(),
-            }),
-            _ => scans.push(state),
-        })?;
-        if scans.is_empty() {
-            return Ok(out);
-        }
-        let convolved = x.scratch(device, input.n_rows, channels)?;
-        let gates = (steps.scratch(device, given.n_rows, 4 * given.width)?).buffer;
+        let are_all_steps = sequences.iter().all(|sequence| is_step(sequence.n_rows));
+        let memory = match are_all_steps {
+            true => None,
+            false => Some((
+                x.scratch(device, input.n_rows, channels)?,
+                (steps.scratch(device, given.n_rows, 4 * given.width)?).buffer,
+            )),
+        };
+        // Until all is in it nobody else may have the graph: others that need more places move states to other memory.
         let mut graph = self.graph.lock();
+        let own = (stage.layer.unwrap_or(0), n_state);
+        let mut scans = Vec::new();
+        for state in cache::states(device, &mut graph, sequences, own)? {
+            match &weights {
+                Some(weights) if is_step(state.sequences.n_rows) => graph.push(Op::Step {
+                    weights: weights.clone(),
+                    x: input.clone(),
+                    gate: gate.clone(),
+                    steps: given.clone(),
+                    beta: beta.clone(),
+                    eps: layer.eps,
+                    state,
+                    out: out.clone(),
+                }),
+                _ => scans.push(state),
+            }
+        }
+        let Some((convolved, gates)) = memory else {
+            return Ok(out);
+        };
         for state in &scans {
             graph.push(Op::Convolve {
                 convolution: convolution.clone(),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use sterna_gpu::graph::Graph;
-use sterna_gpu::kernels::recurrent::KeptState;
+use sterna_gpu::kernels::recurrent::{KeptState, SLOTS};
 use sterna_gpu::{Device, GpuError};
 
 use super::places::{Place, Places, Snapshot};
@@ -29,6 +29,8 @@ pub(super) struct States {
     ready: Option<usize>,
     /// What was restored, until the sequence has its tokens.
     restored: Snapshot,
+    /// Whether a step that the sequence hasn't advanced by has put its states where those at the end were.
+    is_overwritten: bool,
 }
 
 impl States {
@@ -42,8 +44,8 @@ impl States {
         self.place.as_ref().map(|place| place.number())
     }
 
-    /// Whether its place is another one than before, now that it is this sequence's alone, with the latest states in it, and
-    /// room for states of `len` values.
+    /// Whether its place is another one than before, now that it is this sequence's alone, with the latest states in it. New
+    /// places are no more than a buffer has room for, of states of `len` values.
     pub(super) fn own_place(
         &mut self,
         device: &Device,
@@ -51,8 +53,7 @@ impl States {
         places: &Places,
         len: usize,
     ) -> Result<bool, GpuError> {
-        let is_own = |place: &Arc<Place>| Arc::strong_count(place) == 1;
-        if self.place.as_ref().is_some_and(is_own) {
+        if !self.needs_place() {
             return Ok(false);
         }
         let own = places.take(device, graph, self.longest().max(len))?;
@@ -63,6 +64,12 @@ impl States {
         }
         self.place = Some(own);
         Ok(true)
+    }
+
+    /// Whether it has no place that is its own.
+    pub(super) fn needs_place(&self) -> bool {
+        let is_own = |place: &Arc<Place>| Arc::strong_count(place) == 1;
+        !self.place.as_ref().is_some_and(is_own)
     }
 
     /// Values of the largest state that is to come from a checkpoint.
@@ -123,6 +130,16 @@ impl States {
         Ok(())
     }
 
+    /// A step of `n_rows` has begun.
+    pub(super) fn begin(&mut self, n_rows: usize) {
+        self.is_overwritten |= n_rows.is_multiple_of(SLOTS);
+    }
+
+    /// Whether the states at the end may be gone.
+    pub(super) fn are_overwritten(&self) -> bool {
+        self.is_overwritten
+    }
+
     fn is_due(&self, len: usize) -> bool {
         let last = self.checkpoints.end();
         let is_asked = self.checkpoints.is_pinned(len) || self.had_rows;
@@ -165,6 +182,7 @@ impl States {
     /// The sequence is `n` tokens longer, and ends at `len`.
     pub(super) fn advance(&mut self, n: usize, len: usize) {
         self.had_rows = n > 1;
+        self.is_overwritten = false;
         if !self.restored.is_empty() {
             let restored = std::mem::take(&mut self.restored);
             self.remember(len, restored);
@@ -182,9 +200,11 @@ impl States {
     pub(super) fn truncate(&mut self, len: usize) -> usize {
         self.checkpoints.truncate(len);
         let len = self.checkpoints.end();
-        // At the beginning kernels take zeros.
+        // What others share is theirs; at the beginning kernels take zeros.
+        self.place.take_if(|place| Arc::strong_count(place) > 1);
         self.is_rewound = len > 0;
         self.had_rows = false;
+        self.is_overwritten = false;
         self.ready = None;
         len
     }

@@ -32,7 +32,8 @@ pub(super) fn shader_module(
     // (`heads.wgsl`, `attention_split_kv.wgsl`) and to the tokens (`penalize.wgsl`), compared with the
     // cache's capacity before anything is stored or read (`heads.wgsl`, `attention*.wgsl`) and with that of
     // the tokens (`sample.wgsl`); ids are compared with the rows of the table (`embed.wgsl`) and with the
-    // vocabulary (`penalize.wgsl`).
+    // vocabulary (`penalize.wgsl`). Rows, pages and places of sequences are those of a table that the engine fills
+    // from what it has allocated (`Sequences`).
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 

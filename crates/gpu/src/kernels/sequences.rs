@@ -26,10 +26,10 @@ pub struct SequenceRows<'a> {
     pub place: u32,
 }
 
-/// The table of `sequences`, with `page_stride` places for the pages of each: what [`Sequences::table`] has.
+/// The table of `sequences`, with room for `page_stride` pages of each: what [`Sequences::table`] has.
 ///
 /// Of a sequence, element 8 · i is the position, so that commands can be replayed as it grows, and the next may be its
-/// token, as [`sample`](crate::kernels::output::sample) leaves both. What doesn't fit in 32 bits is no position of a
+/// token, as [`sample`](crate::kernels::output::sample) leaves both; places of states follow the pages. What doesn't fit in 32 bits is no position of a
 /// sequence, and taken for the last.
 pub fn sequence_table(sequences: &[SequenceRows<'_>], page_stride: usize) -> Vec<u32> {
     let word = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
@@ -55,14 +55,15 @@ pub fn sequence_table(sequences: &[SequenceRows<'_>], page_stride: usize) -> Vec
     words
 }
 
-/// Sequences whose rows a kernel processes together.
+/// Sequences whose rows a kernel processes together. Kernels trust the table: rows are those of the batch, a sequence has one
+/// at least where states are read, and pages and places are within their layers.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequences<'a> {
     /// What [`sequence_table`] gives, for `n_all` sequences.
     pub table: &'a Buffer,
     /// Sequences in the table.
     pub n_all: usize,
-    /// Places for the pages of each.
+    /// Room for the pages of each.
     pub page_stride: usize,
     /// The first of those processed.
     pub first: usize,

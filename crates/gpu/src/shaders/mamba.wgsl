@@ -120,7 +120,7 @@ fn main(at: Invocation, group: Group) {
             }
         }
     }
-    let last = own.first_row + own.n_rows - 1u;
+    let last = own.first_row + max(own.n_rows, 1u) - 1u;
     let column = Column(channel, lane, last);
     let own_d = d[channel];
     // Of several positions, what they have is loaded four ahead of those that are computed with.

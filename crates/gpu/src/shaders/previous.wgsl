@@ -1,6 +1,6 @@
 // out[s] ← the row before the first of sequence s, which its state has; the state becomes its last row
 //
-// Shapes: rows of x [width], those of a sequence as `sequences.wgsl` says; out [n_sequences, width]; states as
+// Shapes: rows of x [width], those of a sequence as `sequences.wgsl` says; out [n_all, width], of all sequences in the table; states as
 // `states.wgsl` says, [width] from `first` on. Both states may be in one slot: an element is read and written by one
 // invocation.
 // One element per invocation; workgroups of 64, as many for each sequence.
@@ -43,6 +43,6 @@ fn main(
         before = states[state_at(states_at, own.position)];
     }
     out[params.out_offset + s * params.width + i] = before;
-    let last = own.first_row + own.n_rows - 1u;
+    let last = own.first_row + max(own.n_rows, 1u) - 1u;
     states[state_at(states_at, own.position + own.n_rows)] = x[params.x_offset + last * params.x_stride + i];
 }

@@ -50,7 +50,7 @@ struct Params {
 @group(1) @binding(0) var<uniform> params: Params;
 
 // Where a row of a column is in the head's matrix.
-fn place(row: u32, column: u32) -> u32 {
+fn element(row: u32, column: u32) -> u32 {
     let first = row / LANES * LANES;
     let n_lanes = min(LANES, params.key_dim - first);
     return first * params.value_dim + column * n_lanes + row - first;
@@ -75,12 +75,18 @@ struct Inputs {
     gate: vec4<f32>,
 }
 
-// Four elements of x from `at` on, zero from row key_dim on.
-fn four(at: u32, row: u32) -> vec4<f32> {
+// Four elements of x from `row` on, of those that begin at `first`; zero from row key_dim on.
+fn four(first: u32, row: u32) -> vec4<f32> {
     if ALIGNED == 1u && EVEN == 1u {
-        return x_vectors[at / 4u];
+        return x_vectors[(first + row) / 4u];
     }
-    let found = vec4<f32>(x[at], x[at + 1u], x[at + 2u], x[at + 3u]);
+    let end = params.key_dim - 1u;
+    let found = vec4<f32>(
+        x[first + min(row, end)],
+        x[first + min(row + 1u, end)],
+        x[first + min(row + 2u, end)],
+        x[first + min(row + 3u, end)],
+    );
     return select(vec4<f32>(0.0), found, row + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(params.key_dim));
 }
 
@@ -91,8 +97,8 @@ fn inputs_at(column: Column, t: u32) -> Inputs {
     let begin = known * params.x_stride;
     for (var j = 0u; j < VECTORS; j++) {
         let row = column.row + j * 4u * LANES;
-        inputs.k[j] = four(column.k + begin + row, row);
-        inputs.q[j] = four(column.q + begin + row, row);
+        inputs.k[j] = four(column.k + begin, row);
+        inputs.q[j] = four(column.q + begin, row);
     }
     inputs.v = x[column.v + begin];
     let gate = gates[known * params.n_heads + column.head];
@@ -144,11 +150,11 @@ fn main(at: Invocation, group: Group) {
             let row = (4u * j * LANES) + 4u * lane + i;
             s[j][i] = 0.0;
             if own.position > 0u && (EVEN == 1u || row < params.key_dim) {
-                s[j][i] = states[before + place(row, column)];
+                s[j][i] = states[before + element(row, column)];
             }
         }
     }
-    let last = own.first_row + own.n_rows - 1u;
+    let last = own.first_row + max(own.n_rows, 1u) - 1u;
     let of_column = Column(
         params.x_offset + params.k + key,
         params.x_offset + params.q + key,
@@ -242,7 +248,7 @@ fn main(at: Invocation, group: Group) {
         for (var i = 0u; i < 4u; i++) {
             let row = (4u * j * LANES) + 4u * lane + i;
             if EVEN == 1u || row < params.key_dim {
-                states[after + place(row, column)] = s[j][i];
+                states[after + element(row, column)] = s[j][i];
             }
         }
     }

@@ -76,7 +76,7 @@ var<workgroup> keys: array<f32, KEYS>;
 var<workgroup> given: array<f32, VALUES>;
 
 // Where an invocation's i-th row of a column is in the head's matrix.
-fn place(i: u32, column: u32, lane: u32) -> u32 {
+fn element(i: u32, column: u32, lane: u32) -> u32 {
     let n_lanes = select(min(LANES, params.key_dim - i * LANES), LANES, EVEN == 1u);
     return i * LANES * params.value_dim + column * n_lanes + lane;
 }
@@ -161,7 +161,7 @@ fn main(at: Invocation, group: Group) {
         for (var j = 0u; j < ROWS; j++) {
             s[j] = 0.0;
             if EVEN == 1u || j * LANES + lane < params.key_dim {
-                s[j] = select(states[before + place(j, column, lane)], 0.0, own.is_first);
+                s[j] = select(states[before + element(j, column, lane)], 0.0, own.is_first);
             }
         }
         let v = convolved(own, params.v + head * params.value_dim + column, is_own && lane == 0u);
@@ -201,7 +201,7 @@ fn main(at: Invocation, group: Group) {
         for (var j = 0u; j < ROWS; j++) {
             if is_own && (EVEN == 1u || j * LANES + lane < params.key_dim) {
                 let k = by.x * keys[params.key_dim + j * LANES + lane];
-                states[after + place(j, column, lane)] = keep * s[j] + k * change;
+                states[after + element(j, column, lane)] = keep * s[j] + k * change;
             }
         }
         if is_own && lane == 0u {

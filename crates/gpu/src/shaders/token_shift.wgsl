@@ -2,7 +2,7 @@
 //
 // Agrees with `sterna_kernels::rwkv::token_shift`.
 // Shapes: rows of x, added and out [width], those of a sequence as `sequences.wgsl` says; factors [width]; previous,
-// the row before the first of each sequence, [n_sequences, width].
+// the row before the first of each sequence in the table, [n_all, width].
 // One element per invocation; workgroups of 64, as many for each sequence.
 
 // 1: factors are the share of the position itself. 0: of the one before.

@@ -41,7 +41,7 @@ struct Params {
 @group(1) @binding(0) var<uniform> params: Params;
 
 // Where an invocation's i-th row of a column is in the head's matrix.
-fn place(i: u32, column: u32, lane: u32) -> u32 {
+fn element(i: u32, column: u32, lane: u32) -> u32 {
     let n_lanes = min(LANES, params.head_dim - i * LANES);
     return i * LANES * params.head_dim + column * n_lanes + lane;
 }
@@ -133,10 +133,10 @@ fn main(at: Invocation, group: Group) {
     for (var j = 0u; j < ROWS; j++) {
         s[j] = 0.0;
         if own.position > 0u && (EVEN == 1u || j * LANES + lane < params.head_dim) {
-            s[j] = states[before + place(j, column, lane)];
+            s[j] = states[before + element(j, column, lane)];
         }
     }
-    let last = own.first_row + own.n_rows - 1u;
+    let last = own.first_row + max(own.n_rows, 1u) - 1u;
     let of_column = Column(head + lane, head + column, lane, last);
     // Of several positions, what they have is loaded two ahead of those that are computed with.
     var a = inputs_at(of_column, own.first_row);
@@ -167,7 +167,7 @@ fn main(at: Invocation, group: Group) {
     let after = state_at(states_at, own.position + own.n_rows) + matrix;
     for (var j = 0u; j < ROWS; j++) {
         if EVEN == 1u || j * LANES + lane < params.head_dim {
-            states[after + place(j, column, lane)] = s[j];
+            states[after + element(j, column, lane)] = s[j];
         }
     }
 }
