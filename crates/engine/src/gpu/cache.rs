@@ -16,7 +16,8 @@ use sterna_gpu::{Device, GpuError};
 use super::MAX_SPLIT_KV_ROWS;
 use super::buffer::room;
 use super::decode::{self, MOST_STEPS, SEED_AT, SampleKind, SampleScratch, seed_words};
-use super::pages::{Moves, Page, PagePool, PagePools};
+use super::numbers::Number;
+use super::pages::{Moves, PagePool, PagePools};
 use super::states::States;
 use crate::backend::{
     BackendError, CacheShape, CachedValues, Continued, KvCache, KvHeads, LayerContents, Rotation,
@@ -35,7 +36,7 @@ pub struct GpuCache {
     len: usize,
     pools: PagePools,
     pool: Arc<PagePool>,
-    pages: Vec<Arc<Page>>,
+    pages: Vec<Arc<Number>>,
     states: States,
     /// Set for whoever repeats steps ahead once others share the memory that they write to.
     is_forked: Arc<AtomicBool>,
@@ -460,7 +461,7 @@ impl GpuCache {
     }
 
     fn page_numbers(&self) -> Vec<u32> {
-        self.pages.iter().map(|page| page.number).collect()
+        self.pages.iter().map(|page| page.get()).collect()
     }
 
     /// Memory for the positions before the first of the sequences of the batch whose first sequence this is, `len` values

@@ -8,6 +8,7 @@ mod buffer;
 mod cache;
 mod decode;
 mod latent;
+mod numbers;
 mod pages;
 #[cfg(not(target_arch = "wasm32"))]
 mod part;

@@ -10,6 +10,7 @@ use sterna_gpu::graph::{Graph, Shared};
 use sterna_gpu::kernels::attention::{CacheLayer, PAGE_LEN};
 use sterna_gpu::{Device, GpuError};
 
+use super::numbers::{FreeNumbers, Number};
 use super::places::Places;
 use crate::backend::{CacheShape, CacheType, KvHeads};
 
@@ -91,7 +92,7 @@ pub(super) struct PagePool {
     pub(super) places: Places,
     /// Counts how often memory has become other memory.
     n_moves: Arc<AtomicU64>,
-    free: Arc<Mutex<Vec<u32>>>,
+    free: FreeNumbers,
     memory: Mutex<Memory>,
 }
 
@@ -119,19 +120,6 @@ impl Moves {
     }
 }
 
-/// A page of one sequence, or of several that have it in common. It can be taken again once the last of them drops it.
-#[derive(Debug)]
-pub(super) struct Page {
-    pub(super) number: u32,
-    free: Arc<Mutex<Vec<u32>>>,
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        lock(&self.free).push(self.number);
-    }
-}
-
 pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -143,7 +131,7 @@ impl PagePool {
             shape: shape.clone(),
             places: Places::new(shape.layers.len(), &n_moves),
             n_moves,
-            free: Arc::default(),
+            free: FreeNumbers::default(),
             memory: Mutex::new(Memory {
                 n_pages: 0,
                 layers: vec![None; shape.layers.len()],
@@ -160,30 +148,20 @@ impl PagePool {
         device: &Device,
         graph: &mut Graph,
         n: usize,
-    ) -> Result<Vec<Arc<Page>>, GpuError> {
+    ) -> Result<Vec<Arc<Number>>, GpuError> {
         let mut memory = lock(&self.memory);
-        let n_free = lock(&self.free).len();
+        let n_free = self.free.len();
         if n_free < n {
             self.grow(device, graph, &mut memory, n - n_free)?;
         }
-        Ok(self.pop(n))
+        Ok(self.free.take(n))
     }
 
     /// `n` pages, or as many as are free.
-    pub(super) fn take_free(&self, n: usize) -> Vec<Arc<Page>> {
+    pub(super) fn take_free(&self, n: usize) -> Vec<Arc<Number>> {
         // Whoever takes a number of them has the lock meanwhile.
         let _memory = lock(&self.memory);
-        self.pop(n)
-    }
-
-    fn pop(&self, n: usize) -> Vec<Arc<Page>> {
-        let mut free = lock(&self.free);
-        let left = free.len().saturating_sub(n);
-        let pages = free.drain(left..).rev().map(|number| Page {
-            number,
-            free: Arc::clone(&self.free),
-        });
-        pages.map(Arc::new).collect()
+        self.free.take(n)
     }
 
     fn grow(
@@ -220,9 +198,7 @@ impl PagePool {
                 *of = Some(Shared::new(new));
             }
         }
-        // The last are taken first.
-        let new = memory.n_pages as u32..n_pages as u32;
-        lock(&self.free).splice(0..0, new.rev());
+        self.free.add(memory.n_pages as u32..n_pages as u32);
         memory.n_pages = n_pages;
         Ok(())
     }
@@ -256,7 +232,7 @@ impl PagePool {
     }
 
     /// Copies `page` of every layer to another one.
-    pub(super) fn copy(&self, device: &Device, page: &Page, to: &Page) -> Result<(), GpuError> {
+    pub(super) fn copy(&self, device: &Device, page: &Number, to: &Number) -> Result<(), GpuError> {
         let mut memory = lock(&self.memory);
         let Memory {
             layers, between, ..
@@ -270,8 +246,8 @@ impl PagePool {
         let (mut out, mut back) = (Vec::new(), Vec::new());
         for (of, between) in layers.iter().zip(&*between) {
             if let (Some(of), Some(between)) = (of, between) {
-                out.extend(of.copies(between, &[[page.number, 0]])?);
-                back.extend(between.copies(of, &[[0, to.number]])?);
+                out.extend(of.copies(between, &[[page.get(), 0]])?);
+                back.extend(between.copies(of, &[[0, to.get()]])?);
             }
         }
         out.extend(back);
@@ -284,15 +260,15 @@ impl PagePool {
         device: &Device,
         graph: &mut Graph,
         pools: &PagePools,
-        pages: &[Arc<Page>],
+        pages: &[Arc<Number>],
         more: usize,
-    ) -> Result<(Arc<PagePool>, Vec<Arc<Page>>), GpuError> {
+    ) -> Result<(Arc<PagePool>, Vec<Arc<Number>>), GpuError> {
         let new = pools.add(&self.shape);
         let taken = new.take(device, graph, pages.len() + more)?;
         // What is copied may not have been computed yet.
         graph.flush()?;
         let numbers: Vec<[u32; 2]> = (pages.iter().zip(&taken))
-            .map(|(from, to)| [from.number, to.number])
+            .map(|(from, to)| [from.get(), to.get()])
             .collect();
         for i in 0..self.shape.layers.len() {
             if let Some(layer) = self.known_layer(i) {

@@ -11,27 +11,8 @@ use sterna_gpu::graph::{Graph, Shared};
 use sterna_gpu::kernels::recurrent::{KeptState, StateLayer};
 use sterna_gpu::{Device, GpuError};
 
+use super::numbers::{FreeNumbers, Number};
 use super::pages::lock;
-
-/// A place of one sequence, or of several that have the states in it in common. It can be taken again once the last of
-/// them drops it.
-#[derive(Debug)]
-pub(super) struct Place {
-    number: u32,
-    free: Arc<Mutex<Vec<u32>>>,
-}
-
-impl Place {
-    pub(super) fn number(&self) -> u32 {
-        self.number
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        lock(&self.free).push(self.number);
-    }
-}
 
 /// The state of each layer at one position; none for layers without.
 pub(super) type Snapshot = Vec<Option<KeptState>>;
@@ -41,7 +22,7 @@ pub(super) type Snapshot = Vec<Option<KeptState>>;
 pub(super) struct Places {
     /// Counts how often memory has become other memory.
     n_moves: Arc<AtomicU64>,
-    free: Arc<Mutex<Vec<u32>>>,
+    free: FreeNumbers,
     memory: Mutex<Memory>,
 }
 
@@ -79,7 +60,7 @@ impl Places {
     pub(super) fn new(n_layers: usize, n_moves: &Arc<AtomicU64>) -> Places {
         Places {
             n_moves: Arc::clone(n_moves),
-            free: Arc::default(),
+            free: FreeNumbers::default(),
             memory: Mutex::new(Memory {
                 n_places: 0,
                 layers: vec![None; n_layers],
@@ -100,8 +81,8 @@ impl Places {
         len: usize,
     ) -> Result<(), GpuError> {
         let mut memory = lock(&self.memory);
-        let n_free = lock(&self.free).len();
-        self.grow(device, graph, &mut memory, (n.saturating_sub(n_free), len))
+        let missing = n.saturating_sub(self.free.len());
+        self.grow(device, graph, &mut memory, (missing, len))
     }
 
     /// A place with unspecified contents, for states of up to `len` values besides those of the layers that are known.
@@ -112,20 +93,16 @@ impl Places {
         device: &Device,
         graph: &mut Graph,
         len: usize,
-    ) -> Result<Arc<Place>, GpuError> {
+    ) -> Result<Arc<Number>, GpuError> {
         let mut memory = lock(&self.memory);
-        let is_full = lock(&self.free).is_empty();
-        self.grow(device, graph, &mut memory, (usize::from(is_full), len))?;
+        let missing = usize::from(self.free.len() == 0);
+        self.grow(device, graph, &mut memory, (missing, len))?;
         let n_places = memory.n_places;
-        let number = lock(&self.free).pop();
-        let number = number.ok_or_else(|| GpuError::Unsupported {
+        let place = self.free.take(1).pop();
+        place.ok_or_else(|| GpuError::Unsupported {
             what: format!("states of {} sequences together", n_places + 1),
             reason: format!("a buffer of the device holds those of {n_places}"),
-        })?;
-        Ok(Arc::new(Place {
-            number,
-            free: Arc::clone(&self.free),
-        }))
+        })
     }
 
     /// Makes room for at least `more`, as far as a buffer has it, where states have up to `len` values.
@@ -158,9 +135,7 @@ impl Places {
             }
         }
         memory.n_places = n_places;
-        // The last are taken first.
-        let new = first as u32..n_places as u32;
-        lock(&self.free).splice(0..0, new.rev());
+        self.free.add(first as u32..n_places as u32);
         Ok(())
     }
 
@@ -191,16 +166,16 @@ impl Places {
     pub(super) fn copy(
         &self,
         device: &Device,
-        from: &Place,
+        from: &Number,
         other: &Places,
-        to: &Place,
+        to: &Number,
     ) -> Result<(), GpuError> {
         if !std::ptr::eq(self, other) {
             let layers = lock(&self.memory).layers.clone();
             for (i, own) in layers.iter().enumerate() {
                 let Some(own) = own else { continue };
                 let into = other.layer(device, i, own.len())?;
-                device.copy_all(&[own.copy(&into, [from.number, to.number], 1)?])?;
+                device.copy_all(&[own.copy(&into, [from.get(), to.get()], 1)?])?;
             }
             return Ok(());
         }
@@ -217,8 +192,8 @@ impl Places {
         let (mut out, mut back) = (Vec::new(), Vec::new());
         for (own, between) in layers.iter().zip(&*between) {
             if let (Some(own), Some(between)) = (own, between) {
-                out.push(own.copy(between, [from.number, 0], 1)?);
-                back.push(between.copy(own, [0, to.number], 1)?);
+                out.push(own.copy(between, [from.get(), 0], 1)?);
+                back.push(between.copy(own, [0, to.get()], 1)?);
             }
         }
         out.extend(back);
@@ -229,13 +204,13 @@ impl Places {
     pub(super) fn keep(
         &self,
         device: &Device,
-        place: &Place,
+        place: &Number,
         position: usize,
     ) -> Result<Snapshot, GpuError> {
         let layers = lock(&self.memory).layers.clone();
         let kept = layers.iter().map(|of| {
             let kept = of.as_ref();
-            kept.map(|layer| layer.keep(device, place.number, position))
+            kept.map(|layer| layer.keep(device, place.get(), position))
                 .transpose()
         });
         kept.collect()
@@ -245,14 +220,14 @@ impl Places {
     pub(super) fn put_back(
         &self,
         device: &Device,
-        place: &Place,
+        place: &Number,
         position: usize,
         kept: &Snapshot,
     ) -> Result<(), GpuError> {
         for (i, kept) in kept.iter().enumerate() {
             if let Some(kept) = kept {
                 let layer = self.layer(device, i, kept.len())?;
-                layer.put_back(device, place.number, position, kept)?;
+                layer.put_back(device, place.get(), position, kept)?;
             }
         }
         Ok(())
@@ -263,12 +238,12 @@ impl Places {
         &self,
         device: &Device,
         layer: usize,
-        place: &Place,
+        place: &Number,
         position: usize,
     ) -> Result<Vec<u8>, GpuError> {
         let known = lock(&self.memory).layers[layer].clone();
         match known {
-            Some(layer) => layer.read(device, place.number, position),
+            Some(layer) => layer.read(device, place.get(), position),
             None => Ok(Vec::new()),
         }
     }

@@ -9,7 +9,8 @@ use sterna_gpu::graph::Graph;
 use sterna_gpu::kernels::recurrent::{KeptState, SLOTS};
 use sterna_gpu::{Device, GpuError};
 
-use super::places::{Place, Places, Snapshot};
+use super::numbers::Number;
+use super::places::{Places, Snapshot};
 use crate::checkpoints::Checkpoints;
 
 /// While tokens follow one by one, a checkpoint is made every so many.
@@ -19,7 +20,7 @@ const INTERVAL: usize = 64;
 #[derive(Debug, Clone, Default)]
 pub(super) struct States {
     /// Where its latest are; `None` before the first token, and where layers have none.
-    place: Option<Arc<Place>>,
+    place: Option<Arc<Number>>,
     checkpoints: Checkpoints<Snapshot>,
     /// Whether the state at the end is that of the last checkpoint, and not in the slots.
     is_rewound: bool,
@@ -41,7 +42,7 @@ impl States {
 
     /// The number of its place, if it has one.
     pub(super) fn place(&self) -> Option<u32> {
-        self.place.as_ref().map(|place| place.number())
+        self.place.as_ref().map(|place| place.get())
     }
 
     /// Whether its place is another one than before, now that it is this sequence's alone, with the latest states in it. New
@@ -68,7 +69,7 @@ impl States {
 
     /// Whether it has no place that is its own.
     pub(super) fn needs_place(&self) -> bool {
-        let is_own = |place: &Arc<Place>| Arc::strong_count(place) == 1;
+        let is_own = |place: &Arc<Number>| Arc::strong_count(place) == 1;
         !self.place.as_ref().is_some_and(is_own)
     }
 

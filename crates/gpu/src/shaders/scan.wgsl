@@ -122,6 +122,22 @@ fn advance(inputs: ptr<function, Inputs>, change: f32, s: ptr<function, array<ve
     }
 }
 
+// Takes the state past a position of the delta rule; what it gives.
+fn after_delta(at: Invocation, inputs: ptr<function, Inputs>, s: ptr<function, array<vec4<f32>, 8>>) -> f32 {
+    let gate = (*inputs).gate;
+    let sums = segment_sum_f32(at, products(inputs, s));
+    let change = gate.y * ((*inputs).v - gate.x * sums.x);
+    advance(inputs, change, s);
+    return gate.x * sums.y + change * gate.z;
+}
+
+// Takes the state past a position of a state space; the invocation's part of query times the state before.
+fn after_ssm(inputs: ptr<function, Inputs>, s: ptr<function, array<vec4<f32>, 8>>) -> f32 {
+    let part = products(inputs, s).y;
+    advance(inputs, (*inputs).gate.y * (*inputs).v, s);
+    return part;
+}
+
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
@@ -171,65 +187,48 @@ fn main(at: Invocation, group: Group) {
     var c = inputs_at(of_column, own.first_row + 2u);
     var e = inputs_at(of_column, own.first_row + 3u);
     if DELTA == 1u {
-        var sums = vec2<f32>(0.0);
-        var change = 0.0;
+        var y = 0.0;
         for (var t = own.first_row; t <= last; t += 4u) {
-            sums = segment_sum_f32(at, products(&a, &s));
-            change = a.gate.y * (a.v - a.gate.x * sums.x);
-            if stores && t <= last {
-                out[out_at + t * params.out_stride] = a.gate.x * sums.y + change * a.gate.z;
+            y = after_delta(at, &a, &s);
+            if stores {
+                out[out_at + t * params.out_stride] = y;
             }
-            advance(&a, change, &s);
             a = inputs_at(of_column, t + 4u);
-            sums = segment_sum_f32(at, products(&b, &s));
-            change = b.gate.y * (b.v - b.gate.x * sums.x);
+            y = after_delta(at, &b, &s);
             if stores && t + 1u <= last {
-                out[out_at + (t + 1u) * params.out_stride] = b.gate.x * sums.y + change * b.gate.z;
+                out[out_at + (t + 1u) * params.out_stride] = y;
             }
-            advance(&b, change, &s);
             b = inputs_at(of_column, t + 5u);
-            sums = segment_sum_f32(at, products(&c, &s));
-            change = c.gate.y * (c.v - c.gate.x * sums.x);
+            y = after_delta(at, &c, &s);
             if stores && t + 2u <= last {
-                out[out_at + (t + 2u) * params.out_stride] = c.gate.x * sums.y + change * c.gate.z;
+                out[out_at + (t + 2u) * params.out_stride] = y;
             }
-            advance(&c, change, &s);
             c = inputs_at(of_column, t + 6u);
-            sums = segment_sum_f32(at, products(&e, &s));
-            change = e.gate.y * (e.v - e.gate.x * sums.x);
+            y = after_delta(at, &e, &s);
             if stores && t + 3u <= last {
-                out[out_at + (t + 3u) * params.out_stride] = e.gate.x * sums.y + change * e.gate.z;
+                out[out_at + (t + 3u) * params.out_stride] = y;
             }
-            advance(&e, change, &s);
             e = inputs_at(of_column, t + 7u);
         }
     } else {
         let own_d = d[head];
         // Nothing waits for sums: those of eight positions are added at once.
         for (var t = own.first_row; t <= last; t += 8u) {
-            let y0 = products(&a, &s).y;
-            advance(&a, a.gate.y * a.v, &s);
+            let y0 = after_ssm(&a, &s);
             a = inputs_at(of_column, t + 4u);
-            let y1 = products(&b, &s).y;
-            advance(&b, b.gate.y * b.v, &s);
+            let y1 = after_ssm(&b, &s);
             b = inputs_at(of_column, t + 5u);
-            let y2 = products(&c, &s).y;
-            advance(&c, c.gate.y * c.v, &s);
+            let y2 = after_ssm(&c, &s);
             c = inputs_at(of_column, t + 6u);
-            let y3 = products(&e, &s).y;
-            advance(&e, e.gate.y * e.v, &s);
+            let y3 = after_ssm(&e, &s);
             e = inputs_at(of_column, t + 7u);
-            let y4 = products(&a, &s).y;
-            advance(&a, a.gate.y * a.v, &s);
+            let y4 = after_ssm(&a, &s);
             a = inputs_at(of_column, t + 8u);
-            let y5 = products(&b, &s).y;
-            advance(&b, b.gate.y * b.v, &s);
+            let y5 = after_ssm(&b, &s);
             b = inputs_at(of_column, t + 9u);
-            let y6 = products(&c, &s).y;
-            advance(&c, c.gate.y * c.v, &s);
+            let y6 = after_ssm(&c, &s);
             c = inputs_at(of_column, t + 10u);
-            let y7 = products(&e, &s).y;
-            advance(&e, e.gate.y * e.v, &s);
+            let y7 = after_ssm(&e, &s);
             e = inputs_at(of_column, t + 11u);
             let sum = segment_sum_of_eight(at, vec4<f32>(y0, y1, y2, y3), vec4<f32>(y4, y5, y6, y7));
             let row = t + lane;
