@@ -99,6 +99,28 @@ impl DeviceFlags {
         self.backend == BackendFlag::Gpu
     }
 
+    /// The GPU that would be asked to compute a model of `memory_bytes`. It isn't opened; one that isn't available is
+    /// treated as none.
+    ///
+    /// Errors: flags that contradict each other.
+    #[cfg(feature = "gpu")]
+    fn offer(&self, memory_bytes: u64) -> Result<Option<AdapterCaps>> {
+        let request = self.request()?;
+        Ok(match request.preference(memory_bytes)? {
+            GpuPreference::Never => None,
+            GpuPreference::Required => request.adapter().ok(),
+            GpuPreference::IfReal => request.adapter().ok().filter(|offer| is_real(&offer.info)),
+        })
+    }
+
+    /// Whether a GPU would be asked to compute a model of `memory_bytes`.
+    pub(crate) fn finds_gpu(&self, memory_bytes: u64) -> bool {
+        #[cfg(feature = "gpu")]
+        return matches!(self.offer(memory_bytes), Ok(Some(_)));
+        #[cfg(not(feature = "gpu"))]
+        return self.requires_gpu(memory_bytes);
+    }
+
     /// Whether a GPU, and not just any device, is to compute a model of `memory_bytes`.
     pub(crate) fn requires_gpu(&self, memory_bytes: u64) -> bool {
         let preference = self
@@ -277,14 +299,7 @@ pub(crate) fn decisions(
     hints: &RuntimeOptimizations,
     memory_bytes: u64,
 ) -> Result<Vec<HintReport>> {
-    let request = flags.request()?;
-    let preference = request.preference(memory_bytes)?;
-    let offer = match preference {
-        GpuPreference::Never => None,
-        GpuPreference::Required => request.adapter().ok(),
-        GpuPreference::IfReal => request.adapter().ok().filter(|offer| is_real(&offer.info)),
-    };
-    let decisions = match offer {
+    let decisions = match flags.offer(memory_bytes)? {
         Some(offer) => flags.settings(&offer, hints).decisions,
         None => hints::resolve(hints, None).decisions,
     };

@@ -1,5 +1,6 @@
 //! The interface between what a model computes and where it is computed.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -152,7 +153,7 @@ pub trait Backend: Sized {
         &self,
         _cache: &mut Self::Cache,
         _layer: usize,
-        _to: &mut dyn Write,
+        _to: &mut dyn SnapshotSink,
     ) -> Result<(), SnapshotError> {
         Err(BackendError::Unsupported(SNAPSHOTS).into())
     }
@@ -164,7 +165,7 @@ pub trait Backend: Sized {
         _cache: &mut Self::Cache,
         _layer: usize,
         _held: LayerContents,
-        _from: &mut dyn Read,
+        _from: &mut dyn SnapshotSource,
     ) -> Result<(), SnapshotError> {
         Err(BackendError::Unsupported(SNAPSHOTS).into())
     }
@@ -1083,6 +1084,34 @@ pub enum BackendError {
     CannotWait,
 }
 
+/// Where what sequences hold is saved: whatever can be written to, or memory that keeps pieces as they come.
+pub trait SnapshotSink {
+    /// Takes the next piece.
+    fn put(&mut self, piece: Vec<u8>) -> io::Result<()>;
+}
+
+impl<W: Write> SnapshotSink for W {
+    fn put(&mut self, piece: Vec<u8>) -> io::Result<()> {
+        self.write_all(&piece)
+    }
+}
+
+/// From where it is restored.
+pub trait SnapshotSource {
+    /// The next `n` bytes.
+    ///
+    /// Errors: [`io::ErrorKind::UnexpectedEof`] if there are fewer.
+    fn take(&mut self, n: usize) -> io::Result<Cow<'_, [u8]>>;
+}
+
+impl<R: Read> SnapshotSource for R {
+    fn take(&mut self, n: usize) -> io::Result<Cow<'_, [u8]>> {
+        let mut bytes = vec![0; n];
+        self.read_exact(&mut bytes)?;
+        Ok(bytes.into())
+    }
+}
+
 /// Why a sequence can't be saved or restored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -1119,22 +1148,27 @@ impl SnapshotError {
     }
 }
 
-/// Reads `bytes.len()` bytes of a saved sequence.
-pub(crate) fn read_saved(from: &mut dyn Read, bytes: &mut [u8]) -> Result<(), SnapshotError> {
-    from.read_exact(bytes).map_err(|error| match error.kind() {
+/// The next `n` bytes of a saved sequence.
+pub(crate) fn take_saved(
+    from: &mut dyn SnapshotSource,
+    n: usize,
+) -> Result<Cow<'_, [u8]>, SnapshotError> {
+    from.take(n).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => SnapshotError::unfit("end", "more bytes", "none"),
         _ => error.into(),
     })
 }
 
-/// Reads what says how `layer` was saved, which should be `expected`.
-pub(crate) fn read_form(from: &mut dyn Read, expected: &[u8; 4]) -> Result<(), SnapshotError> {
-    let mut found = [0; 4];
-    read_saved(from, &mut found)?;
-    if found == *expected {
+/// Takes what says how a layer was saved, which should be `expected`.
+pub(crate) fn take_form(
+    from: &mut dyn SnapshotSource,
+    expected: &[u8; 4],
+) -> Result<(), SnapshotError> {
+    let found = take_saved(from, expected.len())?;
+    if *found == *expected {
         return Ok(());
     }
-    let text = |form: &[u8; 4]| form.escape_ascii().to_string();
+    let text = |form: &[u8]| form.escape_ascii().to_string();
     Err(SnapshotError::unfit(
         "form of a layer",
         text(expected),

@@ -22,7 +22,7 @@ use crate::screening::HeadUse;
 use crate::weight_set::WeightSet;
 
 use early::Start;
-pub use snapshot::SaveError;
+pub use snapshot::{SaveError, Snapshot, SnapshotPieces};
 
 /// Settings of a [`Session`].
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@ use sterna_gpu::kernels::attention::{
 };
 use sterna_gpu::kernels::norm::rms_norm;
 use sterna_gpu::kernels::{Rows, SequenceRows, Sequences, sequence_table};
-use sterna_gpu::memory::Buffer;
+use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::{AdapterKind, Device, DeviceOptions, GpuError, Recorder};
 use sterna_kernels::attention as cpu;
 use sterna_kernels::{norm, rope};
@@ -412,10 +412,14 @@ impl Case {
         let copies = cache.copies(&copied.layer, &numbered(&copied)).unwrap();
         device.copy_all(&copies).unwrap();
         let saved = cache.read(device, &own.pages, pos).unwrap();
-        assert_eq!(saved.len(), cache.saved_bytes(pos));
-        (restored.layer)
-            .write(device, &restored.pages, pos, &saved)
-            .unwrap();
+        let mut upload = Upload::new(device, 1 << 16, 2).unwrap();
+        let pieces = cache.pieces(pos);
+        assert_eq!(pieces.len(), saved.len());
+        for (piece, saved) in pieces.iter().zip(&saved) {
+            (restored.layer)
+                .write(&mut upload, &restored.pages, piece, saved)
+                .unwrap();
+        }
         let again = restored.layer.read(device, &restored.pages, pos).unwrap();
         assert!(again == saved, "{what}, saved");
         let q = floats(n_heads * head_dim, 7);
@@ -805,7 +809,11 @@ fn values_that_are_the_keys() {
             CacheLayer::new(device, 1, 576, CacheType::Q8_0, cached, n_pages).unwrap()
         };
         let [keys, own] = [CachedValues::Keys, CachedValues::Own].map(|cached| of(cached, 8));
-        assert_eq!(2 * keys.saved_bytes(100), own.saved_bytes(100));
+        let saved_bytes = |of: &CacheLayer| -> usize {
+            let pieces = of.pieces(100);
+            pieces.iter().map(|piece| piece.bytes()).sum()
+        };
+        assert_eq!(2 * saved_bytes(&keys), saved_bytes(&own));
         // What takes the place of values has the same size for any number of pages.
         let twice = of(CachedValues::Keys, 16).bytes();
         assert_eq!(own.bytes(), 2 * (twice - keys.bytes()));
@@ -1133,10 +1141,14 @@ fn wrong_shapes_are_refused() {
     assert!(cache.read(device, &[7], PAGE_LEN).is_ok());
     assert!(cache.read(device, &[7], PAGE_LEN + 1).is_err(), "too long");
     assert!(cache.read(device, &[8], 1).is_err(), "no such page");
-    let one = vec![0; cache.saved_bytes(1)];
-    assert!(cache.write(device, &[7], 1, &one).is_ok());
-    assert!(cache.write(device, &[8], 1, &one).is_err(), "no such page");
-    assert!(cache.write(device, &[7], 2, &one).is_err(), "too few bytes");
+    let piece = &cache.pieces(1)[0];
+    let one = vec![0; piece.bytes()];
+    let mut upload = Upload::new(device, 1 << 16, 2).unwrap();
+    let mut write = |pages: &[u32], bytes: &[u8]| cache.write(&mut upload, pages, piece, bytes);
+    assert!(write(&[7], &one).is_ok());
+    assert!(write(&[8], &one).is_err(), "no such page");
+    assert!(write(&[], &one).is_err(), "no pages");
+    assert!(write(&[7], &one[4..]).is_err(), "too few bytes");
     let buffer = device.buffer("rows", 4096).unwrap();
     let table = sequence_table(
         &[SequenceRows {

@@ -26,6 +26,11 @@ const PATIENCE: u64 = 8;
 /// doesn't.
 const BESIDE_EACH: usize = 4;
 
+/// The share of a chunk that a short prompt has at most, and that all longer ones have in a step that ends a short one: its
+/// first token waits for the rest of the step before at most, and for little more than its own tokens.
+const SHORT_SHARE: usize = 4;
+const BESIDE_SHORT_SHARE: usize = 8;
+
 /// How a [`Scheduler`] fills its steps.
 #[derive(Debug, Clone, Copy)]
 pub struct SchedulerOptions {
@@ -365,15 +370,23 @@ impl<B: Backend> Scheduler<B> {
         order.retain(|&slot| slots[slot].model() == model);
         let n_prompts = order.iter().filter(|&&slot| slots[slot].is_prompt());
         let beside = options.beside(n_prompts.count());
+        let mut ends_short = false;
         for index in order {
             if room == 0 {
                 break;
             }
             let slot = &mut slots[index];
             let (is_prompt, is_again) = (slot.is_prompt(), slot.is_again());
-            // Prompts come behind answers.
+            // Prompts come behind answers, the shortest first.
             if is_prompt && has_answers {
                 room = room.min(beside);
+            }
+            let is_short = slot.is_short_prompt(options.chunk / SHORT_SHARE);
+            if is_prompt && !is_short && ends_short {
+                room = room.min(options.chunk / BESIDE_SHORT_SHARE);
+                if room == 0 {
+                    break;
+                }
             }
             let max_ids = if is_prompt || is_again {
                 room.min(options.chunk.max(1))
@@ -383,6 +396,7 @@ impl<B: Backend> Scheduler<B> {
             let Some(work) = slot.work(max_ids) else {
                 continue;
             };
+            ends_short |= is_short && work.logits != Logits::None;
             room -= work.ids.len();
             parts.push(Part {
                 slot: index,
@@ -599,6 +613,14 @@ impl<B: Backend> Slot<B> {
         self.generator
             .as_ref()
             .is_some_and(|generator| generator.n_prompt_left() > 0)
+    }
+
+    /// Whether that is a whole prompt of at most `most` tokens.
+    fn is_short_prompt(&self, most: usize) -> bool {
+        self.generator.as_ref().is_some_and(|generator| {
+            let n_left = generator.n_prompt_left();
+            (1..=most).contains(&n_left) && generator.stats().n_prefilled == 0
+        })
     }
 
     /// Lets the sequence have no more than the generator counts on, and than a step left of it that failed or was dropped.

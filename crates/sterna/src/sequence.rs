@@ -1,5 +1,7 @@
 //! A session, and the tokens that it holds.
 
+#[cfg(all(feature = "native", not(target_family = "wasm")))]
+mod read;
 mod saved;
 
 use sterna_engine::lora::ActiveAdapter;

@@ -11,6 +11,7 @@ use sterna::generate::{Event, Generator, Request, StopReason, TextOptions};
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
 use sterna_engine::{Cpu, Sampler, SamplerConfig};
+use sterna_testing::schemas;
 
 /// A schema, and whether a value is what it describes.
 type Schema = (&'static str, fn(&Value) -> bool);
@@ -142,7 +143,7 @@ impl Subject {
         let grammar = asked.grammar.as_ref();
         let constraint = grammar.map(|grammar| self.constraints.of(grammar).unwrap());
         Request {
-            max_tokens: 200,
+            max_tokens: 400,
             stop_ids: self.files.tokenizer.end_ids().to_vec(),
             speculate: asked.speculate,
             text: Some(TextOptions {
@@ -158,7 +159,7 @@ impl Subject {
     }
 
     fn add(&self, scheduler: &mut Scheduler<Cpu>) -> SequenceId {
-        scheduler.add(Sequence::new(session(&self.model, 256)))
+        scheduler.add(Sequence::new(session(&self.model, 512)))
     }
 
     /// The answers to all of `asked`, in shared steps.
@@ -261,6 +262,46 @@ fn answers_of_a_trained_model_match() {
 #[test]
 fn answers_of_a_model_that_never_saw_json_match() {
     answers_match(Files::stories());
+}
+
+/// Random schemas whose answers are checked by a validator that isn't ours.
+const N_RANDOM: u64 = 1000;
+/// Those that are answered in shared steps.
+const N_TOGETHER: usize = 10;
+
+#[test]
+fn answers_to_random_schemas_are_valid() {
+    let subject = Subject::new(Files::tiny_tales());
+    let seeds: Vec<u64> = (0..N_RANDOM).collect();
+    let mut wrong = String::new();
+    for seeds in seeds.chunks(N_TOGETHER) {
+        let schemas: Vec<Value> = seeds.iter().map(|&seed| schemas::random(seed)).collect();
+        let asked = schemas.iter().zip(seeds).map(|(schema, &seed)| Asked {
+            prompt: PROMPTS[seed as usize % 2],
+            grammar: Some(Grammar::JsonSchema(schema.to_string())),
+            sampling: match seed % 4 {
+                0 => SamplerConfig::default(),
+                _ => sampled(seed),
+            },
+            speculate: (seed % 5 == 0).then_some(4),
+        });
+        let asked: Vec<Asked> = asked.collect();
+        for ((schema, seed), (text, generator)) in
+            schemas.iter().zip(seeds).zip(subject.together(&asked))
+        {
+            let validator = jsonschema::options()
+                .should_validate_formats(true)
+                .build(schema);
+            let validator = validator.unwrap_or_else(|error| panic!("{seed}: {schema}: {error}"));
+            let is_valid =
+                serde_json::from_str(&text).is_ok_and(|value| validator.is_valid(&value));
+            if !is_valid {
+                let stop = generator.stats().stop;
+                writeln!(wrong, "{seed}: {schema}: {text} ({stop:?})").unwrap();
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
 }
 
 #[test]

@@ -558,6 +558,42 @@ fn answers_wait_for_few_tokens_of_prompts_and_short_prompts_come_first() {
     assert!(first_tokens(&[24], true)[0] <= 27);
 }
 
+/// A short prompt that comes while a long one is computed has its token after the next step, which has little of the long one.
+#[test]
+fn a_short_prompt_hardly_waits_for_a_long_one() {
+    let files = Files::stories();
+    let model = files.load(cpu());
+    let options = SchedulerOptions {
+        chunk: 32,
+        max_rows: 40,
+        ..SchedulerOptions::default()
+    };
+    let mut scheduler = Scheduler::new(options);
+    let start = |scheduler: &mut Scheduler<Cpu>, n: usize| {
+        let sampler = Sampler::new(SamplerConfig::default(), 512).unwrap();
+        let request = Request {
+            max_tokens: 1,
+            ..Request::new((0..n).map(|i| 3 + i as u32 * 37 % 380).collect(), sampler)
+        };
+        let id = scheduler.add(Sequence::new(session(&model, 200)));
+        scheduler.start(id, request).unwrap();
+        id
+    };
+    let long = start(&mut scheduler, 150);
+    let n_done = |scheduler: &Scheduler<Cpu>| scheduler.sequence(long).unwrap().len();
+    scheduler.step().unwrap();
+    assert_eq!(n_done(&scheduler), 32);
+    for (n, rows) in [(8, 4), (9, 31)] {
+        let before = n_done(&scheduler);
+        let other = start(&mut scheduler, n);
+        let stepped = scheduler.step().unwrap();
+        assert!(stepped.iter().any(|(id, _)| *id == other));
+        // One of more than a quarter of a chunk is like others.
+        assert_eq!(n_done(&scheduler) - before, rows, "beside {n}");
+        scheduler.remove(other);
+    }
+}
+
 #[test]
 fn sequences_of_two_models_take_turns() {
     let files = Files::stories();

@@ -584,14 +584,12 @@ impl Chosen {
         let loaded = self.loaded(&models)?;
         let mut settings = self.settings;
         settings.devices.clone_from(&devices.names);
-        if !self.is_parallel_chosen {
-            let engine = &devices.engines[0];
-            let on_gpu = self.gpus.is_some() || engine.device().is_gpu();
-            settings.engine.parallel = match on_gpu {
-                true => MOST_PARALLEL,
-                false => parallel_on(engine.n_threads()),
-            };
-        }
+        // A model that isn't loaded yet may come to one.
+        let device = devices.engines[0].device();
+        let awaited = (models.iter().zip(&loaded)).filter(|(_, is_loaded)| !**is_loaded);
+        let mut on_gpu = self.gpus.is_some()
+            || (models.is_empty() && device.finds_gpu(u64::MAX))
+            || (awaited.map(|(model, _)| model.served.n_bytes())).any(|n| device.finds_gpu(n));
         let engines: Vec<usize> = (0..devices.engines.len()).collect();
         let mut all = Vec::new();
         for (model, is_loaded) in models.into_iter().zip(loaded) {
@@ -599,18 +597,8 @@ impl Chosen {
             if is_loaded {
                 let adapted = load(&engines)?;
                 let gpu = gpu_name(adapted[0].model().backend());
-                if gpu.is_some() {
-                    let SchedulerOptions {
-                        chunk,
-                        chunk_beside,
-                        ..
-                    } = SchedulerOptions::gpu();
-                    settings.engine.chunk = chunk;
-                    settings.engine.chunk_beside = chunk_beside;
-                    if !self.is_parallel_chosen {
-                        settings.engine.parallel = MOST_PARALLEL;
-                    }
-                } else if std::mem::take(&mut settings.engine.host_bytes) > 0 {
+                on_gpu |= gpu.is_some();
+                if gpu.is_none() && std::mem::take(&mut settings.engine.host_bytes) > 0 {
                     output::note(
                         "cache-host-memory: models are on the CPU, where cache-memory is that",
                     );
@@ -628,6 +616,21 @@ impl Chosen {
                 ));
             }
             all.push(served);
+        }
+        if on_gpu {
+            let SchedulerOptions {
+                chunk,
+                chunk_beside,
+                ..
+            } = SchedulerOptions::gpu();
+            settings.engine.chunk = chunk;
+            settings.engine.chunk_beside = chunk_beside;
+        }
+        if !self.is_parallel_chosen {
+            settings.engine.parallel = match on_gpu {
+                true => MOST_PARALLEL,
+                false => parallel_on(devices.engines[0].n_threads()),
+            };
         }
         let flags = flags.clone();
         let models = Models::from(all).with_others(move |name| {

@@ -1,6 +1,5 @@
 //! The key-value cache in memory: pages that sequences with a common prefix share.
 
-use std::io::{Read, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,7 +8,8 @@ use sterna_kernels::attention::{KvPage, PAGE_LEN};
 
 use super::states::States;
 use crate::backend::{
-    CacheShape, CachedValues, KvCache, KvHeads, LayerContents, SnapshotError, read_form, read_saved,
+    CacheShape, CachedValues, KvCache, KvHeads, LayerContents, SnapshotError, SnapshotSink,
+    SnapshotSource, take_form, take_saved,
 };
 
 /// Keys and values of one sequence.
@@ -81,17 +81,18 @@ impl CpuCache {
     }
 
     /// Writes the pages of `layer`, and its state.
-    pub(super) fn save(&self, layer: usize, to: &mut dyn Write) -> Result<(), SnapshotError> {
-        to.write_all(form(self.shape.layers[layer]))?;
+    pub(super) fn save(
+        &self,
+        layer: usize,
+        to: &mut dyn SnapshotSink,
+    ) -> Result<(), SnapshotError> {
+        to.put(form(self.shape.layers[layer]).to_vec())?;
         for page in &self.layers[layer] {
-            for bytes in page.as_bytes() {
-                to.write_all(bytes)?;
-            }
+            to.put(page.as_bytes().concat())?;
         }
         let state = self.states.as_ref().and_then(|states| states.last(layer));
         let state = state.unwrap_or_default();
-        let bytes: Vec<u8> = state.iter().flat_map(|x| x.to_ne_bytes()).collect();
-        Ok(to.write_all(&bytes)?)
+        Ok(to.put(state.iter().flat_map(|x| x.to_ne_bytes()).collect())?)
     }
 
     /// Reads what was saved.
@@ -99,7 +100,7 @@ impl CpuCache {
         &mut self,
         layer: usize,
         LayerContents { n_keys, n_state }: LayerContents,
-        from: &mut dyn Read,
+        from: &mut dyn SnapshotSource,
     ) -> Result<(), SnapshotError> {
         let (heads, dtype) = (self.shape.layers[layer], self.shape.dtype);
         let KvHeads {
@@ -107,17 +108,16 @@ impl CpuCache {
             head_dim,
             values,
         } = heads;
-        read_form(from, form(heads))?;
+        take_form(from, form(heads))?;
         for _ in 0..n_keys.div_ceil(PAGE_LEN) {
             let mut page = KvPage::new(dtype, values, n_kv_heads, head_dim);
             for bytes in page.as_bytes_mut() {
-                read_saved(from, bytes)?;
+                bytes.copy_from_slice(&take_saved(from, bytes.len())?);
             }
             self.layers[layer].push(Arc::new(page));
         }
         if n_state > 0 {
-            let mut bytes = vec![0; 4 * n_state];
-            read_saved(from, &mut bytes)?;
+            let bytes = take_saved(from, 4 * n_state)?;
             let (values, _) = bytes.as_chunks();
             let mut unused = Vec::new();
             let (_, state) = self.state(layer, n_state, false).copied(&mut unused);

@@ -4,7 +4,6 @@ mod cache;
 mod states;
 
 use std::future::{Ready, ready};
-use std::io::{Read, Write};
 use std::ops::Range;
 use std::slice::ChunksExact;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -29,7 +28,8 @@ pub use cache::CpuCache;
 use crate::backend::{
     self, Attention, Backend, BackendError, CacheShape, DeltaNet, ExpertInput, ExpertMatrices,
     ExpertMemory, ExpertProduct, KvCache, LayerContents, LinearSource, LowRank, OutputLayout,
-    Product, ROTATIONS, ScreenedRows, Sequence, SnapshotError, Ssm, WeightData,
+    Product, ROTATIONS, ScreenedRows, Sequence, SnapshotError, SnapshotSink, SnapshotSource, Ssm,
+    WeightData,
 };
 use crate::config::LatentConfig;
 use crate::rope::Angles;
@@ -394,7 +394,7 @@ impl Backend for Cpu {
         &self,
         cache: &mut CpuCache,
         layer: usize,
-        to: &mut dyn Write,
+        to: &mut dyn SnapshotSink,
     ) -> Result<(), SnapshotError> {
         cache.save(layer, to)
     }
@@ -404,7 +404,7 @@ impl Backend for Cpu {
         cache: &mut CpuCache,
         layer: usize,
         held: LayerContents,
-        from: &mut dyn Read,
+        from: &mut dyn SnapshotSource,
     ) -> Result<(), SnapshotError> {
         cache.restore(layer, held, from)
     }

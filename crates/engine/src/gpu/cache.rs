@@ -1,6 +1,5 @@
 //! Keys and values on the device, and states.
 
-use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +9,7 @@ use sterna_gpu::graph::{
 use sterna_gpu::kernels::attention::{CacheLayer, PAGE_LEN};
 use sterna_gpu::kernels::output::STATE_LEN;
 use sterna_gpu::kernels::{SequenceRows, sequence_table};
-use sterna_gpu::memory::Buffer;
+use sterna_gpu::memory::{Buffer, Upload};
 use sterna_gpu::{Device, GpuError};
 
 use super::MAX_SPLIT_KV_ROWS;
@@ -21,7 +20,7 @@ use super::pages::{Moves, PagePool, PagePools};
 use super::states::States;
 use crate::backend::{
     BackendError, CacheShape, CachedValues, Continued, KvCache, KvHeads, LayerContents, Rotation,
-    Sequence, SnapshotError, read_form, read_saved,
+    Sequence, SnapshotError, SnapshotSink, SnapshotSource, take_form, take_saved,
 };
 use crate::sampling::Sampling;
 
@@ -88,11 +87,11 @@ struct Rope {
     is_filled: bool,
 }
 
-/// How keys and values are saved: rows of heads.
+/// How keys and values are saved: as pages are on the device, or those that have keys alone.
 fn form(heads: KvHeads) -> &'static [u8; 4] {
     match heads.values {
-        CachedValues::Own => b"rows",
-        CachedValues::Keys => b"krow",
+        CachedValues::Own => b"gpag",
+        CachedValues::Keys => b"gkey",
     }
 }
 
@@ -493,46 +492,49 @@ impl GpuCache {
         device: &Device,
         graph: &mut Graph,
         layer: usize,
-        to: &mut dyn Write,
+        to: &mut dyn SnapshotSink,
     ) -> Result<(), SnapshotError> {
-        to.write_all(form(self.shape.layers[layer]))?;
+        to.put(form(self.shape.layers[layer]).to_vec())?;
         if let Some(memory) = self.pool.known_layer(layer) {
             let saved = memory.read(device, &self.page_numbers(), self.len);
-            to.write_all(&saved.map_err(BackendError::from)?)?;
+            for piece in saved.map_err(BackendError::from)? {
+                to.put(piece)?;
+            }
         }
         self.prepare_known_states(device, graph)
             .map_err(BackendError::from)?;
         let state = (self.states).read(device, &self.pool.places, layer, self.len);
-        Ok(to.write_all(&state.map_err(BackendError::from)?)?)
+        Ok(to.put(state.map_err(BackendError::from)?)?)
     }
 
-    /// Reads what was saved.
+    /// Reads what was saved, by way of `upload`.
     pub(super) fn restore(
         &mut self,
-        device: &Device,
+        (device, upload): (&Device, &mut Upload),
         graph: &mut Graph,
         layer: usize,
         held: LayerContents,
-        from: &mut dyn Read,
+        from: &mut dyn SnapshotSource,
     ) -> Result<(), SnapshotError> {
         let LayerContents {
             n_keys: len,
             n_state,
         } = held;
-        read_form(from, form(self.shape.layers[layer]))?;
+        take_form(from, form(self.shape.layers[layer]))?;
         if len > 0 {
             // Pages may have been those of sequences whose last commands write to them.
             graph.flush().map_err(BackendError::from)?;
             (self.reserve(device, graph, len)).map_err(BackendError::from)?;
             let memory = (self.pool.layer(device, layer)).map_err(BackendError::from)?;
-            let mut saved = vec![0; memory.saved_bytes(len)];
-            read_saved(from, &mut saved)?;
-            let written = memory.write(device, &self.page_numbers(), len, &saved);
-            written.map_err(BackendError::from)?;
+            let pages = self.page_numbers();
+            for piece in memory.pieces(len) {
+                let saved = take_saved(from, piece.bytes())?;
+                let written = memory.write(upload, &pages, &piece, &saved);
+                written.map_err(BackendError::from)?;
+            }
         }
         if n_state > 0 {
-            let mut saved = vec![0; 4 * n_state];
-            read_saved(from, &mut saved)?;
+            let saved = take_saved(from, 4 * n_state)?;
             let layer = (layer, self.shape.layers.len());
             let restored = self.states.restore(device, layer, &saved);
             restored.map_err(BackendError::from)?;

@@ -21,10 +21,9 @@ mod states;
 mod weights;
 
 use std::fmt;
-use std::io::{Read, Write};
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
 
 use sterna_format::DType;
@@ -49,7 +48,7 @@ use crate::backend::{
     Continued, Decoding, DeltaNet, DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices,
     ExpertProduct, KvCache, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout,
     PendingRows, Product, ROTATIONS, RowsRead, RowsWanted, ScreenedRows, SelectiveScan, Sequence,
-    SnapshotError, Ssm, TimeMix, TokenShift, WeightData,
+    SnapshotError, SnapshotSink, SnapshotSource, Ssm, TimeMix, TokenShift, WeightData,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Activations;
@@ -59,7 +58,7 @@ pub use buffer::GpuBuffer;
 use buffer::heads;
 pub use cache::GpuCache;
 use decode::{Choice, SampleKind, Steps, sample_together};
-use pages::PagePools;
+use pages::{PagePools, lock};
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use part::{LayerNeeds, Reserve};
 use recurrent::{ScanLayer, ScanRows, silu_gate};
@@ -81,6 +80,8 @@ pub struct Gpu {
     step: Arc<Mutex<()>>,
     /// The staging buffers for uploading weights, while there are any to upload.
     upload: Arc<Mutex<Option<Upload>>>,
+    /// Those for restoring sequences, once one was restored.
+    restoring: Arc<Mutex<Option<Upload>>>,
     rotations: Rotations,
     pools: PagePools,
 }
@@ -103,6 +104,7 @@ impl Gpu {
             host: Arc::new(Exec::new(n_threads, isa)),
             activations: Activations::default(),
             upload: Arc::default(),
+            restoring: Arc::default(),
             rotations: Rotations::default(),
             pools: PagePools::default(),
         }
@@ -251,7 +253,7 @@ impl Backend for Gpu {
     }
 
     fn load_linear(&self, source: LinearSource) -> Result<GpuLinear, BackendError> {
-        let mut upload = self.upload.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut upload = lock(&self.upload);
         let (device, host) = (&self.device, &*self.host);
         let linear = weights::load(device, host, &mut upload, &source, self.activations)?;
         Ok(GpuLinear {
@@ -286,7 +288,7 @@ impl Backend for Gpu {
         rows: Range<usize>,
         weights: &WeightData,
     ) -> Result<(), BackendError> {
-        let mut upload = self.upload.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut upload = lock(&self.upload);
         let (device, host, linear) = (&self.device, &*self.host, linear.matrix.linear());
         weights::load_rows(
             device,
@@ -362,7 +364,7 @@ impl Backend for Gpu {
 
     fn cache(&self, shape: &CacheShape) -> Result<GpuCache, BackendError> {
         // Weights are loaded before sessions begin: the staging buffers are no longer needed.
-        *self.upload.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.upload) = None;
         Ok(GpuCache::new(shape, &self.graph, &self.pools))
     }
 
@@ -370,7 +372,7 @@ impl Backend for Gpu {
         &self,
         cache: &mut GpuCache,
         layer: usize,
-        to: &mut dyn Write,
+        to: &mut dyn SnapshotSink,
     ) -> Result<(), SnapshotError> {
         // What is saved may not have been computed yet.
         self.graph.lock().flush().map_err(BackendError::from)?;
@@ -382,9 +384,12 @@ impl Backend for Gpu {
         cache: &mut GpuCache,
         layer: usize,
         held: LayerContents,
-        from: &mut dyn Read,
+        from: &mut dyn SnapshotSource,
     ) -> Result<(), SnapshotError> {
-        cache.restore(&self.device, &mut self.graph.lock(), layer, held, from)
+        let mut staging = lock(&self.restoring);
+        let upload = weights::staging(&self.device, &mut staging).map_err(BackendError::from)?;
+        let device = (&self.device, upload);
+        cache.restore(device, &mut self.graph.lock(), layer, held, from)
     }
 
     /// Submits what is pending of the previous step: its inputs are about to be replaced.
@@ -393,7 +398,7 @@ impl Backend for Gpu {
     }
 
     fn exclusive(&self) -> Option<MutexGuard<'_, ()>> {
-        Some(self.step.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(lock(&self.step))
     }
 
     fn begin_step(&self) -> Result<(), BackendError> {

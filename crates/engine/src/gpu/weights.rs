@@ -108,11 +108,18 @@ fn write(
             found: held.kind.row_bytes(linear.k()) as u64,
         }));
     }
-    let upload = match upload {
-        Some(upload) => upload,
-        None => upload.insert(Upload::new(device, SLOT_BYTES, N_SLOTS)?),
-    };
-    Ok(linear.write(upload, range, &held.bytes)?)
+    Ok(linear.write(staging(device, upload)?, range, &held.bytes)?)
+}
+
+/// Staging buffers, which are made if there are none.
+pub(super) fn staging<'a>(
+    device: &Device,
+    upload: &'a mut Option<Upload>,
+) -> Result<&'a mut Upload, GpuError> {
+    match upload {
+        Some(upload) => Ok(upload),
+        None => Ok(upload.insert(Upload::new(device, SLOT_BYTES, N_SLOTS)?)),
+    }
 }
 
 fn held<'a>(

@@ -9,7 +9,6 @@ mod cache;
 mod half;
 mod offload;
 
-use std::io::{Read, Write};
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +23,8 @@ use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CacheType, CausalConvolution, Continued,
     Decoding, DeltaNet, ExpertInput, ExpertMatrices, ExpertMemory, ExpertProduct, LatentInputs,
     LayerContents, LinearSource, LowRank, OutputLayout, PendingRows, Product, Recurrence,
-    RowsWanted, ScreenedRows, SelectiveScan, Sequence, SnapshotError, Ssm, TimeMix, TokenShift,
+    RowsWanted, ScreenedRows, SelectiveScan, Sequence, SnapshotError, SnapshotSink, SnapshotSource,
+    Ssm, TimeMix, TokenShift,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Cpu;
@@ -372,7 +372,7 @@ impl Backend for Hybrid {
         &self,
         cache: &mut HybridCache,
         layer: usize,
-        to: &mut dyn Write,
+        to: &mut dyn SnapshotSink,
     ) -> Result<(), SnapshotError> {
         match (self.side_of_layer(layer, Side::Cpu), &mut cache.gpu) {
             (Side::Gpu, Some(cache)) => self.gpu()?.save_layer(cache, layer, to),
@@ -385,7 +385,7 @@ impl Backend for Hybrid {
         cache: &mut HybridCache,
         layer: usize,
         held: LayerContents,
-        from: &mut dyn Read,
+        from: &mut dyn SnapshotSource,
     ) -> Result<(), SnapshotError> {
         match (self.side_of_layer(layer, Side::Cpu), &mut cache.gpu) {
             (Side::Gpu, Some(cache)) => self.gpu()?.restore_layer(cache, layer, held, from),

@@ -4,10 +4,13 @@
 //! held contribute. Whoever restores a sequence computes that token too, and believes the file only if the bits are the
 //! same: what another model, revision or adapter has computed is refused, whatever the file says.
 
-use std::io::{Read, Write};
+use std::borrow::Cow;
+use std::io;
 
 use super::{EngineError, Session};
-use crate::backend::{Backend, KvCache, LayerContents, SnapshotError, read_saved};
+use crate::backend::{
+    Backend, KvCache, LayerContents, SnapshotError, SnapshotSink, SnapshotSource, take_saved,
+};
 use crate::config::ModelConfig;
 
 /// The form of the file, and the machine's byte order.
@@ -20,21 +23,17 @@ impl<B: Backend> Session<B> {
     /// Writes what the session holds of its tokens, for [`Session::restore`]. The ids of the tokens are the caller's.
     ///
     /// Takes the time of a token, for which the context must have room.
-    pub fn save(&mut self, to: &mut dyn Write) -> Result<(), SaveError> {
+    pub fn save(&mut self, to: &mut dyn SnapshotSink) -> Result<(), SaveError> {
         self.discard_lookahead();
         let len = self.len();
         let proof = self.probe()?;
-        to.write_all(&MAGIC.to_ne_bytes())?;
-        for (_, count) in self.counts(len) {
-            to.write_all(&count.to_ne_bytes())?;
-        }
+        let counts = self.counts(len).map(|(_, count)| count);
+        let head = std::iter::once(MAGIC).chain(counts);
+        to.put(head.flat_map(u64::to_ne_bytes).collect())?;
         for layer in 0..self.model.config.n_layers {
             self.model.backend.save_layer(&mut self.cache, layer, to)?;
         }
-        for value in proof {
-            to.write_all(&value.to_ne_bytes())?;
-        }
-        Ok(())
+        Ok(to.put(proof.into_iter().flat_map(f32::to_ne_bytes).collect())?)
     }
 
     /// Reads what [`Session::save`] wrote, in place of the tokens that the session holds. It goes on with the bits that
@@ -42,7 +41,7 @@ impl<B: Backend> Session<B> {
     ///
     /// Errors: [`SaveError`] if it was saved in another form, as by another kind of device, with another model or other
     /// adapters, or is damaged. The session is empty then.
-    pub fn restore(&mut self, from: &mut dyn Read) -> Result<(), SaveError> {
+    pub fn restore(&mut self, from: &mut dyn SnapshotSource) -> Result<(), SaveError> {
         self.truncate(0);
         let restored = self.read(from);
         if restored.is_err() {
@@ -51,10 +50,11 @@ impl<B: Backend> Session<B> {
         restored
     }
 
-    fn read(&mut self, from: &mut dyn Read) -> Result<(), SaveError> {
+    fn read(&mut self, from: &mut dyn SnapshotSource) -> Result<(), SaveError> {
         let mut number = || {
-            let mut bytes = [0; 8];
-            read_saved(from, &mut bytes).map(|()| u64::from_ne_bytes(bytes))
+            let mut number = [0; 8];
+            number.copy_from_slice(&take_saved(from, size_of::<u64>())?);
+            Ok::<u64, SnapshotError>(u64::from_ne_bytes(number))
         };
         let magic = number()?;
         if magic != MAGIC {
@@ -82,10 +82,9 @@ impl<B: Backend> Session<B> {
             backend.restore_layer(&mut self.cache, i, held, from)?;
         }
         self.cache.advance(len);
-        let mut proof = vec![0; 4 * model.config.model_dim];
-        read_saved(from, &mut proof)?;
         let values = self.probe()?;
-        if !values.iter().flat_map(|x| x.to_ne_bytes()).eq(proof) {
+        let values: Vec<u8> = values.into_iter().flat_map(f32::to_ne_bytes).collect();
+        if *take_saved(from, values.len())? != *values {
             let found = "those of another model, revision or adapter";
             return Err(SnapshotError::unfit("tokens", "this model's", found).into());
         }
@@ -118,7 +117,84 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// What a cache holds for layer `i`, of `len` tokens.
+/// What a session saved, in memory.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    pieces: Vec<Vec<u8>>,
+}
+
+impl Snapshot {
+    /// Bytes of all pieces.
+    pub fn n_bytes(&self) -> usize {
+        self.pieces.iter().map(Vec::len).sum()
+    }
+
+    /// Its pieces, one after the other.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.pieces.iter().map(|piece| &piece[..])
+    }
+
+    /// To restore from.
+    pub fn source(&self) -> SnapshotPieces<'_> {
+        SnapshotPieces {
+            first: &[],
+            others: &self.pieces,
+        }
+    }
+}
+
+impl SnapshotSink for Snapshot {
+    fn put(&mut self, piece: Vec<u8>) -> io::Result<()> {
+        self.pieces.push(piece);
+        Ok(())
+    }
+}
+
+/// What is left of a [`Snapshot`].
+#[derive(Debug)]
+pub struct SnapshotPieces<'a> {
+    first: &'a [u8],
+    others: &'a [Vec<u8>],
+}
+
+impl SnapshotPieces<'_> {
+    /// Whether nothing is.
+    pub fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.others.iter().all(Vec::is_empty)
+    }
+}
+
+impl SnapshotSource for SnapshotPieces<'_> {
+    fn take(&mut self, n: usize) -> io::Result<Cow<'_, [u8]>> {
+        let mut joined = Vec::new();
+        while joined.len() < n {
+            if self.first.is_empty() {
+                let Some((first, others)) = self.others.split_first() else {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                };
+                (self.first, self.others) = (first, others);
+            }
+            let whole = joined.is_empty() && n <= self.first.len();
+            let (taken, rest) = self.first.split_at(self.first.len().min(n - joined.len()));
+            self.first = rest;
+            if whole {
+                return Ok(taken.into());
+            }
+            joined.extend_from_slice(taken);
+        }
+        Ok(joined.into())
+    }
+}
+
+/// Of one piece.
+impl From<Vec<u8>> for Snapshot {
+    fn from(piece: Vec<u8>) -> Snapshot {
+        Snapshot {
+            pieces: vec![piece],
+        }
+    }
+}
+
 fn contents(config: &ModelConfig, i: usize, len: usize) -> LayerContents {
     let layer = &config.layers[i];
     let n_state = config.layer_state(layer);

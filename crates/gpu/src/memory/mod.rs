@@ -14,7 +14,7 @@ use bytemuck::{NoUninit, Pod};
 
 pub use pool::Pool;
 pub(crate) use staging::Staging;
-pub use upload::Upload;
+pub use upload::{Upload, UploadPart};
 
 use crate::device::Account;
 use crate::error::expect_most;

@@ -18,9 +18,28 @@ pub(crate) fn n_parts(n_bytes: usize) -> usize {
     }
 }
 
-/// Does `job` with each of `parts`, on threads of their own if there are several.
-pub(crate) fn for_each<T: Send>(parts: Vec<T>, job: impl Fn(T) + Sync) {
-    let n_parts = parts.len();
+/// The bytes of `from`.
+pub(crate) fn copied(from: &[u8]) -> Vec<u8> {
+    let n_parts = n_parts(from.len());
+    if n_parts == 1 {
+        return from.to_vec();
+    }
+    // Memory that the system gives out is cleared when it is touched first, by all threads here.
+    let mut to = vec![0; from.len()];
+    let share = from.len().div_ceil(n_parts);
+    let parts = to.chunks_mut(share).zip(from.chunks(share));
+    for_each(
+        n_parts,
+        parts.collect(),
+        |(to, from): (&mut [u8], &[u8])| {
+            to.copy_from_slice(from);
+        },
+    );
+    to
+}
+
+/// Does `job` with each of `parts`, on `n_threads`.
+pub(crate) fn for_each<T: Send>(n_threads: usize, parts: Vec<T>, job: impl Fn(T) + Sync) {
     let rest = Mutex::new(parts.into_iter());
     let work = || {
         loop {
@@ -30,7 +49,7 @@ pub(crate) fn for_each<T: Send>(parts: Vec<T>, job: impl Fn(T) + Sync) {
         }
     };
     thread::scope(|scope| {
-        for _ in 1..n_parts {
+        for _ in 1..n_threads {
             // Where the system refuses a thread, the others do its part.
             let _ = thread::Builder::new().spawn_scoped(scope, work);
         }

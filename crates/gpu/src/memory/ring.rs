@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
-use super::{Buffer, parallel};
+use super::parallel;
+use super::upload::{PART_ALIGN, UploadPart};
 use crate::{Device, GpuError, wgpu};
 
 /// Slots, in the order in which they become free.
@@ -46,13 +47,11 @@ impl Ring {
         Ok(Ring { slots })
     }
 
-    /// Sends one piece, whole words that fit a slot.
+    /// Sends parts of whole words that fit a slot, each from a multiple of [`PART_ALIGN`] on.
     pub(super) fn send(
         &mut self,
         device: &Device,
-        to: &Buffer,
-        offset: u64,
-        piece: &[u8],
+        parts: &[UploadPart<'_>],
     ) -> Result<(), GpuError> {
         let Some(mut slot) = self.slots.pop_front() else {
             // Only if an earlier piece failed in this function.
@@ -70,20 +69,30 @@ impl Ring {
                 return Err(refused("a staging buffer could not be mapped"));
             }
         }
-        let bytes = piece.len() as u64;
-        let share = piece.len().div_ceil(parallel::n_parts(piece.len()));
-        let share = share.next_multiple_of(SHARE_ALIGN);
-        let mut parts = Vec::new();
-        for (i, part) in piece.chunks(share).enumerate() {
-            let at = (i * share) as u64;
-            let view = slot.buffer.get_mapped_range_mut(at..at + part.len() as u64);
-            parts.push((view.map_err(|error| refused(&error.to_string()))?, part));
+        let all = parts.iter().map(|part| part.bytes.len()).sum();
+        let n_parts = parallel::n_parts(all);
+        let share = all.div_ceil(n_parts).next_multiple_of(SHARE_ALIGN);
+        let (mut at, mut firsts, mut shares) = (0_u64, Vec::new(), Vec::new());
+        for part in parts {
+            at = at.next_multiple_of(PART_ALIGN as u64);
+            firsts.push(at);
+            for bytes in part.bytes.chunks(share) {
+                let end = at + bytes.len() as u64;
+                let view = slot.buffer.get_mapped_range_mut(at..end);
+                shares.push((view.map_err(|error| refused(&error.to_string()))?, bytes));
+                at = end;
+            }
         }
-        parallel::for_each(parts, |(mut view, part)| view.copy_from_slice(part));
+        parallel::for_each(n_parts, shares, |(mut view, bytes)| {
+            view.copy_from_slice(bytes);
+        });
         let copied = device.checked("uploading", || {
             slot.buffer.unmap();
             let mut encoder = device.wgpu().create_command_encoder(&Default::default());
-            encoder.copy_buffer_to_buffer(&slot.buffer, 0, to.wgpu(), offset, bytes);
+            for (part, first) in parts.iter().zip(firsts) {
+                let (to, bytes) = (part.to.wgpu(), part.bytes.len() as u64);
+                encoder.copy_buffer_to_buffer(&slot.buffer, first, to, part.offset, bytes);
+            }
             device.queue().submit([encoder.finish()])
         })?;
         let (sender, receiver) = channel();

@@ -12,7 +12,7 @@ use bytemuck::Pod;
 
 use crate::device::{Arrivals, Awaited, OpenScope, Pipeline};
 use crate::error::expect;
-use crate::memory::Buffer;
+use crate::memory::{Buffer, parallel};
 use crate::shader::{Params as ShaderParams, Shader};
 use crate::{Device, GpuError, Tuning, wgpu};
 
@@ -337,7 +337,7 @@ impl Submission {
             let view = staging
                 .get_mapped_range(..)
                 .map_err(|error| refused(error.to_string()))?;
-            let bytes = view[read.skip..][..read.bytes].to_vec();
+            let bytes = parallel::copied(&view[read.skip..][..read.bytes]);
             drop(view);
             staging.unmap();
             device.staging().give(staging);

@@ -9,6 +9,7 @@ mod dispatch;
 mod fair;
 mod models;
 mod prefix;
+mod rates;
 mod route;
 mod tiers;
 mod worker;

@@ -18,6 +18,7 @@ use sterna::sequence::SavedSequence;
 use sterna::{Error, ErrorCode, Result};
 
 use super::prefix::n_common;
+use super::rates::Copied;
 use crate::metrics::{DropReason, Metrics, Tier};
 use crate::settings::{Log, tell};
 
@@ -25,10 +26,6 @@ use crate::settings::{Log, tell};
 const WORTH_KEEPING: usize = 64;
 /// Bytes that wait to be written, unless it is one sequence alone: what the disk doesn't keep up with is forgotten.
 const MAX_UNWRITTEN: u64 = 1 << 30;
-/// Tokens that have to be saved for a sequence to be copied back, also those that are this share of it: computing few is
-/// quicker than copying many.
-const WORTH_COPYING: usize = 32;
-const WORTH_SHARE: usize = 8;
 /// Beginnings of a sequence that are kept beside it, of a model with states: it goes on from where it has any.
 const MAX_BEGINNINGS: usize = 3;
 
@@ -167,7 +164,7 @@ struct Stored {
 struct Read {
     name: String,
     label: SequenceLabel,
-    to: Sender<Arc<SavedSequence>>,
+    to: Sender<(Arc<SavedSequence>, Duration)>,
     /// Tells who waits that it is there, or isn't.
     wake: Box<dyn FnOnce() + Send>,
 }
@@ -187,13 +184,15 @@ pub(super) enum Found {
 }
 
 /// A sequence that is being read.
-pub(super) struct Fetch(Receiver<Arc<SavedSequence>>);
+pub(super) struct Fetch {
+    from: Receiver<(Arc<SavedSequence>, Duration)>,
+}
 
 impl Fetch {
-    /// What was read, `None` if it can't be; nothing yet if that isn't known.
-    pub(super) fn get(&self) -> Option<Option<Arc<SavedSequence>>> {
-        match self.0.try_recv() {
-            Ok(saved) => Some(Some(saved)),
+    /// What was read, and how long that took, `None` if it can't be; nothing yet if that isn't known.
+    pub(super) fn get(&self) -> Option<Option<(Arc<SavedSequence>, Duration)>> {
+        match self.from.try_recv() {
+            Ok(read) => Some(Some(read)),
             Err(TryRecvError::Disconnected) => Some(None),
             Err(TryRecvError::Empty) => None,
         }
@@ -247,6 +246,14 @@ impl Tiers {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where what is put here is at first.
+    pub(super) fn first(&self) -> Tier {
+        match self.host_bytes {
+            0 => Tier::Disk,
+            _ => Tier::Host,
+        }
     }
 
     /// Whether a sequence of `identity` with the tokens `ids` is to be kept, and isn't yet. One that is kept already
@@ -371,22 +378,33 @@ impl Tiers {
     }
 
     /// A sequence of `identity` from which more of `prompt` can be taken than the tokens that are held elsewhere, which are
-    /// counted if there is one, if it pays to copy it. `wake` is called once what isn't in memory was read, or can't be.
+    /// counted if there is one, if it `pays` to copy it. `wake` is called once what isn't in memory was read, or can't be.
     pub(super) fn find(
         &self,
         identity: &Identity,
         prompt: &[u32],
         n_held: impl FnOnce() -> usize,
+        pays: impl FnOnce(Copied) -> bool,
         wake: impl FnOnce() + Send + 'static,
     ) -> Option<Found> {
         let label = &identity.label;
         let mut state = self.state();
         let (ids, n_common) = state.longest(identity, prompt)?;
-        let n_saved = n_common.saturating_sub(n_held());
-        if n_saved < WORTH_COPYING || n_saved < ids.len() / WORTH_SHARE {
+        let place = state.shelves.get(label)?.get(&ids)?;
+        let (tier, n_bytes) = match place {
+            Place::Host { saved, .. } | Place::Leaving(saved) => (Tier::Host, saved.n_bytes()),
+            Place::Disk(name) => (Tier::Disk, state.files.get(name)?.n_bytes),
+        };
+        let copied = Copied {
+            tier,
+            n_bytes,
+            n_tokens: ids.len(),
+            n_saved: n_common.saturating_sub(n_held()),
+        };
+        if !pays(copied) {
             return None;
         }
-        let found = match state.shelves.get(label)?.get(&ids)? {
+        let found = match place {
             Place::Host { saved, .. } => Found::Here(Arc::clone(saved), Tier::Host),
             Place::Leaving(saved) => Found::Here(Arc::clone(saved), Tier::Disk),
             Place::Disk(_) if state.is_closed => return None,
@@ -400,7 +418,7 @@ impl Tiers {
                 };
                 state.reads.push_back(read);
                 self.readable.notify_all();
-                return Some(Found::Fetched(Fetch(from)));
+                return Some(Found::Fetched(Fetch { from }));
             }
         };
         self.use_again(&mut state, label, &ids);
@@ -529,13 +547,15 @@ impl Tiers {
                 to,
                 wake,
             } = read;
+            let begun = Instant::now();
             match disk.folder.read(&name, &label) {
                 Ok(saved) => {
+                    let took = begun.elapsed();
                     if let Err(error) = disk.folder.touch(&name) {
                         self.tell_failure("touch_failed", &error);
                     }
                     // Whoever is gone needs it no more.
-                    let _ = to.send(Arc::new(saved));
+                    let _ = to.send((Arc::new(saved), took));
                 }
                 Err(error) => self.drop_file(disk, &name, &error),
             }

@@ -1,8 +1,8 @@
 //! The thread that computes, of one engine.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sterna::embedding::embed;
 use sterna::generate::{Event, Logprobs, Request};
@@ -15,6 +15,7 @@ use sterna_engine::{Backend, EngineError, Logits, Session};
 use super::dispatch::{Dispatch, Given, Report, names};
 use super::models::{EngineModel, Table};
 use super::prefix::{Candidate, Choice, choose, n_common};
+use super::rates::{Copied, Rates};
 use super::route::{Busy, Held, Kept};
 use super::tiers::{Computing, Fetch, Found, Identity, Tiers};
 use super::{AdapterKey, Continued, Device, EngineOptions, Job, Output, Reply, Undelivered, Work};
@@ -45,6 +46,8 @@ pub(super) struct Worker<B: Backend> {
     unbegun: Vec<Job>,
     /// Why nothing can be computed any more.
     lost: Option<String>,
+    /// How quickly tokens of each model are computed, and copied.
+    rates: HashMap<usize, Rates>,
     metrics: Arc<Metrics>,
 }
 
@@ -116,6 +119,8 @@ struct Running<B: Backend> {
     last: Option<Instant>,
     /// It isn't counted any more.
     is_done: bool,
+    /// Nothing else was computed since it began.
+    is_alone: bool,
 }
 
 /// A job that begins once something was read.
@@ -130,12 +135,20 @@ struct Fetching {
 enum Awaited {
     /// To be read.
     Read(Fetch),
-    /// It is here, if it could be read, of this tier; another was restored before it.
-    Here(Option<Arc<SavedSequence>>, Tier),
+    /// It is here, if it could be read; another was restored before it.
+    Here(Option<ToRestore>),
+}
+
+/// What is to be copied to the engine.
+struct ToRestore {
+    saved: Arc<SavedSequence>,
+    tier: Tier,
+    /// How long reading it took.
+    read: Duration,
 }
 
 /// What a job waited for, and what has computed it.
-type WasFetched = (Identity, Option<Arc<SavedSequence>>, Tier);
+type WasFetched = (Identity, Option<ToRestore>);
 
 struct Idle<B: Backend> {
     of: Held,
@@ -271,6 +284,7 @@ impl<B: Backend> Worker<B> {
             idle_has_changed: false,
             unbegun: Vec::new(),
             lost: None,
+            rates: HashMap::new(),
             metrics,
         }
     }
@@ -379,19 +393,23 @@ impl<B: Backend> Worker<B> {
                 identity,
                 awaited,
             } = fetching;
-            let (saved, tier) = match awaited {
-                Awaited::Here(saved, tier) => (saved, tier),
+            let copy = match awaited {
+                Awaited::Here(copy) => copy,
                 Awaited::Read(fetch) => match fetch.get() {
-                    Some(saved) => (saved, Tier::Disk),
+                    Some(read) => read.map(|(saved, read)| ToRestore {
+                        saved,
+                        tier: Tier::Disk,
+                        read,
+                    }),
                     None => {
                         self.wait_for(given, identity, Awaited::Read(fetch));
                         continue;
                     }
                 },
             };
-            match saved.is_none() || self.may_restore() {
-                true => self.begin_with(given, Some((identity, saved, tier))),
-                false => self.wait_for(given, identity, Awaited::Here(saved, tier)),
+            match copy.is_none() || self.may_restore() {
+                true => self.begin_with(given, Some((identity, copy))),
+                false => self.wait_for(given, identity, Awaited::Here(copy)),
             }
         }
     }
@@ -452,17 +470,20 @@ impl<B: Backend> Worker<B> {
         let sequence = match wanted {
             None => self.empty(&of).map(|sequence| (sequence, Tier::Engine)),
             Some(prompt) => {
-                let saved = match fetched {
-                    Some((identity, saved, tier)) => {
-                        let saved = saved.filter(|_| identity == of.identity);
-                        saved.map(|saved| (saved, tier))
-                    }
+                let copy = match fetched {
+                    Some((identity, copy)) => copy.filter(|_| identity == of.identity),
                     None => match self.find(&of, prompt) {
-                        Some(Found::Here(saved, tier)) if self.may_restore() => Some((saved, tier)),
                         Some(Found::Here(saved, tier)) => {
-                            let awaited = Awaited::Here(Some(saved), tier);
-                            self.wait_for(given, of.identity, awaited);
-                            return Ok(());
+                            let copy = ToRestore {
+                                saved,
+                                tier,
+                                read: Duration::ZERO,
+                            };
+                            if !self.may_restore() {
+                                self.wait_for(given, of.identity, Awaited::Here(Some(copy)));
+                                return Ok(());
+                            }
+                            Some(copy)
                         }
                         Some(Found::Fetched(fetch)) => {
                             self.wait_for(given, of.identity, Awaited::Read(fetch));
@@ -471,9 +492,9 @@ impl<B: Backend> Worker<B> {
                         None => None,
                     },
                 };
-                let restored = saved.and_then(|(saved, tier)| {
-                    let restored = self.restore(&of, &saved)?;
-                    Some(restored.map(|sequence| (sequence, tier)))
+                let restored = copy.and_then(|copy| {
+                    let restored = self.restore(&of, &copy)?;
+                    Some(restored.map(|sequence| (sequence, copy.tier)))
                 });
                 restored.unwrap_or_else(|| {
                     let held = self.sequence_for(&of, prompt);
@@ -520,6 +541,7 @@ impl<B: Backend> Worker<B> {
                 normalised,
             },
         };
+        self.running.iter_mut().for_each(|own| own.is_alone = false);
         self.aside.push_back(Aside {
             of,
             reply,
@@ -550,6 +572,8 @@ impl<B: Backend> Worker<B> {
         if n_cached > 0 {
             self.metrics.count_cache_hit(tier, n_cached);
         }
+        let is_alone = self.running.is_empty() && self.aside.is_empty();
+        self.running.iter_mut().for_each(|own| own.is_alone = false);
         // Whoever is gone is noticed before the next step.
         let _ = reply.send(Output::Begun {
             engine: self.number,
@@ -565,6 +589,7 @@ impl<B: Backend> Worker<B> {
             n_prompt,
             last: None,
             is_done: false,
+            is_alone,
         });
         Ok(())
     }
@@ -598,6 +623,7 @@ impl<B: Backend> Worker<B> {
             n_prompt,
             last,
             is_done: false,
+            is_alone: false,
         });
         Ok(())
     }
@@ -638,7 +664,7 @@ impl<B: Backend> Worker<B> {
     }
 
     /// What the tiers have of `prompt`, if that is more than is held here.
-    fn find(&self, of: &Of<B>, prompt: &[u32]) -> Option<Found> {
+    fn find(&mut self, of: &Of<B>, prompt: &[u32]) -> Option<Found> {
         let n_held = || {
             let idle = self.idle.iter();
             let idle = idle.filter(|idle| of.is_of(idle.of, &idle.model, &idle.identity));
@@ -654,18 +680,27 @@ impl<B: Backend> Worker<B> {
         let (_, prompt) = prompt.split_last()?;
         let (dispatch, number) = (Arc::clone(&self.dispatch), self.number);
         let wake = move || dispatch.wake(number);
-        self.tiers.find(&of.identity, prompt, n_held, wake)
+        let rates = self.rates.entry(of.number).or_default();
+        let pays = |copied| rates.pays(copied);
+        self.tiers.find(&of.identity, prompt, n_held, pays, wake)
     }
 
     /// A sequence with what was saved; `None` if that is refused, and everything else goes on without it.
-    fn restore(&mut self, of: &Of<B>, saved: &SavedSequence) -> Option<Result<Sequence<B>>> {
+    fn restore(&mut self, of: &Of<B>, copy: &ToRestore) -> Option<Result<Sequence<B>>> {
+        let ToRestore { saved, tier, read } = copy;
         let mut sequence = match self.empty(of) {
             Ok(sequence) => sequence,
             Err(error) => return Some(Err(error)),
         };
         self.n_restored += 1;
+        let begun = Instant::now();
         match sequence.restore_from(saved) {
-            Ok(()) => Some(Ok(sequence)),
+            Ok(()) => {
+                let took = *read + begun.elapsed();
+                let rates = self.rates.entry(of.number).or_default();
+                rates.copied(*tier, saved.n_bytes(), took);
+                Some(Ok(sequence))
+            }
             Err(error) if error.code() == ErrorCode::DeviceLost => Some(Err(error)),
             // There may be room for it later.
             Err(error) if error.code() == ErrorCode::OutOfMemory => None,
@@ -805,7 +840,15 @@ impl<B: Backend> Worker<B> {
                 let metrics = &self.metrics;
                 metrics.generated_tokens.inc();
                 match running.last.replace(now) {
-                    None => metrics.first_token.observe(seconds(running.begun, now)),
+                    None => {
+                        metrics.first_token.observe(seconds(running.begun, now));
+                        let generator = self.scheduler.generator(running.id);
+                        let n_computed = generator.map_or(0, |answer| answer.stats().n_prefilled);
+                        if running.is_alone {
+                            let rates = self.rates.entry(running.of.number).or_default();
+                            rates.computed(n_computed, now - running.begun);
+                        }
+                    }
                     Some(last) => metrics.next_token.observe(seconds(last, now)),
                 }
                 Output::Token(token)
@@ -987,7 +1030,7 @@ impl<B: Backend> Worker<B> {
         let identity = idle.identity;
         let model = Arc::clone(&idle.model);
         if let Some(mut beginning) = idle.beginning()
-            && self.tiers.lacks(&identity, beginning.ids())
+            && self.is_to_be_kept(&idle, &beginning)
         {
             self.save_sequence(&identity, &model, &mut beginning);
             idle.n_prompt = 0;
@@ -997,11 +1040,24 @@ impl<B: Backend> Worker<B> {
         // The proof that it is the model's takes the room of a token.
         let sequence = &mut idle.sequence;
         sequence.truncate(sequence.ctx_len() - 1);
-        let is_lacking = self.tiers.lacks(&identity, sequence.ids());
-        if is_lacking {
-            self.save_sequence(&identity, &model, sequence);
+        let is_kept = self.is_to_be_kept(&idle, &idle.sequence);
+        if is_kept {
+            self.save_sequence(&identity, &model, &mut idle.sequence);
         }
-        is_lacking
+        is_kept
+    }
+
+    /// Whether the tiers lack `sequence`, which is `idle` or its beginning, and it would pay to copy it back.
+    fn is_to_be_kept(&mut self, idle: &Idle<B>, sequence: &Sequence<B>) -> bool {
+        let n_tokens = sequence.len();
+        let copied = Copied {
+            tier: self.tiers.first(),
+            n_bytes: idle.model.cache_bytes(n_tokens),
+            n_tokens,
+            n_saved: n_tokens,
+        };
+        let rates = self.rates.entry(idle.of.model).or_default();
+        self.tiers.lacks(&idle.identity, sequence.ids()) && rates.pays(copied)
     }
 
     fn save_sequence(
@@ -1011,7 +1067,7 @@ impl<B: Backend> Worker<B> {
         sequence: &mut Sequence<B>,
     ) {
         let n_bytes = model.cache_bytes(sequence.len());
-        match sequence.snapshot(n_bytes.try_into().unwrap_or(usize::MAX)) {
+        match sequence.snapshot(n_bytes) {
             // Weights may have been replaced meanwhile.
             Ok(saved) if model.adapted.model().generation() == identity.generation => {
                 self.tiers.put(identity, saved);

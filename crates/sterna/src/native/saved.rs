@@ -123,7 +123,7 @@ impl SequenceFolder {
         &self,
         name: &str,
         buffer: usize,
-        read: impl FnOnce(&mut dyn Read, u64) -> Result<T>,
+        read: impl FnOnce(&mut (dyn Read + Send), u64) -> Result<T>,
     ) -> Result<(SequenceLabel, T)> {
         let context = || name.to_owned();
         let file = File::open(self.path.join(name)).map_err(|error| match error.kind() {
@@ -245,7 +245,8 @@ mod tests {
         }
         // Another process sees the same.
         let folder = SequenceFolder::open(&path).unwrap();
-        assert_eq!(folder.read(&names[1], &a).unwrap(), saved(6));
+        let (read, want) = (folder.read(&names[1], &a).unwrap(), saved(6));
+        assert_eq!((read.ids(), read.contents()), (want.ids(), want.contents()));
         assert_eq!(folder.peek(&names[2]).unwrap(), (b, vec![0, 1, 2, 3, 4]));
         assert_eq!(code(folder.read(&names[2], &a)), ErrorCode::HashMismatch);
         // What was used is the last to go.

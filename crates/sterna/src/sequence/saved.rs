@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 
 use sterna_delivery::hash::{Algorithm, DIGEST_BYTES, Hasher};
 use sterna_engine::Backend;
+use sterna_engine::session::Snapshot;
 
 use super::Sequence;
 use crate::error::{Result, bail};
@@ -17,17 +18,22 @@ pub fn is_saved(bytes: &[u8]) -> bool {
 }
 
 /// What a sequence holds, in memory of the host: its tokens, and what was computed for them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct SavedSequence {
-    ids: Vec<u32>,
-    /// As sessions write it.
-    contents: Vec<u8>,
+    pub(super) ids: Vec<u32>,
+    pub(super) contents: Snapshot,
 }
 
 impl SavedSequence {
     #[cfg(test)]
     pub(crate) fn new(ids: Vec<u32>, contents: Vec<u8>) -> SavedSequence {
+        let contents = contents.into();
         SavedSequence { ids, contents }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn contents(&self) -> Vec<u8> {
+        self.contents.pieces().collect::<Vec<_>>().concat()
     }
 
     /// The tokens, in order.
@@ -37,7 +43,7 @@ impl SavedSequence {
 
     /// Bytes in memory.
     pub fn n_bytes(&self) -> u64 {
-        (size_of_val(&self.ids[..]) + self.contents.len()) as u64
+        (size_of_val(&self.ids[..]) + self.contents.n_bytes()) as u64
     }
 
     /// Bytes that [`SavedSequence::write`] writes.
@@ -49,37 +55,27 @@ impl SavedSequence {
     pub fn write(&self, to: &mut dyn Write) -> Result<()> {
         let mut hashed = Hashed::new(to);
         write_head(&self.ids, &mut hashed)?;
-        hashed.write_all(&self.contents)?;
+        for piece in self.contents.pieces() {
+            hashed.write_all(piece)?;
+        }
         let (to, digest) = hashed.finish();
         Ok(to.write_all(&digest)?)
     }
+}
 
-    /// Reads all of `from`, of `n_bytes`, which was written by [`SavedSequence::write`] or [`Sequence::save`].
-    ///
-    /// Errors: it is no saved sequence, or damaged.
-    pub fn read(from: &mut dyn Read, n_bytes: u64) -> Result<SavedSequence> {
-        let mut hashed = Hashed::new(from);
-        let ids = read_ids(&mut hashed, n_bytes / 4)?;
-        let n_rest = HEAD_BYTES + size_of_val(&ids[..]) as u64 + DIGEST_BYTES as u64;
-        let Some(n_contents) = n_bytes.checked_sub(n_rest) else {
-            bail!(HashMismatch, "{DAMAGED}");
-        };
-        let mut contents = Vec::new();
-        // The file may be shorter than it said.
-        (&mut hashed).take(n_contents).read_to_end(&mut contents)?;
-        let (from, digest) = hashed.finish();
-        let mut expected = Vec::new();
-        from.take(n_bytes).read_to_end(&mut expected)?;
-        if expected != digest {
-            bail!(HashMismatch, "{DAMAGED}");
-        }
-        Ok(SavedSequence { ids, contents })
+/// Memory for `n` bytes.
+pub(super) fn room(n: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let n_bytes = n.try_into().unwrap_or(usize::MAX);
+    match bytes.try_reserve_exact(n_bytes) {
+        Ok(()) => Ok(bytes),
+        Err(_) => bail!(OutOfMemory, "no memory for {n} bytes of a sequence"),
     }
 }
 
-const DAMAGED: &str = "saved sequence: it is damaged";
+pub(super) const DAMAGED: &str = "saved sequence: it is damaged";
 /// Bytes before the tokens.
-const HEAD_BYTES: u64 = MAGIC.len() as u64 + 8;
+pub(super) const HEAD_BYTES: u64 = MAGIC.len() as u64 + 8;
 
 fn write_head(ids: &[u32], to: &mut dyn Write) -> Result<()> {
     to.write_all(MAGIC)?;
@@ -158,11 +154,10 @@ impl<B: Backend> Sequence<B> {
     /// The same as [`Sequence::save`], in memory, where about `n_bytes` are needed.
     ///
     /// Errors: also, there is no memory for it.
-    pub fn snapshot(&mut self, n_bytes: usize) -> Result<SavedSequence> {
-        let mut contents = Vec::new();
-        if contents.try_reserve(n_bytes).is_err() {
-            bail!(OutOfMemory, "no memory for {n_bytes} bytes of a sequence");
-        }
+    pub fn snapshot(&mut self, n_bytes: u64) -> Result<SavedSequence> {
+        // It comes in pieces.
+        drop(room(n_bytes)?);
+        let mut contents = Snapshot::default();
         self.session.save(&mut contents)?;
         let ids = self.ids.clone();
         Ok(SavedSequence { ids, contents })
@@ -171,7 +166,7 @@ impl<B: Backend> Sequence<B> {
     /// The same as [`Sequence::restore`], from memory.
     pub fn restore_from(&mut self, saved: &SavedSequence) -> Result<()> {
         self.reset();
-        let mut from = &saved.contents[..];
+        let mut from = saved.contents.source();
         self.session.restore(&mut from)?;
         if !from.is_empty() || self.session.len() != saved.ids.len() {
             self.session.truncate(0);
@@ -183,20 +178,20 @@ impl<B: Backend> Sequence<B> {
 }
 
 /// Bytes on their way, and their digest.
-struct Hashed<T> {
-    inner: T,
-    hasher: Hasher,
+pub(super) struct Hashed<T> {
+    pub(super) inner: T,
+    pub(super) hasher: Hasher,
 }
 
 impl<T> Hashed<T> {
-    fn new(inner: T) -> Hashed<T> {
+    pub(super) fn new(inner: T) -> Hashed<T> {
         Hashed {
             inner,
             hasher: Hasher::new(Algorithm::Blake3),
         }
     }
 
-    fn finish(self) -> (T, [u8; DIGEST_BYTES]) {
+    pub(super) fn finish(self) -> (T, [u8; DIGEST_BYTES]) {
         (self.inner, *self.hasher.finish().as_bytes())
     }
 }

@@ -1,11 +1,12 @@
 //! Keys and values of a layer in device memory, in pages.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use sterna_format::model::{CacheType, CachedValues};
 
 use crate::error::{expect, expect_most};
-use crate::memory::{Buffer, BufferCopy};
+use crate::memory::{Buffer, BufferCopy, Upload, UploadPart};
 use crate::{Device, GpuError, ReadRange};
 
 /// The largest head dimension that kernels support.
@@ -33,6 +34,39 @@ pub struct CacheLayer {
     /// A few unused bytes where the keys are the values: kernels have a place for values, which may not be that of keys.
     pub(super) values: Buffer,
 }
+
+/// A part of a sequence's keys, or of its values, as [`CacheLayer::read`] gives it.
+#[derive(Debug, Clone)]
+pub struct CachePiece {
+    /// Keys (0) or values (1).
+    buffer: usize,
+    /// Pages of the sequence.
+    pages: Range<usize>,
+    bytes: usize,
+}
+
+impl CachePiece {
+    /// Its length.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Pages that follow one another in a layer's memory, or their scales.
+struct Run<'a> {
+    buffer: &'a Buffer,
+    /// Where they are there, in bytes.
+    own: Range<u64>,
+    /// And where in the piece.
+    within: Range<u64>,
+}
+
+/// Bytes of a piece at most, unless a page has more: read while the one before is copied, in buffers that are kept for the
+/// next.
+const PIECE_BYTES: u64 = 8 << 20;
+
+/// Pieces that are being read besides the one that is waited for.
+const PIECES_AHEAD: usize = 1;
 
 /// Bytes in the place of values where there are none.
 const NO_VALUES: u64 = 16;
@@ -141,13 +175,15 @@ impl CacheLayer {
             let [from, into] = run[0].map(|page| page as usize);
             self.expect_page(from + run.len())?;
             to.expect_page(into + run.len())?;
-            let own = self.spans(from..from + run.len());
-            let others = to.spans(into..into + run.len());
-            copies.extend(own.into_iter().zip(others).map(|(own, other)| BufferCopy {
-                bytes: own.bytes.end - own.bytes.start,
-                from: (own.buffer, own.bytes.start),
-                to: (other.buffer, other.bytes.start),
-            }));
+            for (buffer, other) in self.buffers().zip(to.buffers()) {
+                let own = self.spans(self.n_pages, from..from + run.len());
+                let others = to.spans(to.n_pages, into..into + run.len());
+                copies.extend(own.zip(others).map(|(own, into)| BufferCopy {
+                    bytes: own.end - own.start,
+                    from: (buffer, own.start),
+                    to: (other, into.start),
+                }));
+            }
         }
         Ok(copies)
     }
@@ -156,129 +192,146 @@ impl CacheLayer {
         expect_most("pages of a cache", self.n_pages, end)
     }
 
-    /// Where pages are: those of keys and of values, and of their scales.
-    fn spans(&self, pages: Range<usize>) -> Vec<Span<'_>> {
+    /// Where `pages` are in the memory of keys, or of values, that has `n_pages`: they, and their scales.
+    fn spans(
+        &self,
+        n_pages: usize,
+        pages: Range<usize>,
+    ) -> impl Iterator<Item = Range<u64>> + use<> {
         let (vectors, scales) = row_shape(self.dtype, self.head_dim);
         let n_rows = self.n_kv_heads * PAGE_LEN;
-        let mut spans = Vec::new();
-        for buffer in self.buffers() {
-            for (first, row) in [(0, vectors * 16), (self.scales_at() * 4, scales * 4)] {
-                let at = |page: usize| (first + page * n_rows * row) as u64;
-                let bytes = at(pages.start)..at(pages.end);
-                if !bytes.is_empty() {
-                    spans.push(Span { buffer, bytes });
-                }
+        let first_scale = n_pages * n_rows * vectors * 16;
+        let spans = [(0, vectors * 16), (first_scale, scales * 4)].map(|(first, row)| {
+            let at = |page: usize| (first + page * n_rows * row) as u64;
+            at(pages.start)..at(pages.end)
+        });
+        spans.into_iter().filter(|bytes| !bytes.is_empty())
+    }
+
+    /// The pieces in which the first `len` positions of a sequence are saved, in order.
+    pub fn pieces(&self, len: usize) -> Vec<CachePiece> {
+        let n_pages = len.div_ceil(PAGE_LEN);
+        let most = (PIECE_BYTES / self.page_bytes()).max(1) as usize;
+        let mut pieces = Vec::new();
+        for first in (0..n_pages).step_by(most) {
+            let pages = first..n_pages.min(first + most);
+            for buffer in 0..self.cached.per_head() {
+                let pages = pages.clone();
+                let bytes = pages.len() * self.page_bytes() as usize;
+                pieces.push(CachePiece {
+                    buffer,
+                    pages,
+                    bytes,
+                });
             }
         }
-        spans
+        pieces
     }
 
-    /// Bytes of [`CacheLayer::read`] for `len` positions.
-    pub fn saved_bytes(&self, len: usize) -> usize {
-        let (vectors, scales) = row_shape(self.dtype, self.head_dim);
-        self.n_vectors() * len * (vectors * 16 + scales * 4)
-    }
-
-    /// The first `len` positions of a sequence that has `pages`: for every head the rows of keys, their scales, the rows
-    /// of values of their own, and their scales, whatever pages they are in.
+    /// The [pieces](CacheLayer::pieces) of a sequence that has `pages`: each is pages one after the other, as they are in
+    /// memory, and their scales behind all of them. Positions behind the last are zeros.
     ///
     /// Errors: [`GpuError::Shape`] if pages have fewer positions, or there are no such pages; [`GpuError::Lost`].
-    pub fn read(&self, device: &Device, pages: &[u32], len: usize) -> Result<Vec<u8>, GpuError> {
-        let pages = self.pages_of(pages, len)?;
-        if pages.is_empty() {
-            return Ok(Vec::new());
-        }
-        // They are collected where one read gets them all.
-        let all = CacheLayer::new(
-            device,
-            self.n_kv_heads,
-            self.head_dim,
-            self.dtype,
-            self.cached,
-            pages.len(),
-        )?;
-        let numbered: Vec<[u32; 2]> = (0..).zip(pages).map(|(to, &from)| [from, to]).collect();
-        device.copy_all(&self.copies(&all, &numbered)?)?;
-        let words = 0..pages.len() * (self.page_bytes() / 4) as usize;
-        let reads = all.buffers();
-        let reads: Vec<_> = reads
-            .map(|buffer| ReadRange::of::<u32>(buffer, words.clone()))
-            .collect();
-        let read = device.submit(&[], &reads)?.wait()?;
-        let mut saved = Vec::with_capacity(self.saved_bytes(len));
-        for (i, rows) in all.rows(len) {
-            saved.extend_from_slice(&read[i][rows]);
-        }
-        Ok(saved)
-    }
-
-    /// Writes `len` positions, which [`CacheLayer::read`] gave, to the pages of a sequence, before anything submitted
-    /// later. The rest of the last page is unspecified.
-    ///
-    /// Errors: [`GpuError::Shape`] if they are not as many, or don't fit, or there are no such pages.
-    pub fn write(
+    pub fn read(
         &self,
         device: &Device,
         pages: &[u32],
         len: usize,
-        saved: &[u8],
-    ) -> Result<(), GpuError> {
-        let pages = self.pages_of(pages, len)?;
-        expect("writing a cache: bytes", self.saved_bytes(len), saved.len())?;
-        // As if they were all, one after the other.
-        let all = CacheLayer {
-            n_pages: pages.len(),
-            ..self.clone()
+    ) -> Result<Vec<Vec<u8>>, GpuError> {
+        let pieces = self.pieces(len);
+        let mut read = Vec::with_capacity(pieces.len());
+        let Some(longest) = pieces.iter().map(|piece| piece.bytes).max() else {
+            return Ok(read);
         };
-        let bytes = vec![0; pages.len() * self.page_bytes() as usize];
-        let mut both = vec![bytes; self.cached.per_head()];
-        let mut rest = saved;
-        for (i, rows) in all.rows(len) {
-            let (own, others) = rest.split_at(rows.len());
-            both[i][rows].copy_from_slice(own);
-            rest = others;
-        }
-        for (i, &page) in pages.iter().enumerate() {
-            let from = all.spans(i..i + 1);
-            let to = self.spans(page as usize..page as usize + 1);
-            for (own, other) in from.iter().zip(to) {
-                let values = usize::from(*own.buffer == self.values);
-                let bytes = own.bytes.start as usize..own.bytes.end as usize;
-                device.write(other.buffer, other.bytes.start, &both[values][bytes])?;
+        // Pages are collected where one read gets them all; while they are copied from there, others are.
+        let all = device.buffer("pages to be read", longest as u64)?;
+        let mut submitted = VecDeque::new();
+        for piece in &pieces {
+            let runs = self.runs(pages, piece)?;
+            let copies = runs.iter().map(|run| BufferCopy {
+                from: (run.buffer, run.own.start),
+                to: (&all, run.within.start),
+                bytes: run.own.end - run.own.start,
+            });
+            device.copy_all(&copies.collect::<Vec<_>>())?;
+            let range = ReadRange::of::<u8>(&all, 0..piece.bytes);
+            submitted.push_back(device.submit(&[], &[range])?);
+            if submitted.len() > PIECES_AHEAD
+                && let Some(first) = submitted.pop_front()
+            {
+                read.extend(first.wait()?);
             }
         }
-        Ok(())
-    }
-
-    /// Of a sequence's pages those with the first `len` positions.
-    fn pages_of<'a>(&self, pages: &'a [u32], len: usize) -> Result<&'a [u32], GpuError> {
-        let n_pages = len.div_ceil(PAGE_LEN);
-        expect_most("pages of a sequence", pages.len(), n_pages)?;
-        let pages = &pages[..n_pages];
-        for &page in pages {
-            self.expect_page(page as usize + 1)?;
+        for rest in submitted {
+            read.extend(rest.wait()?);
         }
-        Ok(pages)
-    }
-
-    /// Where in keys (0) and values of their own (1) the first `len` positions are, if pages are in order, as
-    /// [`CacheLayer::read`] orders them.
-    fn rows(&self, len: usize) -> Vec<(usize, Range<usize>)> {
-        let (vectors, scales) = row_shape(self.dtype, self.head_dim);
-        let mut rows = Vec::new();
-        for head in 0..self.n_kv_heads {
-            for of in 0..self.cached.per_head() {
-                for (first, row) in [(0, vectors * 16), (self.scales_at() * 4, scales * 4)] {
-                    for begin in (0..len).step_by(PAGE_LEN) {
-                        let n = PAGE_LEN.min(len - begin);
-                        let at = begin * self.n_kv_heads + head * PAGE_LEN;
-                        let at = first + at * row;
-                        rows.push((of, at..at + n * row));
-                    }
+        let n_last = len % PAGE_LEN;
+        if n_last > 0 {
+            for (piece, bytes) in pieces.iter().zip(&mut read) {
+                if piece.pages.end * PAGE_LEN > len {
+                    self.clear_rows(bytes, piece.pages.len(), n_last);
                 }
             }
         }
-        rows
+        Ok(read)
+    }
+
+    /// Clears what is behind the first `n_rows` rows of each head in the last of `n_pages` pages.
+    fn clear_rows(&self, bytes: &mut [u8], n_pages: usize, n_rows: usize) {
+        for span in self.spans(n_pages, n_pages - 1..n_pages) {
+            let page = &mut bytes[span.start as usize..span.end as usize];
+            let row = page.len() / (self.n_kv_heads * PAGE_LEN);
+            for head in page.chunks_exact_mut(PAGE_LEN * row) {
+                head[n_rows * row..].fill(0);
+            }
+        }
+    }
+
+    /// Writes `piece`, as [`CacheLayer::read`] gave it, to the pages of a sequence, before anything submitted later.
+    ///
+    /// Errors: [`GpuError::Shape`] if it has another length, or there are no such pages; [`GpuError::Lost`].
+    pub fn write(
+        &self,
+        upload: &mut Upload,
+        pages: &[u32],
+        piece: &CachePiece,
+        saved: &[u8],
+    ) -> Result<(), GpuError> {
+        expect("writing a cache: bytes", piece.bytes, saved.len())?;
+        let runs = self.runs(pages, piece)?;
+        let parts = runs.iter().map(|run| UploadPart {
+            bytes: &saved[run.within.start as usize..run.within.end as usize],
+            to: run.buffer,
+            offset: run.own.start,
+        });
+        upload.write_all(parts)
+    }
+
+    /// The runs of `piece` that are one range in memory.
+    fn runs(&self, pages: &[u32], piece: &CachePiece) -> Result<Vec<Run<'_>>, GpuError> {
+        expect_most("pages of a sequence", pages.len(), piece.pages.end)?;
+        let Some(buffer) = self.buffers().nth(piece.buffer) else {
+            return Err(GpuError::Shape {
+                what: "a piece of a cache: values of their own",
+                expected: self.cached.per_head() as u64 - 1,
+                found: piece.buffer as u64,
+            });
+        };
+        let n_pages = piece.pages.len();
+        let (mut at, mut runs) = (0, Vec::new());
+        for pages in pages[piece.pages.clone()].chunk_by(|a, b| a + 1 == *b) {
+            let first = pages[0] as usize;
+            self.expect_page(first + pages.len())?;
+            let own = self.spans(self.n_pages, first..first + pages.len());
+            let within = self.spans(n_pages, at..at + pages.len());
+            runs.extend(own.zip(within).map(|(own, within)| Run {
+                buffer,
+                own,
+                within,
+            }));
+            at += pages.len();
+        }
+        Ok(runs)
     }
 
     fn page_bytes(&self) -> u64 {
@@ -297,12 +350,6 @@ fn page_bytes(n_kv_heads: usize, head_dim: usize, dtype: CacheType) -> u64 {
     let (vectors, scales) = row_shape(dtype, head_dim);
     let rows = (n_kv_heads as u64).saturating_mul(PAGE_LEN as u64);
     rows.saturating_mul(vectors as u64 * 16 + scales as u64 * 4)
-}
-
-/// A part of a buffer.
-struct Span<'a> {
-    buffer: &'a Buffer,
-    bytes: Range<u64>,
 }
 
 /// Vectors of 16 bytes per cached head, and scales.

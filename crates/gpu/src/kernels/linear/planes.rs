@@ -124,7 +124,8 @@ impl Planes {
             let (first, n) = (range.start + i * at_once, run.len() / stored);
             of_codes.resize(n * row_bytes, 0);
             of_scales.resize(n * scale_bytes, 0);
-            let share = n.div_ceil(parallel::n_parts(run.len()));
+            let n_parts = parallel::n_parts(run.len());
+            let share = n.div_ceil(n_parts);
             let parts = run.chunks(share * stored);
             let codes_of = of_codes.chunks_mut(share * row_bytes);
             let mut scales_of = of_scales.chunks_mut((share * scale_bytes).max(1));
@@ -132,7 +133,7 @@ impl Planes {
                 let scales = scales_of.next().unwrap_or_default();
                 (rows, codes, scales)
             });
-            parallel::for_each(parts.collect(), |(rows, codes, scales)| {
+            parallel::for_each(n_parts, parts.collect(), |(rows, codes, scales)| {
                 self.divide(stored, row_bytes, rows, codes, scales);
             });
             upload.write(codes, (first * row_bytes) as u64, &of_codes)?;
