@@ -22,6 +22,8 @@ pub struct Allowed {
 pub struct Constraint {
     matcher: Matcher,
     vocabulary: Vocabulary,
+    /// Of JSON, how long its number is.
+    number: Option<Number>,
 }
 
 impl Constraint {
@@ -49,41 +51,67 @@ impl Constraint {
                 false => refused(&message),
             });
         }
+        let is_json = matches!(grammar, Grammar::JsonSchema(_) | Grammar::JsonObject);
         Ok(Constraint {
             matcher,
             vocabulary: vocabulary.clone(),
+            number: is_json.then(Number::default),
         })
     }
 
-    /// What may come next.
+    /// What may come next. A number in JSON that has [`MOST_DIGITS`] in a row has no more, unless nothing else may come.
     ///
     /// Errors: finding it takes more than the limits allow.
     pub fn allowed(&mut self) -> Result<Allowed, ConstraintError> {
         let mask = self.matcher.compute_mask_or_eos().map_err(step)?;
         let n_tokens = self.vocabulary.n_tokens();
+        let end = mask.is_allowed(n_tokens as u32);
         let mut tokens = mask.as_slice()[..n_tokens.div_ceil(32)].to_vec();
         // The end of the output is one more token.
         if let Some(last) = tokens.get_mut(n_tokens / 32) {
             *last &= !(1 << (n_tokens % 32));
         }
-        Ok(Allowed {
-            tokens,
-            end: mask.is_allowed(n_tokens as u32),
-        })
+        if self.number.is_some_and(Number::is_long) {
+            let others = tokens.iter().zip(self.vocabulary.digits());
+            let others: Vec<u32> = others.map(|(tokens, digits)| tokens & !digits).collect();
+            if end || others.iter().any(|tokens| *tokens != 0) {
+                tokens = others;
+            }
+        }
+        Ok(Allowed { tokens, end })
     }
 
     /// Appends the token `id`.
     ///
     /// Errors: it isn't allowed; taking it takes more than the limits allow.
     pub fn accept(&mut self, id: u32) -> Result<(), ConstraintError> {
-        if self.n_allowed(&[id]) == 0 {
+        if self.n_matching(&[id]) == 0 {
             return Err(ConstraintError::NotAllowed { id });
         }
-        self.matcher.consume_token(id).map_err(step)
+        self.matcher.consume_token(id).map_err(step)?;
+        if let Some(number) = &mut self.number {
+            number.push(self.vocabulary.spelling(id));
+        }
+        Ok(())
     }
 
     /// How many of `ids` could follow, one after the other.
     pub fn n_allowed(&mut self, ids: &[u32]) -> usize {
+        let n = self.n_matching(ids);
+        let Some(mut number) = self.number else {
+            return n;
+        };
+        let goes_on = |id: &u32| {
+            let spelling = self.vocabulary.spelling(*id);
+            let is_longer = number.is_long() && spelling.first().is_some_and(u8::is_ascii_digit);
+            number.push(spelling);
+            !is_longer
+        };
+        ids[..n].iter().copied().take_while(goes_on).count()
+    }
+
+    /// How many of `ids` the grammar lets follow.
+    fn n_matching(&mut self, ids: &[u32]) -> usize {
         let n_tokens = self.vocabulary.n_tokens();
         let known = ids.iter().position(|&id| id as usize >= n_tokens);
         let ids = &ids[..known.unwrap_or(ids.len())];
@@ -105,6 +133,40 @@ impl fmt::Debug for Constraint {
         f.debug_struct("Constraint")
             .field("vocabulary", &self.vocabulary)
             .finish_non_exhaustive()
+    }
+}
+
+/// The most digits in a row: a double has 17 that matter, and a model that repeats itself would never end a number.
+const MOST_DIGITS: usize = 24;
+
+/// Where in JSON its end is.
+#[derive(Debug, Clone, Copy, Default)]
+struct Number {
+    is_in_string: bool,
+    /// Behind a backslash.
+    is_escaped: bool,
+    /// Digits at the end, outside of strings.
+    n_digits: usize,
+}
+
+impl Number {
+    fn push(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.n_digits = match byte.is_ascii_digit() && !self.is_in_string {
+                true => self.n_digits + 1,
+                false => 0,
+            };
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' if self.is_in_string => self.is_escaped = true,
+                b'"' => self.is_in_string = !self.is_in_string,
+                _ => {}
+            }
+        }
+    }
+
+    fn is_long(self) -> bool {
+        self.n_digits >= MOST_DIGITS
     }
 }
 

@@ -24,6 +24,14 @@ const MAX_LEVELS: usize = match cfg!(target_family = "wasm") {
 /// to an answer would otherwise never end it.
 const WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,20}";
 
+/// A time of RFC 3339, with as many digits of a second as clocks have: there may be any number in its format.
+const TIME: &str = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
+const DATE: &str = r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))";
+
+/// Up to three atoms of the name before the `@`, which has up to 64 bytes by RFC 5321, and a label of a host's name.
+const MAILBOX: &str = r"[a-zA-Z0-9_%+-]{1,20}(\.[a-zA-Z0-9_%+-]{1,20}){0,2}";
+const LABEL: &str = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?";
+
 /// What output matches, from its first byte to its last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -118,8 +126,9 @@ impl Grammar {
     }
 }
 
-/// `schema`, with bounded white space unless it has options of its own.
+/// `schema`, with bounded white space unless it has options of its own, and bounded formats.
 fn with_whitespace(mut schema: Value) -> TopLevelGrammar {
+    bound_formats(&mut schema);
     if let Value::Object(schema) = &mut schema {
         let options = schema.entry("x-guidance").or_insert_with(|| json!({}));
         if let Value::Object(options) = options
@@ -130,6 +139,30 @@ fn with_whitespace(mut schema: Value) -> TopLevelGrammar {
         }
     }
     TopLevelGrammar::from_grammar(GrammarWithLexer::from_json_schema(schema))
+}
+
+/// Bounds texts whose formats have no end, by patterns of which all matches have the format.
+fn bound_formats(schema: &mut Value) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(bound_formats),
+        Value::Object(members) => {
+            let pattern = match members.get("format").and_then(Value::as_str) {
+                Some("time") => Some(format!("^{TIME}$")),
+                Some("date-time") => Some(format!("^{DATE}[tT]{TIME}$")),
+                Some("email") => Some(format!(r"^{MAILBOX}@{LABEL}(\.{LABEL}){{1,4}}$")),
+                Some("hostname") => Some(format!(r"^{LABEL}(\.{LABEL}){{0,4}}$")),
+                _ => None,
+            };
+            if let Some(pattern) = pattern.filter(|_| !members.contains_key("pattern")) {
+                members.remove("format");
+                members.insert("pattern".to_owned(), pattern.into());
+            }
+            let inner = members.iter_mut();
+            let inner = inner.filter(|(name, _)| !matches!(name.as_str(), "const" | "enum"));
+            inner.for_each(|(_, value)| bound_formats(value));
+        }
+        _ => {}
+    }
 }
 
 /// How many schemas of `schema` are inside one another at most: each `$ref` may lead to one as deep as the whole.

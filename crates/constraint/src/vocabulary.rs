@@ -14,6 +14,8 @@ use crate::error::ConstraintError;
 pub struct Vocabulary {
     pub(crate) parsers: Arc<ParserFactory>,
     n_tokens: usize,
+    /// A bit for each token, the lowest first: whether it begins with a digit.
+    digits: Arc<[u32]>,
 }
 
 impl Vocabulary {
@@ -25,6 +27,12 @@ impl Vocabulary {
     /// Errors: so many tokens that ids don't fit.
     pub fn new(mut tokens: Vec<Vec<u8>>) -> Result<Vocabulary, ConstraintError> {
         let n_tokens = tokens.len();
+        let is_digit = |token: &Vec<u8>| token.first().is_some_and(u8::is_ascii_digit);
+        let word = |tokens: &[Vec<u8>]| {
+            let bits = tokens.iter().map(is_digit).rev();
+            bits.fold(0, |word, bit| word << 1 | u32::from(bit))
+        };
+        let digits = tokens.chunks(32).map(word).collect();
         let refused = |error: &dyn fmt::Display| ConstraintError::Vocabulary(error.to_string());
         // The end of the output, whatever a model's tokens for that are.
         tokens.push([&[Vocabulary::CONTROL], &b"<|end of output|>"[..]].concat());
@@ -38,12 +46,23 @@ impl Vocabulary {
         Ok(Vocabulary {
             parsers: Arc::new(parsers),
             n_tokens,
+            digits,
         })
     }
 
     /// How many tokens there are.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
+    }
+
+    /// The bytes of a token.
+    pub(crate) fn spelling(&self, id: u32) -> &[u8] {
+        self.trie().token(id)
+    }
+
+    /// A bit for each token, the lowest first: whether it begins with a digit.
+    pub(crate) fn digits(&self) -> &[u32] {
+        &self.digits
     }
 
     pub(crate) fn trie(&self) -> &TokTrie {
