@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use sterna_constraint::{Constraint, Grammar, Vocabulary};
+use sterna_testing::schemas;
 use sterna_text::{Encode, TiktokenEncoding, Tokenizer};
 
 const SCHEMA: &str = r#"{"type": "object", "properties": {
@@ -62,6 +64,26 @@ fn tokens(criterion: &mut Criterion) {
         });
     }
     group.finish();
+    random_schemas(&vocabulary);
+}
+
+/// Prints how long making constraints of random schemas takes: of many, what matters is the slowest.
+fn random_schemas(vocabulary: &Vocabulary) {
+    const N: u64 = 1000;
+    let made = (0..N).map(|seed| {
+        let grammar = Grammar::JsonSchema(schemas::random(seed).to_string());
+        let begun = Instant::now();
+        let constraint = Constraint::new(vocabulary, black_box(&grammar));
+        black_box(constraint.expect("it is a schema that some values match"));
+        begun.elapsed()
+    });
+    let mut took: Vec<Duration> = made.collect();
+    took.sort();
+    let at = |share: f64| took[(share * (N - 1) as f64) as usize];
+    let (median, p99, most) = (at(0.5), at(0.99), at(1.0));
+    println!(
+        "{N} random schemas made: median {median:.1?}, 99th percentile {p99:.1?}, most {most:.1?}"
+    );
 }
 
 criterion_group!(benches, tokens);
