@@ -14,7 +14,7 @@ use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::adapters::OpenAdapter;
-use crate::answer::tools::ToolFormat;
+use crate::answer::tools::{CallStyle, ToolFormat};
 use crate::engine::{AdapterKey, AdapterSource, ModelSource};
 use crate::infill::Infill;
 
@@ -177,6 +177,8 @@ pub(crate) struct ModelText {
     tool_template: Option<ChatTemplate>,
     /// How it calls tools.
     pub(crate) tools: ToolFormat,
+    /// How its template wants those of earlier turns.
+    past_calls: CallStyle,
     /// Whether its template tells of the tools.
     tells_tools: bool,
     /// Whether it may think before it answers.
@@ -256,10 +258,10 @@ impl ModelText {
         let template = files.chat_template_for(&tokenizer, false)?;
         let tool_template = files.chat_template_for(&tokenizer, true)?;
         let probe = tool_template.as_ref().map(|template| {
-            let calls = ToolFormat::probe(|input| template.render(input).ok());
+            let calls = CallStyle::probe(|input| template.render(input).ok());
             (calls, tells_tools(template))
         });
-        let (format, tells_tools) = probe.unwrap_or_default();
+        let (calls, tells_tools) = probe.unwrap_or_default();
         let created = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(ModelText {
             name,
@@ -275,7 +277,8 @@ impl ModelText {
             tokenizer,
             template,
             tool_template,
-            tools: format.unwrap_or_default(),
+            tools: calls.format.unwrap_or_default(),
+            past_calls: calls,
             tells_tools,
             recommended,
             ctx_len,
@@ -312,6 +315,10 @@ impl ModelText {
         if has_tools && !self.tells_tools {
             tell_tools(&mut messages, &conversation.tools);
         }
+        let past_calls = self.past_calls;
+        messages
+            .iter_mut()
+            .for_each(|message| past_calls.apply(message));
         let input = ChatInput {
             messages,
             tools: has_tools.then(|| conversation.tools.clone()),
@@ -386,6 +393,7 @@ fn tells_tools(template: &ChatTemplate) -> bool {
     }});
     let input = ChatInput {
         tools: Some(vec![tool]),
+        now: Some(now()),
         ..ChatInput::conversation([("user", "x")])
     };
     template

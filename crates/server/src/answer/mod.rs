@@ -70,8 +70,8 @@ pub(crate) enum Calls {
     /// None.
     #[default]
     None,
-    /// As the model likes.
-    May,
+    /// Of these, as the model likes.
+    May { tools: Vec<Tool> },
     /// Of one of these, and nothing else.
     Must { tools: Vec<Tool>, parallel: bool },
 }
@@ -141,7 +141,11 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         may_think,
         calls: match &ask.calls {
             Calls::None => None,
-            Calls::May | Calls::Must { .. } => Some(model.tools),
+            Calls::May { .. } | Calls::Must { .. } => Some(model.tools),
+        },
+        tools: match &ask.calls {
+            Calls::None => Arc::default(),
+            Calls::May { tools } | Calls::Must { tools, .. } => tools.as_slice().into(),
         },
         trims: is_chat && !is_constrained && !is_begun,
     };
@@ -170,7 +174,7 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
             ..Request::new(prompt.clone(), sampler)
         });
         readers.push(Reader {
-            splitter: Splitter::new(expected),
+            splitter: Splitter::new(expected.clone()),
             marks: match expected.calls {
                 Some(format) => format.tokens(&model.tokenizer),
                 None => Vec::new(),

@@ -42,6 +42,13 @@ fn calls_that_have_to_be_made_are_read() {
     let tokenizer = Tokenizer::from_hf_json(TOKENIZER, None).unwrap();
     for (format, good, n_calls, bad) in [
         (
+            ToolFormat::Parameters,
+            "<tool_call>\n<function=weather>\n<parameter=place>\nRome\n\n<b>\n</parameter>\n</function>\n</tool_call>\n\
+             <tool_call>\n<function=stop>\n<parameter=now>\n1\n</parameter>\n</function>\n</tool_call>",
+            2,
+            "<tool_call>\n<function=weather>\n</function>\n</tool_call>",
+        ),
+        (
             ToolFormat::Tagged,
             "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\": \"</tool_call>\"}}\n</tool_call>\n\
              <tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>",
@@ -85,6 +92,7 @@ fn calls_that_have_to_be_made_are_read() {
                 opens_thinking,
                 may_think: opens_thinking,
                 calls: Some(format),
+                tools: tools().into(),
                 trims: false,
             });
             let mut parts = splitter.push(&good);
@@ -133,5 +141,104 @@ fn what_a_model_thinks_first_matches_nothing() {
             assert!(!matches(&found, &format!("{before}{bad}")), "{bad}");
             assert!(!matches(&found, before));
         }
+    }
+}
+
+#[test]
+fn parameters_match_their_schemas() {
+    let tokenizer = Tokenizer::from_hf_json(TOKENIZER, None).unwrap();
+    let schema = json!({
+        "properties": {
+            "text": {"type": "string"},
+            "unit": {"enum": ["C", "F", null]},
+            "count": {"type": "integer"},
+            "spot": {"$ref": "#/$defs/spot"},
+            "free": {},
+        },
+        "required": ["text", "spot"],
+        "$defs": {"spot": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+    });
+    let tools = vec![
+        Tool::new("find", Some(&schema)),
+        Tool::new("none", Some(&json!({"properties": {}}))),
+    ];
+    let calls = Calls::Must {
+        tools: tools.clone(),
+        parallel: false,
+    };
+    let format = ToolFormat::Parameters;
+    let grammar = grammar(format, &tokenizer, &calls, None, false)
+        .unwrap()
+        .unwrap();
+    let parameter =
+        |name: &str, value: &str| format!("<parameter={name}>\n{value}\n</parameter>\n");
+    let call = |name: &str, parameters: &[(&str, &str)]| {
+        let parameters = parameters
+            .iter()
+            .map(|(name, value)| parameter(name, value));
+        let parameters: String = parameters.collect();
+        format!("<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
+    };
+    let spot = ("spot", "{\"x\": 1.5}");
+    for (text, arguments) in [
+        (
+            call("find", &[("text", "<p>\n\"1\"\n</p>"), spot]),
+            Some(json!({"text": "<p>\n\"1\"\n</p>", "spot": {"x": 1.5}})),
+        ),
+        (
+            call(
+                "find",
+                &[
+                    ("text", ""),
+                    ("unit", "null"),
+                    ("count", "12"),
+                    spot,
+                    ("free", "true"),
+                ],
+            ),
+            Some(json!({"text": "", "unit": null, "count": 12, "spot": {"x": 1.5}, "free": true})),
+        ),
+        (
+            call(
+                "find",
+                &[("text", "null"), ("unit", "F"), spot, ("free", "a b")],
+            ),
+            Some(json!({"text": "null", "unit": "F", "spot": {"x": 1.5}, "free": "a b"})),
+        ),
+        (call("none", &[]), Some(json!({}))),
+        (call("none", &[("text", "a")]), None),
+        (call("find", &[("text", "a")]), None),
+        (call("find", &[spot, ("text", "a")]), None),
+        (call("find", &[("text", "a"), ("unit", "K"), spot]), None),
+        (
+            call("find", &[("text", "a"), ("count", "many"), spot]),
+            None,
+        ),
+        (
+            call("find", &[("text", "a"), ("spot", "{\"x\": \"y\"}")]),
+            None,
+        ),
+        (call("find", &[("text", "a"), spot, ("other", "b")]), None),
+        (call("other", &[]), None),
+    ] {
+        assert_eq!(matches(&grammar, &text), arguments.is_some(), "{text}");
+        let Some(arguments) = arguments else { continue };
+        let mut splitter = Splitter::new(Expected {
+            calls: Some(format),
+            tools: tools.clone().into(),
+            ..Expected::default()
+        });
+        let mut parts = splitter.push(&text);
+        parts.extend(splitter.finish());
+        let said = parts.iter().filter_map(|part| match part {
+            Part::CallArguments { text, .. } => Some(text.as_str()),
+            _ => None,
+        });
+        let said: String = said.collect();
+        assert_eq!(
+            serde_json::from_str::<Value>(&said).unwrap(),
+            arguments,
+            "{said}"
+        );
     }
 }
