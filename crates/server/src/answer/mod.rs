@@ -249,11 +249,13 @@ fn grammar(
                 Grammar::JsonSchema(schema) => format!("body: %json {schema}\n"),
                 Grammar::JsonObject => "body: %json {\"type\": \"object\"}\n".to_owned(),
                 Grammar::Regex(pattern) => format!("body: /{}/\n", pattern.replace('/', "\\/")),
+                // Its rules have a scope of their own.
+                Grammar::Lark(rules) => format!("body: %lark {{\n{rules}\n}}\n"),
                 _ => {
                     return Err(Error::new(
                         ErrorCode::Unsupported,
-                        "a grammar for the answer of a model that thinks first: expected a schema or a regular \
-                         expression, or thinking switched off",
+                        "a grammar for the answer of a model that thinks first: expected a schema, a regular \
+                         expression or a Lark grammar, or thinking switched off",
                     ));
                 }
             };

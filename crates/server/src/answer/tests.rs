@@ -121,6 +121,15 @@ fn what_a_model_thinks_first_matches_nothing() {
             "b/no",
             "b/maybe",
         ),
+        // With names of rules that the grammar around it has too, and a bracket in a text.
+        (
+            Grammar::Lark(
+                "start: thought \"}\" body\n%ignore \" \"\nthought: \"yes\" | \"no\"\nbody: /[0-9]+/ // digits"
+                    .to_owned(),
+            ),
+            "no } 17",
+            "no } x",
+        ),
     ] {
         for opens_thinking in [false, true] {
             let format = ToolFormat::default();
