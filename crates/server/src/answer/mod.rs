@@ -4,6 +4,7 @@
 mod budget;
 mod scan;
 mod split;
+mod strict;
 pub(crate) mod tools;
 
 use std::collections::VecDeque;
@@ -25,6 +26,7 @@ use crate::settings::Sign;
 use crate::trace::Tracing;
 use budget::ThoughtBudget;
 use split::{Expected, Part, Splitter};
+use strict::StrictCalls;
 use tools::{Tool, ToolFormat};
 
 /// What is asked for, whatever the dialect.
@@ -127,13 +129,17 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
     let constraint = constraint(model, &ask, opens_thinking)?;
     let is_constrained = constraint.is_some();
     let may_think = is_chat && model.thinks && (!is_constrained || opens_thinking) && !is_begun;
+    let constraint = match constraint {
+        Some(constraint) => Some(constraint),
+        None => strict_calls(model, &ask.calls, (may_think, opens_thinking))?,
+    };
     let constraint = match ask.max_thought.filter(|_| may_think) {
         Some(n_left) => within(model, n_left, opens_thinking, constraint),
         None => constraint,
     };
     if ask.receipt && constraint.is_some() {
         let message = "receipt: expected an answer that needn't match anything, found a schema, a grammar, a required \
-                       call, or a limit of thoughts";
+                       call, a strict tool, or a limit of thoughts";
         return Err(Error::new(ErrorCode::Unsupported, message).into());
     }
     let expected = Expected {
@@ -206,6 +212,36 @@ fn within(
         n_vocab: model.n_vocab,
         inner,
     }))
+}
+
+/// What calls have to match that the model may make, if a tool is strict: arguments of the others are any objects. A
+/// call without a mark is no more than an answer up to its end, and isn't held to anything.
+fn strict_calls(
+    model: &ModelText,
+    calls: &Calls,
+    thought: (bool, bool),
+) -> Result<Option<Box<dyn TokenConstraint>>> {
+    let (Calls::May { tools }, Some(mark)) = (calls, model.tools.mark()) else {
+        return Ok(None);
+    };
+    if !tools.iter().any(|tool| tool.strict) {
+        return Ok(None);
+    }
+    let grammar = strict_grammar(model.tools, tools, &model.tokenizer);
+    let call = model.constraints.of(&grammar)?;
+    let strict = StrictCalls::new(&model.tokenizer, mark, call, thought);
+    Ok(Some(Box::new(strict)))
+}
+
+/// What follows the mark of a call of one of `tools`.
+fn strict_grammar(format: ToolFormat, tools: &[Tool], tokenizer: &Tokenizer) -> Grammar {
+    let held = tools.iter().map(|tool| match tool.strict {
+        true => tool.clone(),
+        false => Tool::new(&tool.name, None),
+    });
+    let held: Vec<Tool> = held.collect();
+    let rules = format.grammar(&held, true, tokenizer);
+    Grammar::Lark(format!("start: after_mark\n{rules}"))
 }
 
 /// What the answer to `ask` has to match.

@@ -1,7 +1,7 @@
 //! What grammars let through is what is read, and nothing else is let through.
 
 use serde_json::json;
-use sterna::constraint::{Constraint, Vocabulary};
+use sterna::constraint::{Constraint, Constraints, Vocabulary};
 use sterna_text::Tokenizer;
 
 use super::split::{Expected, Part, Splitter};
@@ -249,5 +249,128 @@ fn parameters_match_their_schemas() {
             arguments,
             "{said}"
         );
+    }
+}
+
+/// A tokenizer with a token for each byte, one for the end of a tag with a line break, and these control tokens.
+fn byte_tokenizer(control: &[&str]) -> Tokenizer {
+    // As GPT-2 writes bytes: those that can't be printed are moved.
+    let printed = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let mut moved = 256..;
+    let names = (0..256).map(|byte| match printed(byte) {
+        true => byte,
+        false => moved.next().unwrap(),
+    });
+    let names = names.map(|name| char::from_u32(name).unwrap().to_string());
+    let names = names.chain([">\u{10a}".to_owned()]);
+    let vocab: Map<String, Value> = names.zip((0..).map(Value::from)).collect();
+    let added = control.iter().zip(vocab.len()..).map(|(name, id)| {
+        json!({"id": id, "content": name, "special": true, "normalized": false, "lstrip": false,
+               "rstrip": false, "single_word": false})
+    });
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false});
+    let tokenizer = json!({
+        "added_tokens": added.collect::<Vec<_>>(),
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "merges": [[">", "\u{10a}"]], "vocab": vocab},
+    });
+    Tokenizer::from_hf_json(tokenizer.to_string().as_bytes(), None).unwrap()
+}
+
+/// How much of `text` a constraint lets through, and whether the answer may end there.
+fn let_through(
+    constraint: &mut dyn TokenConstraint,
+    tokenizer: &Tokenizer,
+    text: &str,
+) -> (String, bool) {
+    let ids = tokenizer
+        .encode(text, sterna_text::Encode::TEMPLATE)
+        .unwrap();
+    let n_drafts = constraint.boxed().n_allowed(&ids);
+    let may_come = |constraint: &mut dyn TokenConstraint, id: u32| {
+        let allowed = constraint.allowed().unwrap();
+        let bits = allowed.tokens[id as usize / 32];
+        assert!(!constraint.is_free() || (allowed.end && bits & (1 << (id % 32)) != 0));
+        bits & (1 << (id % 32)) != 0
+    };
+    let mut n = 0;
+    while let Some(&id) = ids.get(n).filter(|id| may_come(constraint, **id)) {
+        constraint.accept(id).unwrap();
+        n += 1;
+    }
+    assert!(n_drafts <= n, "{text}: {n_drafts} drafts, {n} tokens");
+    let options = Decode {
+        skip_special: false,
+    };
+    (
+        tokenizer.decode(&ids[..n], options),
+        constraint.allowed().unwrap().end,
+    )
+}
+
+#[test]
+fn calls_of_strict_tools_match_and_nothing_else_has_to() {
+    for control in [&[][..], &["<tool_call>", "</tool_call>"]] {
+        let tokenizer = byte_tokenizer(control);
+        let constraints = Constraints::new(tokenizer.clone());
+        let mut tools = tools();
+        tools[0].strict = true;
+        for (format, good, deviates) in [
+            (
+                ToolFormat::Tagged,
+                "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\": \"Rome\"}}\n</tool_call>",
+                [
+                    "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"",
+                    "more\": 1}}",
+                ],
+            ),
+            (
+                ToolFormat::Parameters,
+                "<tool_call>\n<function=weather>\n<parameter=place>\nRome\n</parameter>\n</function>\n</tool_call>",
+                [
+                    "<tool_call>\n<function=weather>\n<",
+                    "/function>\n</tool_call>",
+                ],
+            ),
+        ] {
+            // Any parameters will do for the other one.
+            let other = match format {
+                ToolFormat::Parameters => {
+                    "<tool_call>\n<function=stop>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+                }
+                _ => "<tool_call>\n{\"name\": \"stop\", \"arguments\": {\"x\": [1]}}\n</tool_call>",
+            };
+            let call = constraints
+                .of(&strict_grammar(format, &tools, &tokenizer))
+                .unwrap();
+            let strict = |may_think, opens_thinking| {
+                StrictCalls::new(
+                    &tokenizer,
+                    "<tool_call>",
+                    call.clone(),
+                    (may_think, opens_thinking),
+                )
+            };
+            for (mut strict, before) in [
+                (strict(false, false), "Look: <tool"),
+                (
+                    strict(true, false),
+                    " <think>\n<tool_call> or not</think>\n",
+                ),
+                (strict(true, false), "<thing> "),
+                (strict(false, true), "<tool_call> or not</think>"),
+            ] {
+                // No token goes beyond a call.
+                let good = format!("{before}{good} and {other} {good} so");
+                assert_eq!(let_through(&mut strict, &tokenizer, &good), (good, true));
+                // The same once more, after text.
+                let [fits, deviates] = deviates;
+                let text = format!("{fits}{deviates}");
+                let (through, may_end) = let_through(&mut strict, &tokenizer, &text);
+                assert_eq!((through.as_str(), may_end), (fits, false));
+            }
+            assert!(strict(true, true).is_free());
+        }
     }
 }

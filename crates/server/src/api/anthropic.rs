@@ -80,6 +80,7 @@ const TOOL: Shape = Shape::OneOf(&[
         required("name", Shape::Name),
         field("description", TEXT),
         field("input_schema", OBJECT),
+        field("strict", Shape::Flag),
     ]]),
     Shape::Object(&[&[required("type", Shape::OtherThan(&["custom"]))]]),
 ]);
@@ -223,6 +224,8 @@ fn tools(at: &At<'_>, settings: &Settings) -> Result<(Vec<Value>, Calls), ApiErr
             &tool.get("name"),
             &tool.get("description"),
             &tool.get("input_schema"),
+            &tool.get("strict"),
+            settings,
         )?;
         told.push(told_of);
         tools.push(function);

@@ -88,7 +88,8 @@ impl ToolFormat {
             .collect()
     }
 
-    /// The rule `calls` of a Lark grammar: calls of `tools`, one alone unless `parallel`.
+    /// The rule `calls` of a Lark grammar: calls of `tools`, one alone unless `parallel`; and, where there is a mark,
+    /// `after_mark`: what follows the first.
     pub(crate) fn grammar(self, tools: &[Tool], parallel: bool, tokenizer: &Tokenizer) -> String {
         let mark = |mark: &str| match tokenizer.token_id(mark) {
             Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
@@ -101,14 +102,14 @@ impl ToolFormat {
         };
         let calls = match self {
             ToolFormat::Tagged | ToolFormat::Parameters => format!(
-                "calls: tagged{}\ntagged: {} \"\\n\" call \"\\n\" {}\n",
+                "calls: tagged{}\ntagged: {} after_mark\nafter_mark: \"\\n\" call \"\\n\" {}\n",
                 more("\"\\n\" tagged"),
                 mark(TAG),
                 mark(TAG_END)
             ),
             ToolFormat::Bare => "calls: call\n".to_owned(),
             ToolFormat::List => format!(
-                "calls: {} \"[\" call{} \"]\"\n",
+                "calls: {} after_mark\nafter_mark: \"[\" call{} \"]\"\n",
                 mark(LIST),
                 more("\", \" call")
             ),
@@ -245,6 +246,8 @@ pub(crate) struct Tool {
     pub(crate) name: String,
     /// The schema of its arguments.
     pub(crate) parameters: Value,
+    /// They match it in every call, not only in one that is required.
+    pub(crate) strict: bool,
 }
 
 impl Tool {
@@ -261,6 +264,7 @@ impl Tool {
         Tool {
             name: name.to_owned(),
             parameters,
+            strict: false,
         }
     }
 
