@@ -313,7 +313,7 @@ impl ModelText {
         };
         let mut messages = conversation.messages.clone();
         if has_tools && !self.tells_tools {
-            tell_tools(&mut messages, &conversation.tools);
+            tell_tools(&mut messages, &conversation.tools, self.tools);
         }
         let past_calls = self.past_calls;
         messages
@@ -401,13 +401,13 @@ fn tells_tools(template: &ChatTemplate) -> bool {
         .is_ok_and(|text| text.contains(NAME))
 }
 
-/// Tells of `tools` in the system message, for templates that don't.
-fn tell_tools(messages: &mut Vec<Value>, tools: &[Value]) {
+/// Tells of `tools` in the system message, and that calls have this format, for templates that don't.
+fn tell_tools(messages: &mut Vec<Value>, tools: &[Value], format: ToolFormat) {
     let list: Vec<String> = tools.iter().map(Value::to_string).collect();
     let text = format!(
-        "You may call these functions:\n<tools>\n{}\n</tools>\nA call is a JSON object with name and arguments: \
-         <tool_call>\n{{\"name\": NAME, \"arguments\": OBJECT}}\n</tool_call>",
-        list.join("\n")
+        "You may call these functions:\n<tools>\n{}\n</tools>\nA call has a name and arguments: {}",
+        list.join("\n"),
+        format.example()
     );
     let system = (messages.first_mut()).filter(|message| message["role"] == "system");
     match system.map(|message| &mut message["content"]) {

@@ -67,6 +67,29 @@ fn calls_that_have_to_be_made_are_read() {
             2,
             "[TOOL_CALLS]{\"name\": \"stop\"}",
         ),
+        (
+            ToolFormat::TaggedList,
+            "<tool_calls>[\n    {\"name\": \"stop\", \"arguments\": {}},\n    \
+             {\"name\": \"stop\", \"arguments\": {}}\n]</tool_calls>",
+            2,
+            "<tool_calls>[\n    {\"name\": \"weather\", \"arguments\": {}}\n]</tool_calls>",
+        ),
+        (
+            ToolFormat::DeepSeek,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"place\": \"Rome\"}\n```\
+             <｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>stop\n```json\n{}\n```<｜tool▁call▁end｜>\
+             <｜tool▁calls▁end｜>",
+            2,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{}\n```<｜tool▁call▁end｜>\
+             <｜tool▁calls▁end｜>",
+        ),
+        (
+            ToolFormat::DeepSeekPlain,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"place\": \"Rome\"}<｜tool▁call▁end｜>\
+             <｜tool▁calls▁end｜>",
+            1,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>other<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
     ] {
         for opens_thinking in [false, true] {
             let ask = |parallel| Calls::Must {

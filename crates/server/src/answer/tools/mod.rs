@@ -1,5 +1,6 @@
 //! Calls of tools: how each family of models writes them, as a grammar and as a parser of text that streams.
 
+mod deepseek;
 mod json;
 mod parameters;
 mod values;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use sterna_text::{ChatInput, DateTime, Tokenizer};
 
+use deepseek::{CALL, CALL_END, CALLS, CALLS_END, DeepSeekReader, SEPARATOR};
 use json::{Frame, JsonReader};
 use parameters::ParameterReader;
 
@@ -24,11 +26,19 @@ pub(crate) enum ToolFormat {
     Bare,
     /// `[TOOL_CALLS][{"name": …, "arguments": {…}}]`: Mistral.
     List,
+    /// `<tool_calls>[{"name": …, "arguments": {…}}]</tool_calls>`: Jamba.
+    TaggedList,
+    /// Between control tokens, with JSON in a block of code: DeepSeek V3 and R1.
+    DeepSeek,
+    /// The same without the block: DeepSeek V3.1.
+    DeepSeekPlain,
 }
 
 const TAG: &str = "<tool_call>";
 const TAG_END: &str = "</tool_call>";
 const LIST: &str = "[TOOL_CALLS]";
+const ARRAY: &str = "<tool_calls>";
+const ARRAY_END: &str = "</tool_calls>";
 const PYTHON: &str = "<|python_tag|>";
 
 /// Calls in an answer at most, where a grammar says what may come.
@@ -43,7 +53,7 @@ impl ToolFormat {
         let at = text.find(PROBE)?;
         let (before, after) = text.split_at(at);
         // The newest mark before the call: instructions may name several.
-        let marks = [TAG, LIST].into_iter();
+        let marks = [TAG, LIST, ARRAY, CALL].into_iter();
         let newest = marks
             .filter_map(|mark| Some((before.rfind(mark)? + mark.len(), mark)))
             .max();
@@ -55,6 +65,9 @@ impl ToolFormat {
             (_, between) if between.contains(TAG_END) => None,
             (TAG, between) if between.starts_with('{') => Some(ToolFormat::Tagged),
             (LIST, between) if between.starts_with('[') => Some(ToolFormat::List),
+            (ARRAY, between) if between.starts_with('[') => Some(ToolFormat::TaggedList),
+            (CALL, between) if between.ends_with(SEPARATOR) => Some(ToolFormat::DeepSeek),
+            (CALL, "") => Some(ToolFormat::DeepSeekPlain),
             _ => None,
         }
     }
@@ -65,23 +78,48 @@ impl ToolFormat {
             ToolFormat::Tagged | ToolFormat::Parameters => Some(TAG),
             ToolFormat::Bare => None,
             ToolFormat::List => Some(LIST),
+            ToolFormat::TaggedList => Some(ARRAY),
+            ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => Some(CALLS),
+        }
+    }
+
+    /// How a call is written, for models whose templates don't say.
+    pub(crate) fn example(self) -> String {
+        let object = |arguments: &str| format!("{{\"name\": NAME, \"{arguments}\": OBJECT}}");
+        match self {
+            ToolFormat::Tagged => format!("{TAG}\n{}\n{TAG_END}", object("arguments")),
+            ToolFormat::Parameters => parameters::EXAMPLE.to_owned(),
+            ToolFormat::Bare => object("parameters"),
+            ToolFormat::List => format!("{LIST}[{}]", object("arguments")),
+            ToolFormat::TaggedList => format!("{ARRAY}[{}]{ARRAY_END}", object("arguments")),
+            ToolFormat::DeepSeek => format!(
+                "{CALLS}{CALL}function{SEPARATOR}NAME\n```json\nOBJECT\n```{CALL_END}{CALLS_END}"
+            ),
+            ToolFormat::DeepSeekPlain => {
+                format!("{CALLS}{CALL}NAME{SEPARATOR}OBJECT{CALL_END}{CALLS_END}")
+            }
         }
     }
 
     /// What is around calls that are objects of JSON.
     fn frame(self) -> Frame {
         let mark = self.mark().unwrap_or_default();
-        let is_list = self == ToolFormat::List;
+        let is_list = matches!(self, ToolFormat::List | ToolFormat::TaggedList);
         let end = match self {
-            ToolFormat::Tagged | ToolFormat::Parameters => Some(TAG_END),
-            ToolFormat::Bare | ToolFormat::List => None,
+            ToolFormat::Tagged => Some(TAG_END),
+            ToolFormat::TaggedList => Some(ARRAY_END),
+            _ => None,
         };
         Frame { mark, is_list, end }
     }
 
     /// Control tokens that stand for marks, with what they mean: they are in no text.
     pub(crate) fn tokens(self, tokenizer: &Tokenizer) -> Vec<(u32, &'static str)> {
-        let marks = [TAG, TAG_END, LIST, PYTHON].into_iter();
+        let marks = [
+            TAG, TAG_END, LIST, ARRAY, ARRAY_END, PYTHON, CALLS, CALLS_END, CALL, CALL_END,
+            SEPARATOR,
+        ];
+        let marks = marks.into_iter();
         marks
             .filter_map(|mark| Some((tokenizer.token_id(mark)?, mark)))
             .filter(|(id, _)| tokenizer.is_special(*id))
@@ -113,6 +151,29 @@ impl ToolFormat {
                 mark(LIST),
                 more("\", \" call")
             ),
+            ToolFormat::TaggedList => format!(
+                "calls: {} after_mark\nafter_mark: \"[\\n    \" call{} \"\\n]\" {}\n",
+                mark(ARRAY),
+                more("\",\\n    \" call"),
+                mark(ARRAY_END)
+            ),
+            ToolFormat::DeepSeek => format!(
+                "calls: {} after_mark\nafter_mark: marked{} {}\nmarked: {} \"function\" {} call {}\n",
+                mark(CALLS),
+                more("\"\\n\" marked"),
+                mark(CALLS_END),
+                mark(CALL),
+                mark(SEPARATOR),
+                mark(CALL_END)
+            ),
+            ToolFormat::DeepSeekPlain => format!(
+                "calls: {} after_mark\nafter_mark: marked{} {}\nmarked: {} call {}\n",
+                mark(CALLS),
+                more("marked"),
+                mark(CALLS_END),
+                mark(CALL),
+                mark(CALL_END)
+            ),
         };
         let names: Vec<String> = (0..tools.len())
             .map(|index| format!("call_{index}"))
@@ -121,7 +182,19 @@ impl ToolFormat {
         let rules = names.iter().zip(tools).map(|(name, tool)| match self {
             ToolFormat::Parameters => parameters::rules(name, tool),
             ToolFormat::Bare => json_rule(name, tool.call("parameters")),
-            ToolFormat::Tagged | ToolFormat::List => json_rule(name, tool.call("arguments")),
+            ToolFormat::Tagged | ToolFormat::List | ToolFormat::TaggedList => {
+                json_rule(name, tool.call("arguments"))
+            }
+            ToolFormat::DeepSeek => {
+                let head = quoted(&format!("{}\n```json\n", tool.name));
+                let arguments = json_rule(&format!("{name}_arguments"), tool.parameters.clone());
+                format!("{name}: {head} {name}_arguments \"\\n```\"\n{arguments}")
+            }
+            ToolFormat::DeepSeekPlain => {
+                let (head, separator) = (quoted(&tool.name), mark(SEPARATOR));
+                let arguments = json_rule(&format!("{name}_arguments"), tool.parameters.clone());
+                format!("{name}: {head} {separator} {name}_arguments\n{arguments}")
+            }
         });
         let rules: String = rules.collect();
         let shared = match self {
@@ -324,6 +397,7 @@ enum Kind {
     Tagged(String),
     Json(JsonReader),
     Parameters(ParameterReader),
+    DeepSeek(DeepSeekReader),
 }
 
 impl CallReader {
@@ -333,7 +407,12 @@ impl CallReader {
             tools: tools.clone(),
             kind: match format {
                 ToolFormat::Tagged | ToolFormat::Parameters => Kind::Tagged(String::new()),
-                ToolFormat::Bare | ToolFormat::List => Kind::Json(JsonReader::new(format.frame())),
+                ToolFormat::Bare | ToolFormat::List | ToolFormat::TaggedList => {
+                    Kind::Json(JsonReader::new(format.frame()))
+                }
+                ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => {
+                    Kind::DeepSeek(DeepSeekReader::default())
+                }
             },
         }
     }
@@ -355,6 +434,7 @@ impl CallReader {
             }
             Kind::Json(reader) => reader.push(text, events),
             Kind::Parameters(reader) => reader.push(text, events),
+            Kind::DeepSeek(reader) => reader.push(text, events),
         }
     }
 
@@ -364,6 +444,7 @@ impl CallReader {
             Kind::Tagged(_) => {}
             Kind::Json(reader) => reader.finish(events),
             Kind::Parameters(reader) => reader.finish(events),
+            Kind::DeepSeek(reader) => reader.finish(events),
         }
     }
 }
@@ -423,7 +504,7 @@ mod tests {
 
     #[test]
     fn calls_are_read_however_they_are_cut() {
-        use ToolFormat::{Bare, List, Parameters, Tagged};
+        use ToolFormat::{Bare, DeepSeek, DeepSeekPlain, List, Parameters, Tagged, TaggedList};
         let text = |text: &str| vec![CallEvent::Text(text.to_owned())];
         for (format, input, expected, rest) in [
             (
@@ -485,6 +566,41 @@ mod tests {
                 Some(""),
             ),
             (Bare, "{\"x\": 1}", text("{\"x\": 1}"), Some("")),
+            (
+                TaggedList,
+                "[\n    {\"name\": \"a\", \"arguments\": {\"x\": 1}},\n    {\"name\": \"b\"}\n]</tool_calls>yes",
+                [call("a", "{\"x\": 1}"), call("b", "{}")].concat(),
+                Some("yes"),
+            ),
+            (
+                DeepSeek,
+                "<｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n{\"x\": {\"y\": \"}\"}}\n```<｜tool▁call▁end｜>\n\
+                 <｜tool▁call▁begin｜>function<｜tool▁sep｜>b\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>yes",
+                [call("a", "{\"x\": {\"y\": \"}\"}}"), call("b", "{}")].concat(),
+                Some("yes"),
+            ),
+            (
+                DeepSeekPlain,
+                "<｜tool▁call▁begin｜>a<｜tool▁sep｜>{\"x\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>b<｜tool▁sep｜>\
+                 <｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+                [call("a", "{\"x\": 1}"), call("b", "{}")].concat(),
+                Some(""),
+            ),
+            // Without the end of a call, then cut off.
+            (
+                DeepSeek,
+                "<｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n{\"x\": 1}\n<｜tool▁call▁begin｜>function\
+                 <｜tool▁sep｜>b\n```json\n{\"y\": ",
+                [call("a", "{\"x\": 1}"), call("b", "{\"y\": ")].concat(),
+                None,
+            ),
+            (
+                DeepSeek,
+                "<｜tool▁call▁begin｜>func",
+                text("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>func"),
+                None,
+            ),
+            (DeepSeek, "no", text("<｜tool▁calls▁begin｜>"), Some("no")),
             // Cut off after a call.
             (
                 List,
@@ -637,7 +753,7 @@ mod tests {
 
     #[test]
     fn calls_of_real_templates_are_in_these_formats() {
-        use ToolFormat::{List, Parameters, Tagged};
+        use ToolFormat::{DeepSeek, List, Parameters, Tagged, TaggedList};
         let mut found = Vec::new();
         for (name, source) in templates() {
             let mut specials = SpecialTokens::default();
@@ -680,19 +796,19 @@ mod tests {
             ("Qwen-Qwen2.5-7B-Instruct", Some(Tagged), ""),
             ("Qwen/Qwen3-0.6B", Some(Tagged), ""),
             ("Qwen/Qwen3.5-4B", Some(Parameters), ""),
-            ("ai21labs/AI21-Jamba-Large-1.6", None, ""),
+            ("ai21labs/AI21-Jamba-Large-1.6", Some(TaggedList), ""),
             (
                 "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-                None,
+                Some(DeepSeek),
                 "text, no content",
             ),
             (
                 "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-                None,
+                Some(DeepSeek),
                 "text, no content",
             ),
-            ("deepseek-ai/DeepSeek-R1", None, "text"),
-            ("llama-cpp-deepseek-r1", None, "text, no content"),
+            ("deepseek-ai/DeepSeek-R1", Some(DeepSeek), "text"),
+            ("llama-cpp-deepseek-r1", Some(DeepSeek), "text, no content"),
             ("meetkai-functionary-medium-v3.1", None, "text"),
             ("meetkai-functionary-medium-v3.2", None, "text"),
             ("mistralai-Mistral-Nemo-Instruct-2407", Some(List), ""),

@@ -23,6 +23,10 @@ const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 
+/// How a call is written.
+pub(super) const EXAMPLE: &str = "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n\
+                                  </tool_call>";
+
 /// Names of functions and parameters in bytes at most: what is longer is none.
 const MAX_NAME: usize = 256;
 
