@@ -68,6 +68,12 @@ fn calls_that_have_to_be_made_are_read() {
             "[TOOL_CALLS]{\"name\": \"stop\"}",
         ),
         (
+            ToolFormat::Python,
+            "<|tool_call_start|>[weather(place=\"Rome\"), stop(now=true, why=[1, \"]\"])]<|tool_call_end|>",
+            2,
+            "<|tool_call_start|>[weather()]<|tool_call_end|>",
+        ),
+        (
             ToolFormat::TaggedList,
             "<tool_calls>[\n    {\"name\": \"stop\", \"arguments\": {}},\n    \
              {\"name\": \"stop\", \"arguments\": {}}\n]</tool_calls>",
@@ -173,6 +179,38 @@ fn what_a_model_thinks_first_matches_nothing() {
             assert!(!matches(&found, &format!("{before}{bad}")), "{bad}");
             assert!(!matches(&found, before));
         }
+    }
+}
+
+#[test]
+fn calls_in_python_match_their_schemas() {
+    let tokenizer = Tokenizer::from_hf_json(TOKENIZER, None).unwrap();
+    let schema = json!({
+        "properties": {
+            "a": {"type": "boolean"}, "b": {"type": "string"}, "c": {"enum": ["x", null]}, "d": {"type": "null"},
+        },
+        "required": ["b"],
+    });
+    let calls = Calls::Must {
+        tools: vec![Tool::new("f", Some(&schema))],
+        parallel: false,
+    };
+    let grammar = grammar(ToolFormat::Python, &tokenizer, &calls, None, false);
+    let grammar = grammar.unwrap().unwrap();
+    for (arguments, is_good) in [
+        ("b=\"\\n)\"", true),
+        ("a=True, b=\"\"", true),
+        ("a=False, b=\"\", c=\"x\", d=None", true),
+        ("b=\"\", d=None", true),
+        ("", false),
+        ("a=True", false),
+        ("a=1, b=\"\"", false),
+        (", b=\"\"", false),
+        ("b=\"\", c=\"y\"", false),
+        ("b=\"\", a=True", false),
+    ] {
+        let text = format!("<|tool_call_start|>[f({arguments})]<|tool_call_end|>");
+        assert_eq!(matches(&grammar, &text), is_good, "{text}");
     }
 }
 

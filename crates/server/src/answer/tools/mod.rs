@@ -3,6 +3,7 @@
 mod deepseek;
 mod json;
 mod parameters;
+mod python;
 mod values;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use sterna_text::{ChatInput, DateTime, Tokenizer};
 use deepseek::{CALL, CALL_END, CALLS, CALLS_END, DeepSeekReader, SEPARATOR};
 use json::{Frame, JsonReader};
 use parameters::ParameterReader;
+use python::PythonReader;
 
 /// How a model writes calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,6 +34,8 @@ pub(crate) enum ToolFormat {
     DeepSeek,
     /// The same without the block: DeepSeek V3.1.
     DeepSeekPlain,
+    /// `<|tool_call_start|>[…(…=…), …]<|tool_call_end|>`: LFM2.
+    Python,
 }
 
 const TAG: &str = "<tool_call>";
@@ -53,7 +57,7 @@ impl ToolFormat {
         let at = text.find(PROBE)?;
         let (before, after) = text.split_at(at);
         // The newest mark before the call: instructions may name several.
-        let marks = [TAG, LIST, ARRAY, CALL].into_iter();
+        let marks = [TAG, LIST, ARRAY, CALL, python::CALLS].into_iter();
         let newest = marks
             .filter_map(|mark| Some((before.rfind(mark)? + mark.len(), mark)))
             .max();
@@ -68,6 +72,8 @@ impl ToolFormat {
             (ARRAY, between) if between.starts_with('[') => Some(ToolFormat::TaggedList),
             (CALL, between) if between.ends_with(SEPARATOR) => Some(ToolFormat::DeepSeek),
             (CALL, "") => Some(ToolFormat::DeepSeekPlain),
+            // Some templates write JSON, which models weren't trained on.
+            (python::CALLS, between) if between.starts_with('[') => Some(ToolFormat::Python),
             _ => None,
         }
     }
@@ -80,6 +86,7 @@ impl ToolFormat {
             ToolFormat::List => Some(LIST),
             ToolFormat::TaggedList => Some(ARRAY),
             ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => Some(CALLS),
+            ToolFormat::Python => Some(python::CALLS),
         }
     }
 
@@ -98,16 +105,23 @@ impl ToolFormat {
             ToolFormat::DeepSeekPlain => {
                 format!("{CALLS}{CALL}NAME{SEPARATOR}OBJECT{CALL_END}{CALLS_END}")
             }
+            ToolFormat::Python => {
+                format!("{}[NAME(KEY=VALUE, …)]{}", python::CALLS, python::CALLS_END)
+            }
         }
     }
 
     /// What is around calls that are objects of JSON.
     fn frame(self) -> Frame {
         let mark = self.mark().unwrap_or_default();
-        let is_list = matches!(self, ToolFormat::List | ToolFormat::TaggedList);
+        let is_list = matches!(
+            self,
+            ToolFormat::List | ToolFormat::TaggedList | ToolFormat::Python
+        );
         let end = match self {
             ToolFormat::Tagged => Some(TAG_END),
             ToolFormat::TaggedList => Some(ARRAY_END),
+            ToolFormat::Python => Some(python::CALLS_END),
             _ => None,
         };
         Frame { mark, is_list, end }
@@ -116,8 +130,19 @@ impl ToolFormat {
     /// Control tokens that stand for marks, with what they mean: they are in no text.
     pub(crate) fn tokens(self, tokenizer: &Tokenizer) -> Vec<(u32, &'static str)> {
         let marks = [
-            TAG, TAG_END, LIST, ARRAY, ARRAY_END, PYTHON, CALLS, CALLS_END, CALL, CALL_END,
+            TAG,
+            TAG_END,
+            LIST,
+            ARRAY,
+            ARRAY_END,
+            PYTHON,
+            CALLS,
+            CALLS_END,
+            CALL,
+            CALL_END,
             SEPARATOR,
+            python::CALLS,
+            python::CALLS_END,
         ];
         let marks = marks.into_iter();
         marks
@@ -166,6 +191,12 @@ impl ToolFormat {
                 mark(SEPARATOR),
                 mark(CALL_END)
             ),
+            ToolFormat::Python => format!(
+                "calls: {} after_mark\nafter_mark: \"[\" call{} \"]\" {}\n",
+                mark(python::CALLS),
+                more("\", \" call"),
+                mark(python::CALLS_END)
+            ),
             ToolFormat::DeepSeekPlain => format!(
                 "calls: {} after_mark\nafter_mark: marked{} {}\nmarked: {} call {}\n",
                 mark(CALLS),
@@ -181,6 +212,7 @@ impl ToolFormat {
         // Definitions of several tools may have the same names, so each is a rule of its own.
         let rules = names.iter().zip(tools).map(|(name, tool)| match self {
             ToolFormat::Parameters => parameters::rules(name, tool),
+            ToolFormat::Python => python::rules(name, tool),
             ToolFormat::Bare => json_rule(name, tool.call("parameters")),
             ToolFormat::Tagged | ToolFormat::List | ToolFormat::TaggedList => {
                 json_rule(name, tool.call("arguments"))
@@ -198,8 +230,9 @@ impl ToolFormat {
         });
         let rules: String = rules.collect();
         let shared = match self {
-            ToolFormat::Parameters => parameters::SHARED_RULES,
-            _ => "",
+            ToolFormat::Parameters => parameters::SHARED_RULES.to_owned(),
+            ToolFormat::Python => python::shared_rules(),
+            _ => String::new(),
         };
         format!("{calls}call: {}\n{rules}{shared}", names.join(" | "))
     }
@@ -215,6 +248,9 @@ pub(crate) struct CallStyle {
     /// The template writes calls of messages that have no content, not even an empty one.
     no_content: bool,
 }
+
+/// What is before tools in the prompt of an LFM2.
+const TOOL_LIST: &str = "<|tool_list_start|>";
 
 /// The name of the function in a call that is rendered to see how that is done.
 const PROBE: &str = "probe_call";
@@ -233,6 +269,7 @@ impl CallStyle {
             json!({"role": "assistant", "content": "", "tool_calls": [call]}),
             json!({"role": "tool", "name": PROBE, "tool_call_id": "abcdefghi", "content": "1"}),
         ];
+        let mut tells_list = false;
         let styles = [(false, false), (false, true), (true, false), (true, true)];
         for (text_arguments, no_content) in styles {
             let style = CallStyle {
@@ -249,6 +286,8 @@ impl CallStyle {
                 ..ChatInput::default()
             };
             let text = render(&input).unwrap_or_default();
+            // These templates leave it to the model's answer to have its calls.
+            tells_list |= text.contains(TOOL_LIST);
             // A template that wants text writes a mapping as Python does.
             if text.contains(PROBE) && !text.contains("{'probe_key'") {
                 return CallStyle {
@@ -257,7 +296,10 @@ impl CallStyle {
                 };
             }
         }
-        CallStyle::default()
+        CallStyle {
+            format: tells_list.then_some(ToolFormat::Python),
+            ..CallStyle::default()
+        }
     }
 
     /// Gives the template `message` as it wants it.
@@ -386,27 +428,32 @@ pub(crate) enum CallEvent {
 /// Reads calls from text that follows a mark, piece by piece.
 #[derive(Debug)]
 pub(crate) struct CallReader {
+    format: ToolFormat,
     tools: Arc<[Tool]>,
     kind: Kind,
 }
 
 #[derive(Debug)]
 enum Kind {
-    /// In a tag, after this white space: the first character says how the call is written, for not every model keeps to
-    /// its template.
-    Tagged(String),
+    /// After a mark and this text: the first characters say how calls are written, for not every model keeps to its
+    /// template.
+    Unsure(String),
     Json(JsonReader),
     Parameters(ParameterReader),
     DeepSeek(DeepSeekReader),
+    Python(PythonReader),
 }
 
 impl CallReader {
     /// Of calls of `tools` in `format`.
     pub(crate) fn new(format: ToolFormat, tools: &Arc<[Tool]>) -> CallReader {
         CallReader {
+            format,
             tools: tools.clone(),
             kind: match format {
-                ToolFormat::Tagged | ToolFormat::Parameters => Kind::Tagged(String::new()),
+                ToolFormat::Tagged | ToolFormat::Parameters | ToolFormat::Python => {
+                    Kind::Unsure(String::new())
+                }
                 ToolFormat::Bare | ToolFormat::List | ToolFormat::TaggedList => {
                     Kind::Json(JsonReader::new(format.frame()))
                 }
@@ -420,31 +467,55 @@ impl CallReader {
     /// Reads `text`; returns what of it doesn't belong to calls any more, if they are over.
     pub(crate) fn push(&mut self, text: &str, events: &mut Vec<CallEvent>) -> Option<String> {
         match &mut self.kind {
-            Kind::Tagged(blank) => {
-                let text = std::mem::take(blank) + text;
-                self.kind = match text.trim_start().chars().next() {
-                    Some('<') => Kind::Parameters(ParameterReader::new(self.tools.clone())),
-                    Some(_) => Kind::Json(JsonReader::new(ToolFormat::Tagged.frame())),
-                    None => {
-                        *blank = text;
-                        return None;
-                    }
+            Kind::Unsure(held) => {
+                let text = std::mem::take(held) + text;
+                let Some(kind) = self.kind_of(&text) else {
+                    self.kind = Kind::Unsure(text);
+                    return None;
                 };
+                self.kind = kind;
                 self.push(&text, events)
             }
             Kind::Json(reader) => reader.push(text, events),
             Kind::Parameters(reader) => reader.push(text, events),
             Kind::DeepSeek(reader) => reader.push(text, events),
+            Kind::Python(reader) => reader.push(text, events),
         }
+    }
+
+    /// How calls are written that begin with `text`, once that is known.
+    fn kind_of(&self, text: &str) -> Option<Kind> {
+        let mut chars = text.chars().filter(|c| !c.is_whitespace());
+        let frame = self.format.frame();
+        let json = |frame: Frame| Kind::Json(JsonReader::new(frame));
+        let is_python = self.format == ToolFormat::Python;
+        Some(match chars.next()? {
+            '[' if is_python => match chars.next()? {
+                '{' => json(frame),
+                _ => Kind::Python(PythonReader::default()),
+            },
+            '{' if is_python => json(Frame {
+                is_list: false,
+                ..frame
+            }),
+            _ if is_python => Kind::Python(PythonReader::default()),
+            '<' => Kind::Parameters(ParameterReader::new(self.tools.clone())),
+            _ => json(ToolFormat::Tagged.frame()),
+        })
     }
 
     /// The end of the answer.
     pub(crate) fn finish(&mut self, events: &mut Vec<CallEvent>) {
         match &mut self.kind {
-            Kind::Tagged(_) => {}
+            Kind::Unsure(text) if text.trim().is_empty() => {}
+            Kind::Unsure(text) => {
+                let mark = self.format.mark().unwrap_or_default();
+                events.push(CallEvent::Text(format!("{mark}{text}")));
+            }
             Kind::Json(reader) => reader.finish(events),
             Kind::Parameters(reader) => reader.finish(events),
             Kind::DeepSeek(reader) => reader.finish(events),
+            Kind::Python(reader) => reader.finish(events),
         }
     }
 }
@@ -504,7 +575,9 @@ mod tests {
 
     #[test]
     fn calls_are_read_however_they_are_cut() {
-        use ToolFormat::{Bare, DeepSeek, DeepSeekPlain, List, Parameters, Tagged, TaggedList};
+        use ToolFormat::{
+            Bare, DeepSeek, DeepSeekPlain, List, Parameters, Python, Tagged, TaggedList,
+        };
         let text = |text: &str| vec![CallEvent::Text(text.to_owned())];
         for (format, input, expected, rest) in [
             (
@@ -601,6 +674,47 @@ mod tests {
                 None,
             ),
             (DeepSeek, "no", text("<｜tool▁calls▁begin｜>"), Some("no")),
+            (
+                Python,
+                "[a(x=1, y='it\\'s \"x\"'), b(), c(z=[True, None, {'k': (1.5, -2)}], w=\"\\n\\u00e9\\x41\")]<|tool_call_end|>yes",
+                [
+                    call("a", "{\"x\": 1, \"y\": \"it's \\\"x\\\"\"}"),
+                    call("b", "{}"),
+                    call(
+                        "c",
+                        "{\"z\": [true, null, {\"k\": [1.5, -2]}], \"w\": \"\\né\u{41}\"}",
+                    ),
+                ]
+                .concat(),
+                Some("yes"),
+            ),
+            // A quote inside that nobody escaped, a word without quotes, and no end of the list.
+            (
+                Python,
+                "[a(x='it's' , y=word)",
+                call("a", "{\"x\": \"it's\", \"y\": \"word\"}"),
+                None,
+            ),
+            // JSON, alone and in a list.
+            (
+                Python,
+                "[{\"name\": \"a\", \"arguments\": {\"x\": 1}}, {\"name\": \"b\"}]<|tool_call_end|>",
+                [call("a", "{\"x\": 1}"), call("b", "{}")].concat(),
+                Some(""),
+            ),
+            (
+                Python,
+                "{\"name\": \"a\", \"arguments\": {}}<|tool_call_end|>",
+                call("a", "{}"),
+                Some(""),
+            ),
+            // Cut off.
+            (Python, "[a(x='b c", call("a", "{\"x\": \"b c"), None),
+            (Python, "[a(x=12", call("a", "{\"x\": 12"), None),
+            (Python, "[a(x='b'", call("a", "{\"x\": \"b\""), None),
+            (Python, "[a", text("<|tool_call_start|>[a"), None),
+            (Python, "[", text("<|tool_call_start|>["), None),
+            (Python, "[a!b]", text("<|tool_call_start|>[a!"), Some("b]")),
             // Cut off after a call.
             (
                 List,
@@ -717,6 +831,18 @@ mod tests {
             (
                 "{\"name\": \"probe_call\", \"parameters\": {}",
                 Some(ToolFormat::Bare),
+            ),
+            (
+                "<|tool_call_start|>[probe_call(probe_key=1)]<|tool_call_end|>",
+                Some(ToolFormat::Python),
+            ),
+            (
+                "<|tool_call_start|>[{\"name\": \"probe_call\"",
+                Some(ToolFormat::Python),
+            ),
+            (
+                "List of tools: <|tool_list_start|>[",
+                Some(ToolFormat::Python),
             ),
             // Instructions in one form, calls in another.
             (

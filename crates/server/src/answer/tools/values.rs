@@ -57,6 +57,13 @@ impl Kinds {
         self == Kinds::STRING
     }
 
+    /// Whether there are booleans, and null, if there is nothing else.
+    pub(super) fn words(self) -> Option<(bool, bool)> {
+        let (boolean, null) = (Kinds::named("boolean"), Kinds::named("null"));
+        let words = boolean.or(null);
+        words.has(self).then(|| (self.has(boolean), self.has(null)))
+    }
+
     /// Strings, maybe beside other values.
     pub(super) fn has_text(self) -> bool {
         self.has(Kinds::STRING)
