@@ -59,7 +59,7 @@ enum State {
     Begin,
     Reasoning,
     Text,
-    Calls(CallReader),
+    Calls(Box<CallReader>),
 }
 
 impl Splitter {
@@ -126,7 +126,7 @@ impl Splitter {
                 } else if self.expected.calls == Some(ToolFormat::Bare) && word.starts_with('{') {
                     self.held = word.to_owned();
                     let tools = &self.expected.tools;
-                    self.state = State::Calls(CallReader::new(ToolFormat::Bare, tools));
+                    self.state = State::Calls(CallReader::new(ToolFormat::Bare, tools).into());
                 } else {
                     self.state = State::Text;
                 }
@@ -177,7 +177,7 @@ impl Splitter {
                     self.held = rest[mark.len()..].to_owned();
                     let format = self.expected.calls.unwrap_or_default();
                     let tools = &self.expected.tools;
-                    self.state = State::Calls(CallReader::new(format, tools));
+                    self.state = State::Calls(CallReader::new(format, tools).into());
                     return true;
                 }
                 let n_held = match is_end {
