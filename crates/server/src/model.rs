@@ -14,6 +14,7 @@ use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::adapters::OpenAdapter;
+use crate::answer::channels;
 use crate::answer::tools::{CallStyle, ToolFormat};
 use crate::engine::{AdapterKey, AdapterSource, ModelSource};
 use crate::infill::Infill;
@@ -274,10 +275,13 @@ impl ModelText {
             infill: Infill::of(&tokenizer),
             constraints: Constraints::new(tokenizer.clone()),
             pooling: files.pooling()?,
+            tools: match channels::has(&tokenizer) {
+                true => ToolFormat::Channels,
+                false => calls.format.unwrap_or_default(),
+            },
             tokenizer,
             template,
             tool_template,
-            tools: calls.format.unwrap_or_default(),
             past_calls: calls,
             tells_tools,
             recommended,
@@ -350,6 +354,25 @@ impl ModelText {
             Ok::<(), sterna::Error>(())
         };
         let Begun { thought, text } = begun;
+        if self.tools == ToolFormat::Channels {
+            if !thought.is_empty() {
+                add(channels::THINK, Encode::TEMPLATE)?;
+                add(thought, Encode::PLAIN)?;
+            }
+            let (has_thought, has_text) = (!thought.is_empty(), !text.is_empty());
+            if has_text {
+                let before = if has_thought {
+                    channels::THOUGHT
+                } else {
+                    channels::SAY
+                };
+                add(before, Encode::TEMPLATE)?;
+                add(text, Encode::PLAIN)?;
+            }
+            prompt.opens_thinking = has_thought && !has_text;
+            prompt.is_begun = has_text;
+            return Ok(());
+        }
         if self.thinks && !thought.is_empty() {
             if !prompt.opens_thinking {
                 add(&format!("{THINK}\n"), Encode::TEMPLATE)?;

@@ -2,6 +2,7 @@
 //! which dialects encode.
 
 mod budget;
+pub(crate) mod channels;
 mod scan;
 mod split;
 mod strict;
@@ -126,7 +127,14 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
             ctx_len: model.ctx_len,
         });
     }
-    let constraint = constraint(model, &ask, opens_thinking)?;
+    let has_channels = model.tools == ToolFormat::Channels;
+    let beginning = match (has_channels, opens_thinking) {
+        (true, true) => Beginning::Analysis,
+        (true, false) if is_chat && !is_begun => Beginning::Message,
+        (false, true) => Beginning::Thought,
+        (_, false) => Beginning::Answer,
+    };
+    let constraint = constraint(model, &ask, beginning)?;
     let is_constrained = constraint.is_some();
     let may_think = is_chat && model.thinks && (!is_constrained || opens_thinking) && !is_begun;
     let constraint = match constraint {
@@ -154,13 +162,18 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
             Calls::May { tools } | Calls::Must { tools, .. } => tools.as_slice().into(),
         },
         trims: is_chat && !is_constrained && !is_begun,
+        channels: has_channels && is_chat,
+        is_begun,
     };
     let mut readers = Vec::with_capacity(ask.n);
     let mut requests = Vec::with_capacity(ask.n);
     let recommended = model.recommended.max_new_tokens;
     let max_tokens = ask.max_tokens.or(recommended).unwrap_or(usize::MAX);
     let own_ids = model.stop_ids.iter().filter(|_| !ask.ignores_end);
-    let stop_ids: Vec<u32> = own_ids.chain(&ask.stop_ids).copied().collect();
+    let mut stop_ids: Vec<u32> = own_ids.chain(&ask.stop_ids).copied().collect();
+    if has_channels && is_chat {
+        stop_ids.extend(channels::ends(&model.tokenizer));
+    }
     for choice in 0..ask.n.max(1) {
         let seed = ask.sampling.seed.unwrap_or_else(random_seed);
         let sampling = SamplingOptions {
@@ -181,9 +194,9 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         });
         readers.push(Reader {
             splitter: Splitter::new(expected.clone()),
-            marks: match expected.calls {
-                Some(format) => format.tokens(&model.tokenizer),
-                None => Vec::new(),
+            marks: match expected.calls.is_some() || expected.channels {
+                true => model.tools.tokens(&model.tokenizer),
+                false => Vec::new(),
             },
             tokenizer: model.tokenizer.clone(),
             stop: ask.stop.clone(),
@@ -248,17 +261,29 @@ fn strict_grammar(format: ToolFormat, tools: &[Tool], tokenizer: &Tokenizer) -> 
 fn constraint(
     model: &ModelText,
     ask: &Ask,
-    opens_thinking: bool,
+    beginning: Beginning,
 ) -> Result<Option<Box<dyn TokenConstraint>>> {
     let grammar = grammar(
         model.tools,
         &model.tokenizer,
         &ask.calls,
         ask.grammar.as_ref(),
-        opens_thinking,
+        beginning,
     )?;
     let constraint = grammar.map(|grammar| model.constraints.of(&grammar));
     constraint.transpose()
+}
+
+/// Where what is generated begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beginning {
+    /// In the answer.
+    Answer,
+    /// In a thought.
+    Thought,
+    /// Before the header of a message, or in one on the channel of thoughts.
+    Message,
+    Analysis,
 }
 
 /// The same as a grammar: `calls`, or else what is `asked`, after what the model thinks.
@@ -267,19 +292,24 @@ fn grammar(
     tokenizer: &Tokenizer,
     calls: &Calls,
     asked: Option<&Grammar>,
-    opens_thinking: bool,
+    beginning: Beginning,
 ) -> Result<Option<Grammar>> {
+    // What comes first; what is between that and an answer; and their rules.
+    let (before, header, rules) = match beginning {
+        Beginning::Answer => ("", "", String::new()),
+        Beginning::Thought => (AFTER_THOUGHT, "", THOUGHT_RULE.to_owned()),
+        Beginning::Message => ("analysis?", "final_header", channels::rules(tokenizer)),
+        Beginning::Analysis => ("analysis_rest", "final_header", channels::rules(tokenizer)),
+    };
     Ok(match (calls, asked) {
         (Calls::Must { tools, parallel }, _) => {
             let calls = format.grammar(tools, *parallel, tokenizer);
-            let start = match opens_thinking {
-                true => format!("start: {AFTER_THOUGHT} calls\n{THOUGHT_RULE}"),
-                false => "start: calls\n".to_owned(),
-            };
-            Some(Grammar::Lark(format!("{start}{calls}")))
+            Some(Grammar::Lark(format!(
+                "start: {before} calls\n{rules}{calls}"
+            )))
         }
         (_, None) => None,
-        (_, Some(grammar)) if !opens_thinking => Some(grammar.clone()),
+        (_, Some(grammar)) if beginning == Beginning::Answer => Some(grammar.clone()),
         (_, Some(grammar)) => {
             let body = match grammar {
                 Grammar::JsonSchema(schema) => format!("body: %json {schema}\n"),
@@ -296,7 +326,7 @@ fn grammar(
                 }
             };
             Some(Grammar::Lark(format!(
-                "start: {AFTER_THOUGHT} body\n{THOUGHT_RULE}{body}"
+                "start: {before} {header} body\n{rules}{body}"
             )))
         }
     })

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sterna::generate::FirstWord;
 
+use super::channels::{Body, ChannelReader};
 use super::scan::n_beginning;
 use super::tools::{CallEvent, CallReader, Tool, ToolFormat};
 use crate::model::{THINK, THOUGHT};
@@ -36,6 +37,9 @@ pub(crate) struct Expected {
     pub(crate) tools: Arc<[Tool]>,
     /// White space before the first word is the template's doing.
     pub(crate) trims: bool,
+    /// The answer is messages on channels, and begins with the header of one unless it was begun.
+    pub(crate) channels: bool,
+    pub(crate) is_begun: bool,
 }
 
 /// Tells the parts of an answer apart, piece by piece.
@@ -60,14 +64,25 @@ enum State {
     Reasoning,
     Text,
     Calls(Box<CallReader>),
+    Channels(Box<ChannelReader>),
 }
 
 impl Splitter {
     pub(crate) fn new(expected: Expected) -> Splitter {
         Splitter {
-            state: match expected.opens_thinking {
-                true => State::Reasoning,
-                false => State::Begin,
+            state: match (expected.channels, expected.opens_thinking) {
+                (true, is_thought) => {
+                    let begun = expected.is_begun.then_some(Body::Text);
+                    let body = if is_thought {
+                        Some(Body::Thought)
+                    } else {
+                        begun
+                    };
+                    let reader = ChannelReader::new(body, expected.calls.is_some());
+                    State::Channels(Box::new(reader))
+                }
+                (false, true) => State::Reasoning,
+                (false, false) => State::Begin,
             },
             held: String::new(),
             first_word: FirstWord::new(expected.trims),
@@ -80,12 +95,18 @@ impl Splitter {
 
     /// Whether what comes next is what the model thinks.
     pub(crate) fn is_reasoning(&self) -> bool {
-        matches!(self.state, State::Reasoning)
+        match &self.state {
+            State::Channels(reader) => reader.is_reasoning(),
+            state => matches!(state, State::Reasoning),
+        }
     }
 
     /// How many calls there were.
     pub(crate) fn n_calls(&self) -> usize {
-        self.n_calls
+        match &self.state {
+            State::Channels(reader) => reader.n_calls(),
+            _ => self.n_calls,
+        }
     }
 
     /// The parts that `text` completes.
@@ -104,6 +125,9 @@ impl Splitter {
             let mut events = Vec::new();
             reader.finish(&mut events);
             self.called(events, &mut parts);
+        }
+        if let State::Channels(reader) = &mut self.state {
+            reader.finish(&mut parts);
         }
         parts
     }
@@ -194,6 +218,10 @@ impl Splitter {
                     true => {}
                     false => self.say(&text, parts),
                 }
+                false
+            }
+            State::Channels(reader) => {
+                reader.push(&std::mem::take(&mut self.held), parts);
                 false
             }
             State::Calls(reader) => {

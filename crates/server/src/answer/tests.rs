@@ -23,6 +23,13 @@ fn matches(grammar: &Grammar, text: &str) -> bool {
     is_let_through && constraint.allowed().unwrap().end
 }
 
+fn beginning(opens_thinking: bool) -> Beginning {
+    match opens_thinking {
+        true => Beginning::Thought,
+        false => Beginning::Answer,
+    }
+}
+
 fn tools() -> Vec<Tool> {
     let place = json!({"$ref": "#/$defs/place"});
     let weather = json!({
@@ -104,7 +111,7 @@ fn calls_that_have_to_be_made_are_read() {
             };
             let grammar = |parallel| {
                 let calls = ask(parallel);
-                grammar(format, &tokenizer, &calls, None, opens_thinking)
+                grammar(format, &tokenizer, &calls, None, beginning(opens_thinking))
                     .unwrap()
                     .unwrap()
             };
@@ -122,7 +129,7 @@ fn calls_that_have_to_be_made_are_read() {
                 may_think: opens_thinking,
                 calls: Some(format),
                 tools: tools().into(),
-                trims: false,
+                ..Expected::default()
             });
             let mut parts = splitter.push(&good);
             parts.extend(splitter.finish());
@@ -167,7 +174,7 @@ fn what_a_model_thinks_first_matches_nothing() {
                 &tokenizer,
                 &Calls::None,
                 Some(&asked),
-                opens_thinking,
+                beginning(opens_thinking),
             );
             let found = found.unwrap().unwrap();
             let before = if opens_thinking {
@@ -195,7 +202,13 @@ fn calls_in_python_match_their_schemas() {
         tools: vec![Tool::new("f", Some(&schema))],
         parallel: false,
     };
-    let grammar = grammar(ToolFormat::Python, &tokenizer, &calls, None, false);
+    let grammar = grammar(
+        ToolFormat::Python,
+        &tokenizer,
+        &calls,
+        None,
+        Beginning::Answer,
+    );
     let grammar = grammar.unwrap().unwrap();
     for (arguments, is_good) in [
         ("b=\"\\n)\"", true),
@@ -237,7 +250,7 @@ fn parameters_match_their_schemas() {
         parallel: false,
     };
     let format = ToolFormat::Parameters;
-    let grammar = grammar(format, &tokenizer, &calls, None, false)
+    let grammar = grammar(format, &tokenizer, &calls, None, Beginning::Answer)
         .unwrap()
         .unwrap();
     let parameter =
@@ -432,6 +445,53 @@ fn calls_of_strict_tools_match_and_nothing_else_has_to() {
                 assert_eq!((through.as_str(), may_end), (fits, false));
             }
             assert!(strict(true, true).is_free());
+        }
+    }
+}
+
+#[test]
+fn what_is_said_on_channels_matches_after_what_is_thought() {
+    let tokenizer = byte_tokenizer(&channels::MARKS);
+    assert!(channels::has(&tokenizer) && !channels::has(&byte_tokenizer(&[])));
+    let constraints = Constraints::new(tokenizer.clone());
+    let format = ToolFormat::Channels;
+    let must = Calls::Must {
+        tools: tools(),
+        parallel: true,
+    };
+    let asked = Grammar::Regex("[0-9]+".to_owned());
+    let thought = "<|channel|>analysis<|message|>12 or {\n";
+    let after = "<|end|><|start|>assistant";
+    let call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"place\": \"Rome\"}";
+    for (calls, asked, good, bad) in [
+        (
+            &must,
+            None,
+            call,
+            "<|channel|>commentary to=functions.other",
+        ),
+        (&must, None, call, "<|channel|>final"),
+        (
+            &Calls::None,
+            Some(&asked),
+            "<|channel|>final<|message|>17",
+            "<|channel|>final<|message|>x",
+        ),
+    ] {
+        for (beginning, before) in [
+            (Beginning::Message, ""),
+            (Beginning::Message, &*format!("{thought}{after}")),
+            (Beginning::Analysis, &*format!("so{after}")),
+        ] {
+            let grammar = grammar(format, &tokenizer, calls, asked, beginning)
+                .unwrap()
+                .unwrap();
+            let through =
+                |text: &str| let_through(&mut *constraints.of(&grammar).unwrap(), &tokenizer, text);
+            let text = format!("{before}{good}");
+            assert_eq!(through(&text), (text, true));
+            let text = format!("{before}{bad}");
+            assert_ne!(through(&text).0, text);
         }
     }
 }

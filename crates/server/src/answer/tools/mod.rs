@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use sterna_text::{ChatInput, DateTime, Tokenizer};
 
+use super::channels;
 use deepseek::{CALL, CALL_END, CALLS, CALLS_END, DeepSeekReader, SEPARATOR};
 use json::{Frame, JsonReader};
 use parameters::ParameterReader;
@@ -36,6 +37,8 @@ pub(crate) enum ToolFormat {
     DeepSeekPlain,
     /// `<|tool_call_start|>[…(…=…), …]<|tool_call_end|>`: LFM2.
     Python,
+    /// Messages on a channel: gpt-oss. All that such a model writes is [read](super::channels) as messages.
+    Channels,
 }
 
 const TAG: &str = "<tool_call>";
@@ -82,7 +85,7 @@ impl ToolFormat {
     pub(crate) fn mark(self) -> Option<&'static str> {
         match self {
             ToolFormat::Tagged | ToolFormat::Parameters => Some(TAG),
-            ToolFormat::Bare => None,
+            ToolFormat::Bare | ToolFormat::Channels => None,
             ToolFormat::List => Some(LIST),
             ToolFormat::TaggedList => Some(ARRAY),
             ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => Some(CALLS),
@@ -107,6 +110,9 @@ impl ToolFormat {
             }
             ToolFormat::Python => {
                 format!("{}[NAME(KEY=VALUE, …)]{}", python::CALLS, python::CALLS_END)
+            }
+            ToolFormat::Channels => {
+                "OBJECT on the channel commentary, to=functions.NAME".to_owned()
             }
         }
     }
@@ -144,7 +150,11 @@ impl ToolFormat {
             python::CALLS,
             python::CALLS_END,
         ];
-        let marks = marks.into_iter();
+        let marks = match self {
+            ToolFormat::Channels => &channels::MARKS[..],
+            _ => &marks[..],
+        };
+        let marks = marks.iter().copied();
         marks
             .filter_map(|mark| Some((tokenizer.token_id(mark)?, mark)))
             .filter(|(id, _)| tokenizer.is_special(*id))
@@ -158,6 +168,10 @@ impl ToolFormat {
             Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
             _ => quoted(mark),
         };
+        if self == ToolFormat::Channels {
+            // A call ends the message, and a message the answer.
+            return channels::calls(tokenizer, tools);
+        }
         // Calls after the first, with what separates them.
         let more = |separated: &str| match parallel {
             true => format!(" ({separated}){{0,{}}}", MAX_CALLS - 1),
@@ -170,7 +184,7 @@ impl ToolFormat {
                 mark(TAG),
                 mark(TAG_END)
             ),
-            ToolFormat::Bare => "calls: call\n".to_owned(),
+            ToolFormat::Bare | ToolFormat::Channels => "calls: call\n".to_owned(),
             ToolFormat::List => format!(
                 "calls: {} after_mark\nafter_mark: \"[\" call{} \"]\"\n",
                 mark(LIST),
@@ -213,7 +227,7 @@ impl ToolFormat {
         let rules = names.iter().zip(tools).map(|(name, tool)| match self {
             ToolFormat::Parameters => parameters::rules(name, tool),
             ToolFormat::Python => python::rules(name, tool),
-            ToolFormat::Bare => json_rule(name, tool.call("parameters")),
+            ToolFormat::Bare | ToolFormat::Channels => json_rule(name, tool.call("parameters")),
             ToolFormat::Tagged | ToolFormat::List | ToolFormat::TaggedList => {
                 json_rule(name, tool.call("arguments"))
             }
@@ -320,7 +334,7 @@ impl CallStyle {
 }
 
 /// A rule of a Lark grammar: JSON that `schema` describes.
-fn json_rule(name: &str, mut schema: Value) -> String {
+pub(super) fn json_rule(name: &str, mut schema: Value) -> String {
     close(&mut schema);
     schema["x-guidance"] = json!({"whitespace_pattern": WHITESPACE});
     format!("{name}: %json {schema}\n")
@@ -351,7 +365,7 @@ fn close(schema: &mut Value) {
 }
 
 /// `text` as a literal of a Lark grammar.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
@@ -454,9 +468,10 @@ impl CallReader {
                 ToolFormat::Tagged | ToolFormat::Parameters | ToolFormat::Python => {
                     Kind::Unsure(String::new())
                 }
-                ToolFormat::Bare | ToolFormat::List | ToolFormat::TaggedList => {
-                    Kind::Json(JsonReader::new(format.frame()))
-                }
+                ToolFormat::Bare
+                | ToolFormat::List
+                | ToolFormat::TaggedList
+                | ToolFormat::Channels => Kind::Json(JsonReader::new(format.frame())),
                 ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => {
                     Kind::DeepSeek(DeepSeekReader::default())
                 }
