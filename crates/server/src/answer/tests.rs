@@ -75,6 +75,12 @@ fn calls_that_have_to_be_made_are_read() {
             "[TOOL_CALLS]{\"name\": \"stop\"}",
         ),
         (
+            ToolFormat::Named,
+            "[TOOL_CALLS]weather[ARGS]{\"place\": \"Rome\"}[TOOL_CALLS]stop[ARGS]{}",
+            2,
+            "[TOOL_CALLS]weather[ARGS]{}",
+        ),
+        (
             ToolFormat::Python,
             "<|tool_call_start|>[weather(place=\"Rome\"), stop(now=true, why=[1, \"]\"])]<|tool_call_end|>",
             2,

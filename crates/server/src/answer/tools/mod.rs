@@ -2,6 +2,7 @@
 
 mod deepseek;
 mod json;
+mod named;
 mod parameters;
 mod python;
 mod values;
@@ -14,6 +15,7 @@ use sterna_text::{ChatInput, DateTime, Tokenizer};
 use super::channels;
 use deepseek::{CALL, CALL_END, CALLS, CALLS_END, DeepSeekReader, SEPARATOR};
 use json::{Frame, JsonReader};
+use named::NamedReader;
 use parameters::ParameterReader;
 use python::PythonReader;
 
@@ -29,6 +31,8 @@ pub(crate) enum ToolFormat {
     Bare,
     /// `[TOOL_CALLS][{"name": …, "arguments": {…}}]`: Mistral.
     List,
+    /// `[TOOL_CALLS]…[ARGS]{…}`: newer Mistrals.
+    Named,
     /// `<tool_calls>[{"name": …, "arguments": {…}}]</tool_calls>`: Jamba.
     TaggedList,
     /// Between control tokens, with JSON in a block of code: DeepSeek V3 and R1.
@@ -72,6 +76,7 @@ impl ToolFormat {
             (_, between) if between.contains(TAG_END) => None,
             (TAG, between) if between.starts_with('{') => Some(ToolFormat::Tagged),
             (LIST, between) if between.starts_with('[') => Some(ToolFormat::List),
+            (LIST, "") => Some(ToolFormat::Named),
             (ARRAY, between) if between.starts_with('[') => Some(ToolFormat::TaggedList),
             (CALL, between) if between.ends_with(SEPARATOR) => Some(ToolFormat::DeepSeek),
             (CALL, "") => Some(ToolFormat::DeepSeekPlain),
@@ -86,7 +91,7 @@ impl ToolFormat {
         match self {
             ToolFormat::Tagged | ToolFormat::Parameters => Some(TAG),
             ToolFormat::Bare | ToolFormat::Channels => None,
-            ToolFormat::List => Some(LIST),
+            ToolFormat::List | ToolFormat::Named => Some(LIST),
             ToolFormat::TaggedList => Some(ARRAY),
             ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => Some(CALLS),
             ToolFormat::Python => Some(python::CALLS),
@@ -101,6 +106,7 @@ impl ToolFormat {
             ToolFormat::Parameters => parameters::EXAMPLE.to_owned(),
             ToolFormat::Bare => object("parameters"),
             ToolFormat::List => format!("{LIST}[{}]", object("arguments")),
+            ToolFormat::Named => format!("{LIST}NAME{}OBJECT", named::ARGUMENTS),
             ToolFormat::TaggedList => format!("{ARRAY}[{}]{ARRAY_END}", object("arguments")),
             ToolFormat::DeepSeek => format!(
                 "{CALLS}{CALL}function{SEPARATOR}NAME\n```json\nOBJECT\n```{CALL_END}{CALLS_END}"
@@ -139,6 +145,8 @@ impl ToolFormat {
             TAG,
             TAG_END,
             LIST,
+            named::ARGUMENTS,
+            named::ID,
             ARRAY,
             ARRAY_END,
             PYTHON,
@@ -190,6 +198,11 @@ impl ToolFormat {
                 mark(LIST),
                 more("\", \" call")
             ),
+            ToolFormat::Named => format!(
+                "calls: marked{}\nmarked: {} after_mark\nafter_mark: call\n",
+                more("marked"),
+                mark(LIST)
+            ),
             ToolFormat::TaggedList => format!(
                 "calls: {} after_mark\nafter_mark: \"[\\n    \" call{} \"\\n]\" {}\n",
                 mark(ARRAY),
@@ -236,8 +249,12 @@ impl ToolFormat {
                 let arguments = json_rule(&format!("{name}_arguments"), tool.parameters.clone());
                 format!("{name}: {head} {name}_arguments \"\\n```\"\n{arguments}")
             }
-            ToolFormat::DeepSeekPlain => {
-                let (head, separator) = (quoted(&tool.name), mark(SEPARATOR));
+            ToolFormat::DeepSeekPlain | ToolFormat::Named => {
+                let separator = match self {
+                    ToolFormat::Named => mark(named::ARGUMENTS),
+                    _ => mark(SEPARATOR),
+                };
+                let head = quoted(&tool.name);
                 let arguments = json_rule(&format!("{name}_arguments"), tool.parameters.clone());
                 format!("{name}: {head} {separator} {name}_arguments\n{arguments}")
             }
@@ -453,6 +470,7 @@ enum Kind {
     /// template.
     Unsure(String),
     Json(JsonReader),
+    Named(NamedReader),
     Parameters(ParameterReader),
     DeepSeek(DeepSeekReader),
     Python(PythonReader),
@@ -465,9 +483,10 @@ impl CallReader {
             format,
             tools: tools.clone(),
             kind: match format {
-                ToolFormat::Tagged | ToolFormat::Parameters | ToolFormat::Python => {
-                    Kind::Unsure(String::new())
-                }
+                ToolFormat::Tagged
+                | ToolFormat::Parameters
+                | ToolFormat::Named
+                | ToolFormat::Python => Kind::Unsure(String::new()),
                 ToolFormat::Bare
                 | ToolFormat::List
                 | ToolFormat::TaggedList
@@ -492,6 +511,7 @@ impl CallReader {
                 self.push(&text, events)
             }
             Kind::Json(reader) => reader.push(text, events),
+            Kind::Named(reader) => reader.push(text, events),
             Kind::Parameters(reader) => reader.push(text, events),
             Kind::DeepSeek(reader) => reader.push(text, events),
             Kind::Python(reader) => reader.push(text, events),
@@ -504,7 +524,10 @@ impl CallReader {
         let frame = self.format.frame();
         let json = |frame: Frame| Kind::Json(JsonReader::new(frame));
         let is_python = self.format == ToolFormat::Python;
+        let is_named = self.format == ToolFormat::Named;
         Some(match chars.next()? {
+            '[' | '{' if is_named => json(ToolFormat::List.frame()),
+            _ if is_named => Kind::Named(NamedReader::default()),
             '[' if is_python => match chars.next()? {
                 '{' => json(frame),
                 _ => Kind::Python(PythonReader::default()),
@@ -528,6 +551,7 @@ impl CallReader {
                 events.push(CallEvent::Text(format!("{mark}{text}")));
             }
             Kind::Json(reader) => reader.finish(events),
+            Kind::Named(reader) => reader.finish(events),
             Kind::Parameters(reader) => reader.finish(events),
             Kind::DeepSeek(reader) => reader.finish(events),
             Kind::Python(reader) => reader.finish(events),
@@ -591,7 +615,7 @@ mod tests {
     #[test]
     fn calls_are_read_however_they_are_cut() {
         use ToolFormat::{
-            Bare, DeepSeek, DeepSeekPlain, List, Parameters, Python, Tagged, TaggedList,
+            Bare, DeepSeek, DeepSeekPlain, List, Named, Parameters, Python, Tagged, TaggedList,
         };
         let text = |text: &str| vec![CallEvent::Text(text.to_owned())];
         for (format, input, expected, rest) in [
@@ -654,6 +678,34 @@ mod tests {
                 Some(""),
             ),
             (Bare, "{\"x\": 1}", text("{\"x\": 1}"), Some("")),
+            (
+                Named,
+                "a[ARGS]{\"x\": {\"y\": \"}\"}}[TOOL_CALLS]b[ARGS]{}",
+                call("a", "{\"x\": {\"y\": \"}\"}}"),
+                Some("[TOOL_CALLS]b[ARGS]{}"),
+            ),
+            (
+                Named,
+                " a[CALL_ID]123[ARGS]{\"x\": 1}</s>",
+                call("a", "{\"x\": 1}"),
+                Some("</s>"),
+            ),
+            (Named, "a[ARGS]", call("a", "{}"), None),
+            (
+                Named,
+                "a[ARGS][TOOL_CALLS]b",
+                call("a", "{}"),
+                Some("[TOOL_CALLS]b"),
+            ),
+            (Named, "a[ARGS]{\"x\": ", call("a", "{\"x\": "), None),
+            (Named, "a", text("[TOOL_CALLS]a"), None),
+            (Named, "no name {", text("[TOOL_CALLS]"), Some("no name {")),
+            (
+                Named,
+                "[{\"name\": \"a\", \"arguments\": {}}]",
+                call("a", "{}"),
+                Some(""),
+            ),
             (
                 TaggedList,
                 "[\n    {\"name\": \"a\", \"arguments\": {\"x\": 1}},\n    {\"name\": \"b\"}\n]</tool_calls>yes",
