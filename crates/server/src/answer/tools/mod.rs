@@ -320,7 +320,9 @@ impl CallStyle {
             // These templates leave it to the model's answer to have its calls.
             tells_list |= text.contains(TOOL_LIST);
             // A template that wants text writes a mapping as Python does.
-            if text.contains(PROBE) && !text.contains("{'probe_key'") {
+            if [PROBE, "probe_key"].iter().all(|word| text.contains(word))
+                && !text.contains("{'probe_key'")
+            {
                 return CallStyle {
                     format: ToolFormat::of(&text),
                     ..style
@@ -881,7 +883,7 @@ mod tests {
 
     #[test]
     fn formats_are_told_by_what_a_template_writes() {
-        let probe = |text: &str| CallStyle::probe(|_| Some(text.to_owned())).format;
+        let probe = |text: &str| CallStyle::probe(|_| Some(format!("{text} probe_key"))).format;
         for (text, format) in [
             (
                 "<tool_call>\n{\"name\": \"probe_call\"",
