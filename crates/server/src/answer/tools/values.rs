@@ -4,8 +4,8 @@ use serde_json::{Map, Value};
 
 use super::Tool;
 
-/// Schemas that lead to one another are followed so far.
-const MAX_DEPTH: usize = 16;
+/// Schemas that are looked at to find what a parameter may be: references may go in circles, with forks.
+const MAX_SCHEMAS: usize = 256;
 
 /// Kinds of JSON values, a bit for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,36 +87,42 @@ impl Tool {
     /// The kinds of values that the parameter `name` may have.
     pub(super) fn kinds(&self, name: &str) -> Kinds {
         match self.properties().and_then(|schemas| schemas.get(name)) {
-            Some(schema) => self.kinds_of(schema, 0),
+            Some(schema) => self.kinds_of(schema, &mut { MAX_SCHEMAS }),
             None => Kinds::ALL,
         }
     }
 
-    /// The kinds of values that match `schema`.
-    fn kinds_of(&self, schema: &Value, depth: usize) -> Kinds {
-        let Some(members) = schema.as_object().filter(|_| depth < MAX_DEPTH) else {
+    /// The kinds of values that match `schema`, for which `n_left` schemas may be looked at.
+    fn kinds_of(&self, schema: &Value, n_left: &mut usize) -> Kinds {
+        let Some(members) = schema.as_object().filter(|_| *n_left > 0) else {
             return Kinds::ALL;
         };
-        let any = |values: &[Value], kinds: &dyn Fn(&Value) -> Kinds| {
-            values.iter().map(kinds).fold(Kinds::NONE, Kinds::or)
-        };
+        *n_left -= 1;
+        let any = |kinds: &mut dyn Iterator<Item = Kinds>| kinds.fold(Kinds::NONE, Kinds::or);
         let named = |name: &Value| Kinds::named(name.as_str().unwrap_or_default());
-        let inner = |schema: &Value| self.kinds_of(schema, depth + 1);
-        let told = members
-            .iter()
-            .map(|(name, value)| match (name.as_str(), value) {
-                ("type", Value::Array(names)) => any(names, &named),
+        let mut found = Kinds::ALL;
+        for (name, value) in members {
+            let told = match (name.as_str(), value) {
+                ("type", Value::Array(names)) => any(&mut names.iter().map(named)),
                 ("type", name) => named(name),
                 ("const", value) => Kinds::of(value),
-                ("enum", Value::Array(values)) => any(values, &Kinds::of),
-                ("anyOf" | "oneOf", Value::Array(schemas)) => any(schemas, &inner),
-                ("allOf", Value::Array(schemas)) => {
-                    schemas.iter().map(inner).fold(Kinds::ALL, Kinds::and)
+                ("enum", Value::Array(values)) => any(&mut values.iter().map(Kinds::of)),
+                ("anyOf" | "oneOf", Value::Array(schemas)) => {
+                    any(&mut schemas.iter().map(|schema| self.kinds_of(schema, n_left)))
                 }
-                ("$ref", Value::String(at)) => self.at(at).map_or(Kinds::ALL, inner),
+                ("allOf", Value::Array(schemas)) => {
+                    let each = schemas.iter().map(|schema| self.kinds_of(schema, n_left));
+                    each.fold(Kinds::ALL, Kinds::and)
+                }
+                ("$ref", Value::String(at)) => match self.at(at) {
+                    Some(schema) => self.kinds_of(schema, n_left),
+                    None => Kinds::ALL,
+                },
                 _ => Kinds::ALL,
-            });
-        match told.fold(Kinds::ALL, Kinds::and) {
+            };
+            found = found.and(told);
+        }
+        match found {
             // Nothing matches: any value is as wrong as another.
             Kinds::NONE => Kinds::ALL,
             kinds => kinds,
@@ -126,13 +132,11 @@ impl Tool {
     /// What the parameter `name` may be, as texts, if that is one of a few values.
     pub(super) fn choices(&self, name: &str) -> Option<Vec<String>> {
         let schema = self.properties()?.get(name)?;
-        self.choices_of(schema, 0)
+        self.choices_of(schema, &mut { MAX_SCHEMAS })
     }
 
-    fn choices_of(&self, schema: &Value, depth: usize) -> Option<Vec<String>> {
-        if depth == MAX_DEPTH {
-            return None;
-        }
+    fn choices_of(&self, schema: &Value, n_left: &mut usize) -> Option<Vec<String>> {
+        *n_left = n_left.checked_sub(1)?;
         let text = |value: &Value| match value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
@@ -144,14 +148,14 @@ impl Tool {
             return Some(values.iter().map(text).collect());
         }
         if let Some(at) = schema.get("$ref").and_then(Value::as_str) {
-            return self.choices_of(self.at(at)?, depth + 1);
+            return self.choices_of(self.at(at)?, n_left);
         }
         if schema.get("type").is_some_and(|name| name == "null") {
             return Some(vec!["null".to_owned()]);
         }
         let schemas = schema.get("anyOf").or_else(|| schema.get("oneOf"));
         let schemas = schemas.and_then(Value::as_array)?.iter();
-        let choices = schemas.map(|schema| self.choices_of(schema, depth + 1));
+        let choices = schemas.map(|schema| self.choices_of(schema, n_left));
         Some(choices.collect::<Option<Vec<_>>>()?.concat())
     }
 
@@ -207,6 +211,7 @@ mod tests {
                 "list": {"type": "array"},
                 "any": {},
                 "loop": {"$ref": "#/properties/loop"},
+                "forks": {"anyOf": vec![json!({"$ref": "#/properties/forks"}); 99]},
                 "never": {"allOf": [{"type": "string"}, {"type": "null"}]},
             },
             "required": ["text"],
@@ -246,6 +251,7 @@ mod tests {
             ("unknown", "1.5", "1.5"),
             ("loop", "x", "\"x\""),
             ("never", "x", "\"x\""),
+            ("forks", "x", "\"x\""),
         ] {
             assert_eq!(value(tool.kinds(name), text), expected, "{name}: {text}");
         }
@@ -258,7 +264,7 @@ mod tests {
         let tool = tool();
         assert_eq!(tool.choices("unit"), texts(&["C", "F"]));
         assert_eq!(tool.choices("level"), texts(&["1", "high", "null"]));
-        for name in ["text", "maybe", "loop", "unknown"] {
+        for name in ["text", "maybe", "loop", "forks", "unknown"] {
             assert_eq!(tool.choices(name), None, "{name}");
         }
     }
