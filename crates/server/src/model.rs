@@ -14,7 +14,8 @@ use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::adapters::OpenAdapter;
-use crate::answer::tools::ToolFormat;
+use crate::answer::channels;
+use crate::answer::tools::{CallStyle, ToolFormat};
 use crate::engine::{AdapterKey, AdapterSource, ModelSource};
 use crate::infill::Infill;
 
@@ -177,6 +178,8 @@ pub(crate) struct ModelText {
     tool_template: Option<ChatTemplate>,
     /// How it calls tools.
     pub(crate) tools: ToolFormat,
+    /// How its template wants those of earlier turns.
+    past_calls: CallStyle,
     /// Whether its template tells of the tools.
     tells_tools: bool,
     /// Whether it may think before it answers.
@@ -256,10 +259,10 @@ impl ModelText {
         let template = files.chat_template_for(&tokenizer, false)?;
         let tool_template = files.chat_template_for(&tokenizer, true)?;
         let probe = tool_template.as_ref().map(|template| {
-            let calls = ToolFormat::probe(|input| template.render(input).ok());
+            let calls = CallStyle::probe(|input| template.render(input).ok());
             (calls, tells_tools(template))
         });
-        let (format, tells_tools) = probe.unwrap_or_default();
+        let (calls, tells_tools) = probe.unwrap_or_default();
         let created = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(ModelText {
             name,
@@ -272,10 +275,14 @@ impl ModelText {
             infill: Infill::of(&tokenizer),
             constraints: Constraints::new(tokenizer.clone()),
             pooling: files.pooling()?,
+            tools: match channels::has(&tokenizer) {
+                true => ToolFormat::Channels,
+                false => calls.format.unwrap_or_default(),
+            },
             tokenizer,
             template,
             tool_template,
-            tools: format.unwrap_or_default(),
+            past_calls: calls,
             tells_tools,
             recommended,
             ctx_len,
@@ -310,8 +317,12 @@ impl ModelText {
         };
         let mut messages = conversation.messages.clone();
         if has_tools && !self.tells_tools {
-            tell_tools(&mut messages, &conversation.tools);
+            tell_tools(&mut messages, &conversation.tools, self.tools);
         }
+        let past_calls = self.past_calls;
+        messages
+            .iter_mut()
+            .for_each(|message| past_calls.apply(message));
         let input = ChatInput {
             messages,
             tools: has_tools.then(|| conversation.tools.clone()),
@@ -343,6 +354,25 @@ impl ModelText {
             Ok::<(), sterna::Error>(())
         };
         let Begun { thought, text } = begun;
+        if self.tools == ToolFormat::Channels {
+            if !thought.is_empty() {
+                add(channels::THINK, Encode::TEMPLATE)?;
+                add(thought, Encode::PLAIN)?;
+            }
+            let (has_thought, has_text) = (!thought.is_empty(), !text.is_empty());
+            if has_text {
+                let before = if has_thought {
+                    channels::THOUGHT
+                } else {
+                    channels::SAY
+                };
+                add(before, Encode::TEMPLATE)?;
+                add(text, Encode::PLAIN)?;
+            }
+            prompt.opens_thinking = has_thought && !has_text;
+            prompt.is_begun = has_text;
+            return Ok(());
+        }
         if self.thinks && !thought.is_empty() {
             if !prompt.opens_thinking {
                 add(&format!("{THINK}\n"), Encode::TEMPLATE)?;
@@ -386,6 +416,7 @@ fn tells_tools(template: &ChatTemplate) -> bool {
     }});
     let input = ChatInput {
         tools: Some(vec![tool]),
+        now: Some(now()),
         ..ChatInput::conversation([("user", "x")])
     };
     template
@@ -393,13 +424,13 @@ fn tells_tools(template: &ChatTemplate) -> bool {
         .is_ok_and(|text| text.contains(NAME))
 }
 
-/// Tells of `tools` in the system message, for templates that don't.
-fn tell_tools(messages: &mut Vec<Value>, tools: &[Value]) {
+/// Tells of `tools` in the system message, and that calls have this format, for templates that don't.
+fn tell_tools(messages: &mut Vec<Value>, tools: &[Value], format: ToolFormat) {
     let list: Vec<String> = tools.iter().map(Value::to_string).collect();
     let text = format!(
-        "You may call these functions:\n<tools>\n{}\n</tools>\nA call is a JSON object with name and arguments: \
-         <tool_call>\n{{\"name\": NAME, \"arguments\": OBJECT}}\n</tool_call>",
-        list.join("\n")
+        "You may call these functions:\n<tools>\n{}\n</tools>\nA call has a name and arguments: {}",
+        list.join("\n"),
+        format.example()
     );
     let system = (messages.first_mut()).filter(|message| message["role"] == "system");
     match system.map(|message| &mut message["content"]) {

@@ -12,3 +12,4 @@ mod receipts;
 mod responses;
 mod signal;
 mod swap;
+mod tools;

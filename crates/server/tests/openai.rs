@@ -618,6 +618,14 @@ fn wrong_values_are_refused_with_their_path() {
             "JSON schema",
         ),
         (
+            json!({"model": "builtin", "messages": user, "tools": [{"type": "function", "function": {
+                "name": "a", "strict": true, "parameters": {"properties": {"x": {"type": "nonsense"}}},
+            }}]}),
+            400,
+            Value::Null,
+            "Lark grammar",
+        ),
+        (
             json!({"model": "builtin", "messages": user, "regex": "a", "grammar": "start: \"a\""}),
             400,
             json!("grammar"),

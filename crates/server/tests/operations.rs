@@ -408,6 +408,7 @@ fn clients_may_be_kept_from_giving_grammars() {
         json!({"regex": "a"}),
         json!({"response_format": {"type": "json_object"}}),
         json!({"tools": tools, "tool_choice": "required"}),
+        json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}),
     ] {
         assert_eq!(
             server.post("/v1/chat/completions", &chat("x", more)).status,

@@ -7,11 +7,14 @@ use crate::common::{Files, cpu, sampled, session};
 use serde_json::Value;
 use sterna::ErrorCode;
 use sterna::constraint::{Constraints, Grammar};
-use sterna::generate::{Event, Generator, Request, StopReason, TextOptions};
+use sterna::generate::{
+    Allowed, Event, Generator, Request, StopReason, TextOptions, TokenConstraint,
+};
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
 use sterna_engine::{Cpu, Sampler, SamplerConfig};
 use sterna_testing::schemas;
+use sterna_text::Decode;
 
 /// A schema, and whether a value is what it describes.
 type Schema = (&'static str, fn(&Value) -> bool);
@@ -401,4 +404,83 @@ fn tokens_that_are_all_banned_are_an_error() {
     assert_eq!(error.code(), ErrorCode::InvalidRequest);
     let error = subject.constraints.of(&Grammar::Regex("(".into()));
     assert_eq!(error.unwrap_err().code(), ErrorCode::InvalidRequest);
+}
+
+/// Anything up to a token, and then the same text.
+#[derive(Debug, Clone)]
+struct FreeUntil {
+    token: u32,
+    rest: Box<dyn TokenConstraint>,
+    is_free: bool,
+}
+
+impl TokenConstraint for FreeUntil {
+    fn allowed(&mut self) -> sterna::Result<Allowed> {
+        assert!(!self.is_free, "nobody has to ask");
+        self.rest.allowed()
+    }
+
+    fn is_free(&self) -> bool {
+        self.is_free
+    }
+
+    fn accept(&mut self, id: u32) -> sterna::Result<()> {
+        match self.is_free {
+            true => self.is_free = id != self.token,
+            false => self.rest.accept(id)?,
+        }
+        Ok(())
+    }
+
+    fn n_allowed(&mut self, ids: &[u32]) -> usize {
+        let begun = ids.iter().position(|id| *id == self.token);
+        match (self.is_free, begun) {
+            (true, begun) => begun.map_or(ids.len(), |at| at + 1),
+            (false, _) => self.rest.n_allowed(ids),
+        }
+    }
+
+    fn boxed(&self) -> Box<dyn TokenConstraint> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn what_is_free_is_as_without_a_constraint() {
+    let subject = Subject::new(Files::stories());
+    for sampling in samplings() {
+        for speculate in [None, Some(4)] {
+            let asked = Asked {
+                prompt: PROMPTS[0],
+                grammar: None,
+                sampling: sampling.clone(),
+                speculate,
+            };
+            let (text, plain) = subject.answer(&asked);
+            let ids = plain.answer();
+            for n_free in [1, 5, 9] {
+                let token = ids[n_free - 1];
+                let n_free = ids.iter().position(|id| *id == token).unwrap() + 1;
+                let rest = Grammar::Regex(" {2}once upon a time".to_owned());
+                let mut request = subject.request(&asked);
+                request.constraint = Some(Box::new(FreeUntil {
+                    token,
+                    rest: subject.constraints.of(&rest).unwrap(),
+                    is_free: true,
+                }));
+                let mut scheduler = Scheduler::new(SchedulerOptions::default());
+                let id = subject.add(&mut scheduler);
+                scheduler.start(id, request).unwrap();
+                while !scheduler.is_idle() {
+                    scheduler.step().unwrap();
+                }
+                let held = scheduler.finish(id).unwrap();
+                let found = held.answer();
+                assert_eq!(found[..n_free], ids[..n_free], "{text}");
+                let options = Decode { skip_special: true };
+                let rest = subject.files.tokenizer.decode(&found[n_free..], options);
+                assert_eq!(rest.trim_start(), "once upon a time");
+            }
+        }
+    }
 }

@@ -57,6 +57,10 @@ impl TokenConstraint for ThoughtBudget {
         Ok(allowed)
     }
 
+    fn is_free(&self) -> bool {
+        !self.must_end() && self.inner.as_ref().is_none_or(|inner| inner.is_free())
+    }
+
     fn accept(&mut self, id: u32) -> Result<()> {
         self.note(id);
         self.inner.as_mut().map_or(Ok(()), |inner| inner.accept(id))

@@ -2,8 +2,10 @@
 //! which dialects encode.
 
 mod budget;
+pub(crate) mod channels;
 mod scan;
 mod split;
+mod strict;
 pub(crate) mod tools;
 
 use std::collections::VecDeque;
@@ -25,6 +27,7 @@ use crate::settings::Sign;
 use crate::trace::Tracing;
 use budget::ThoughtBudget;
 use split::{Expected, Part, Splitter};
+use strict::StrictCalls;
 use tools::{Tool, ToolFormat};
 
 /// What is asked for, whatever the dialect.
@@ -70,8 +73,8 @@ pub(crate) enum Calls {
     /// None.
     #[default]
     None,
-    /// As the model likes.
-    May,
+    /// Of these, as the model likes.
+    May { tools: Vec<Tool> },
     /// Of one of these, and nothing else.
     Must { tools: Vec<Tool>, parallel: bool },
 }
@@ -124,16 +127,27 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
             ctx_len: model.ctx_len,
         });
     }
-    let constraint = constraint(model, &ask, opens_thinking)?;
+    let has_channels = model.tools == ToolFormat::Channels;
+    let beginning = match (has_channels, opens_thinking) {
+        (true, true) => Beginning::Analysis,
+        (true, false) if is_chat && !is_begun => Beginning::Message,
+        (false, true) => Beginning::Thought,
+        (_, false) => Beginning::Answer,
+    };
+    let constraint = constraint(model, &ask, beginning)?;
     let is_constrained = constraint.is_some();
     let may_think = is_chat && model.thinks && (!is_constrained || opens_thinking) && !is_begun;
+    let constraint = match constraint {
+        Some(constraint) => Some(constraint),
+        None => strict_calls(model, &ask.calls, (may_think, opens_thinking))?,
+    };
     let constraint = match ask.max_thought.filter(|_| may_think) {
         Some(n_left) => within(model, n_left, opens_thinking, constraint),
         None => constraint,
     };
     if ask.receipt && constraint.is_some() {
         let message = "receipt: expected an answer that needn't match anything, found a schema, a grammar, a required \
-                       call, or a limit of thoughts";
+                       call, a strict tool, or a limit of thoughts";
         return Err(Error::new(ErrorCode::Unsupported, message).into());
     }
     let expected = Expected {
@@ -141,16 +155,25 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         may_think,
         calls: match &ask.calls {
             Calls::None => None,
-            Calls::May | Calls::Must { .. } => Some(model.tools),
+            Calls::May { .. } | Calls::Must { .. } => Some(model.tools),
+        },
+        tools: match &ask.calls {
+            Calls::None => Arc::default(),
+            Calls::May { tools } | Calls::Must { tools, .. } => tools.as_slice().into(),
         },
         trims: is_chat && !is_constrained && !is_begun,
+        channels: has_channels && is_chat,
+        is_begun,
     };
     let mut readers = Vec::with_capacity(ask.n);
     let mut requests = Vec::with_capacity(ask.n);
     let recommended = model.recommended.max_new_tokens;
     let max_tokens = ask.max_tokens.or(recommended).unwrap_or(usize::MAX);
     let own_ids = model.stop_ids.iter().filter(|_| !ask.ignores_end);
-    let stop_ids: Vec<u32> = own_ids.chain(&ask.stop_ids).copied().collect();
+    let mut stop_ids: Vec<u32> = own_ids.chain(&ask.stop_ids).copied().collect();
+    if has_channels && is_chat {
+        stop_ids.extend(channels::ends(&model.tokenizer));
+    }
     for choice in 0..ask.n.max(1) {
         let seed = ask.sampling.seed.unwrap_or_else(random_seed);
         let sampling = SamplingOptions {
@@ -170,10 +193,10 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
             ..Request::new(prompt.clone(), sampler)
         });
         readers.push(Reader {
-            splitter: Splitter::new(expected),
-            marks: match expected.calls {
-                Some(format) => format.tokens(&model.tokenizer),
-                None => Vec::new(),
+            splitter: Splitter::new(expected.clone()),
+            marks: match expected.calls.is_some() || expected.channels {
+                true => model.tools.tokens(&model.tokenizer),
+                false => Vec::new(),
             },
             tokenizer: model.tokenizer.clone(),
             stop: ask.stop.clone(),
@@ -204,21 +227,63 @@ fn within(
     }))
 }
 
+/// What calls have to match that the model may make, if a tool is strict: arguments of the others are any objects. A
+/// call without a mark is no more than an answer up to its end, and isn't held to anything.
+fn strict_calls(
+    model: &ModelText,
+    calls: &Calls,
+    thought: (bool, bool),
+) -> Result<Option<Box<dyn TokenConstraint>>> {
+    let (Calls::May { tools }, Some(mark)) = (calls, model.tools.mark()) else {
+        return Ok(None);
+    };
+    if !tools.iter().any(|tool| tool.strict) {
+        return Ok(None);
+    }
+    let grammar = strict_grammar(model.tools, tools, &model.tokenizer);
+    let call = model.constraints.of(&grammar)?;
+    let strict = StrictCalls::new(&model.tokenizer, mark, call, thought);
+    Ok(Some(Box::new(strict)))
+}
+
+/// What follows the mark of a call of one of `tools`.
+fn strict_grammar(format: ToolFormat, tools: &[Tool], tokenizer: &Tokenizer) -> Grammar {
+    let held = tools.iter().map(|tool| match tool.strict {
+        true => tool.clone(),
+        false => Tool::new(&tool.name, None),
+    });
+    let held: Vec<Tool> = held.collect();
+    let rules = format.grammar(&held, true, tokenizer);
+    Grammar::Lark(format!("start: after_mark\n{rules}"))
+}
+
 /// What the answer to `ask` has to match.
 fn constraint(
     model: &ModelText,
     ask: &Ask,
-    opens_thinking: bool,
+    beginning: Beginning,
 ) -> Result<Option<Box<dyn TokenConstraint>>> {
     let grammar = grammar(
         model.tools,
         &model.tokenizer,
         &ask.calls,
         ask.grammar.as_ref(),
-        opens_thinking,
+        beginning,
     )?;
     let constraint = grammar.map(|grammar| model.constraints.of(&grammar));
     constraint.transpose()
+}
+
+/// Where what is generated begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beginning {
+    /// In the answer.
+    Answer,
+    /// In a thought.
+    Thought,
+    /// Before the header of a message, or in one on the channel of thoughts.
+    Message,
+    Analysis,
 }
 
 /// The same as a grammar: `calls`, or else what is `asked`, after what the model thinks.
@@ -227,34 +292,41 @@ fn grammar(
     tokenizer: &Tokenizer,
     calls: &Calls,
     asked: Option<&Grammar>,
-    opens_thinking: bool,
+    beginning: Beginning,
 ) -> Result<Option<Grammar>> {
+    // What comes first; what is between that and an answer; and their rules.
+    let (before, header, rules) = match beginning {
+        Beginning::Answer => ("", "", String::new()),
+        Beginning::Thought => (AFTER_THOUGHT, "", THOUGHT_RULE.to_owned()),
+        Beginning::Message => ("analysis?", "final_header", channels::rules(tokenizer)),
+        Beginning::Analysis => ("analysis_rest", "final_header", channels::rules(tokenizer)),
+    };
     Ok(match (calls, asked) {
         (Calls::Must { tools, parallel }, _) => {
             let calls = format.grammar(tools, *parallel, tokenizer);
-            let start = match opens_thinking {
-                true => format!("start: {AFTER_THOUGHT} calls\n{THOUGHT_RULE}"),
-                false => "start: calls\n".to_owned(),
-            };
-            Some(Grammar::Lark(format!("{start}{calls}")))
+            Some(Grammar::Lark(format!(
+                "start: {before} calls\n{rules}{calls}"
+            )))
         }
         (_, None) => None,
-        (_, Some(grammar)) if !opens_thinking => Some(grammar.clone()),
+        (_, Some(grammar)) if beginning == Beginning::Answer => Some(grammar.clone()),
         (_, Some(grammar)) => {
             let body = match grammar {
                 Grammar::JsonSchema(schema) => format!("body: %json {schema}\n"),
                 Grammar::JsonObject => "body: %json {\"type\": \"object\"}\n".to_owned(),
                 Grammar::Regex(pattern) => format!("body: /{}/\n", pattern.replace('/', "\\/")),
+                // Its rules have a scope of their own.
+                Grammar::Lark(rules) => format!("body: %lark {{\n{rules}\n}}\n"),
                 _ => {
                     return Err(Error::new(
                         ErrorCode::Unsupported,
-                        "a grammar for the answer of a model that thinks first: expected a schema or a regular \
-                         expression, or thinking switched off",
+                        "a grammar for the answer of a model that thinks first: expected a schema, a regular \
+                         expression or a Lark grammar, or thinking switched off",
                     ));
                 }
             };
             Some(Grammar::Lark(format!(
-                "start: {AFTER_THOUGHT} body\n{THOUGHT_RULE}{body}"
+                "start: {before} {header} body\n{rules}{body}"
             )))
         }
     })

@@ -125,3 +125,14 @@ impl ObjectScanner {
         self.state == State::Over
     }
 }
+
+/// How many bytes at the end of `text` may begin `mark`.
+pub(crate) fn n_beginning(text: &str, mark: &str) -> usize {
+    let longest = mark.len().saturating_sub(1).min(text.len());
+    let ends = (1..=longest).rev();
+    ends.into_iter()
+        .find(|&n| {
+            text.is_char_boundary(text.len() - n) && mark.starts_with(&text[text.len() - n..])
+        })
+        .unwrap_or(0)
+}

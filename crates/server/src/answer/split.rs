@@ -1,8 +1,12 @@
 //! The text of an answer, told apart: what the model thinks, what it says, what it calls.
 
+use std::sync::Arc;
+
 use sterna::generate::FirstWord;
 
-use super::tools::{CallEvent, CallReader, ToolFormat};
+use super::channels::{Body, ChannelReader};
+use super::scan::n_beginning;
+use super::tools::{CallEvent, CallReader, Tool, ToolFormat};
 use crate::model::{THINK, THOUGHT};
 
 /// A part of an answer.
@@ -21,7 +25,7 @@ pub(crate) enum Part {
 }
 
 /// What an answer is expected to have.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Expected {
     /// The prompt ends where the model begins to think.
     pub(crate) opens_thinking: bool,
@@ -29,8 +33,13 @@ pub(crate) struct Expected {
     pub(crate) may_think: bool,
     /// Calls, in this format.
     pub(crate) calls: Option<ToolFormat>,
+    /// What may be called.
+    pub(crate) tools: Arc<[Tool]>,
     /// White space before the first word is the template's doing.
     pub(crate) trims: bool,
+    /// The answer is messages on channels, and begins with the header of one unless it was begun.
+    pub(crate) channels: bool,
+    pub(crate) is_begun: bool,
 }
 
 /// Tells the parts of an answer apart, piece by piece.
@@ -54,15 +63,26 @@ enum State {
     Begin,
     Reasoning,
     Text,
-    Calls(CallReader),
+    Calls(Box<CallReader>),
+    Channels(Box<ChannelReader>),
 }
 
 impl Splitter {
     pub(crate) fn new(expected: Expected) -> Splitter {
         Splitter {
-            state: match expected.opens_thinking {
-                true => State::Reasoning,
-                false => State::Begin,
+            state: match (expected.channels, expected.opens_thinking) {
+                (true, is_thought) => {
+                    let begun = expected.is_begun.then_some(Body::Text);
+                    let body = if is_thought {
+                        Some(Body::Thought)
+                    } else {
+                        begun
+                    };
+                    let reader = ChannelReader::new(body, expected.calls.is_some());
+                    State::Channels(Box::new(reader))
+                }
+                (false, true) => State::Reasoning,
+                (false, false) => State::Begin,
             },
             held: String::new(),
             first_word: FirstWord::new(expected.trims),
@@ -75,12 +95,18 @@ impl Splitter {
 
     /// Whether what comes next is what the model thinks.
     pub(crate) fn is_reasoning(&self) -> bool {
-        matches!(self.state, State::Reasoning)
+        match &self.state {
+            State::Channels(reader) => reader.is_reasoning(),
+            state => matches!(state, State::Reasoning),
+        }
     }
 
     /// How many calls there were.
     pub(crate) fn n_calls(&self) -> usize {
-        self.n_calls
+        match &self.state {
+            State::Channels(reader) => reader.n_calls(),
+            _ => self.n_calls,
+        }
     }
 
     /// The parts that `text` completes.
@@ -99,6 +125,9 @@ impl Splitter {
             let mut events = Vec::new();
             reader.finish(&mut events);
             self.called(events, &mut parts);
+        }
+        if let State::Channels(reader) = &mut self.state {
+            reader.finish(&mut parts);
         }
         parts
     }
@@ -120,7 +149,8 @@ impl Splitter {
                     self.state = State::Reasoning;
                 } else if self.expected.calls == Some(ToolFormat::Bare) && word.starts_with('{') {
                     self.held = word.to_owned();
-                    self.state = State::Calls(CallReader::new(ToolFormat::Bare));
+                    let tools = &self.expected.tools;
+                    self.state = State::Calls(CallReader::new(ToolFormat::Bare, tools).into());
                 } else {
                     self.state = State::Text;
                 }
@@ -170,7 +200,8 @@ impl Splitter {
                     self.say(text.trim_end(), parts);
                     self.held = rest[mark.len()..].to_owned();
                     let format = self.expected.calls.unwrap_or_default();
-                    self.state = State::Calls(CallReader::new(format));
+                    let tools = &self.expected.tools;
+                    self.state = State::Calls(CallReader::new(format, tools).into());
                     return true;
                 }
                 let n_held = match is_end {
@@ -187,6 +218,10 @@ impl Splitter {
                     true => {}
                     false => self.say(&text, parts),
                 }
+                false
+            }
+            State::Channels(reader) => {
+                reader.push(&std::mem::take(&mut self.held), parts);
                 false
             }
             State::Calls(reader) => {
@@ -240,24 +275,13 @@ impl Splitter {
     }
 }
 
-/// How many bytes at the end of `text` may begin `mark`.
-fn n_beginning(text: &str, mark: &str) -> usize {
-    let longest = mark.len().saturating_sub(1).min(text.len());
-    let ends = (1..=longest).rev();
-    ends.into_iter()
-        .find(|&n| {
-            text.is_char_boundary(text.len() - n) && mark.starts_with(&text[text.len() - n..])
-        })
-        .unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// The parts of `text` in pieces of `n` characters, neighbours joined.
-    fn split(expected: Expected, text: &str, n: usize) -> Vec<Part> {
-        let mut splitter = Splitter::new(expected);
+    fn split(expected: &Expected, text: &str, n: usize) -> Vec<Part> {
+        let mut splitter = Splitter::new(expected.clone());
         let chars: Vec<char> = text.chars().collect();
         let pieces = chars
             .chunks(n)
@@ -306,37 +330,43 @@ mod tests {
         };
         let thinks = Expected {
             may_think: true,
-            ..plain
+            ..plain.clone()
         };
         let opened = Expected {
             opens_thinking: true,
-            ..thinks
+            ..thinks.clone()
         };
         let calls = |format| Expected {
             calls: Some(format),
-            ..thinks
+            ..thinks.clone()
         };
         let tagged = calls(ToolFormat::Tagged);
         let one = "<tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+        let parameters = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n\
+                          <parameter=y>\nb\n</parameter>\n</function>\n</tool_call>";
         for (expected, input, parts) in [
-            (plain, " Hello <b> there\n", vec![text("Hello <b> there\n")]),
-            (plain, "<think>a</think>", vec![text("<think>a</think>")]),
             (
-                thinks,
+                &plain,
+                " Hello <b> there\n",
+                vec![text("Hello <b> there\n")],
+            ),
+            (&plain, "<think>a</think>", vec![text("<think>a</think>")]),
+            (
+                &thinks,
                 "<think>\nso\n\nit is\n</think>\n\nYes",
                 vec![thought("so\n\nit is"), text("Yes")],
             ),
-            (thinks, "<thing>", vec![text("<thing>")]),
-            (thinks, "<think>\n\n</think>\n\nYes", vec![text("Yes")]),
-            (opened, "\nso</think>Yes", vec![thought("so"), text("Yes")]),
-            (opened, "so", vec![thought("so")]),
+            (&thinks, "<thing>", vec![text("<thing>")]),
+            (&thinks, "<think>\n\n</think>\n\nYes", vec![text("Yes")]),
+            (&opened, "\nso</think>Yes", vec![thought("so"), text("Yes")]),
+            (&opened, "so", vec![thought("so")]),
             (
-                tagged,
+                &tagged,
                 &format!("Look: {one}"),
                 [&[text("Look:")], &call(0, "a", "{\"x\": 1}")[..]].concat(),
             ),
             (
-                tagged,
+                &tagged,
                 &format!("<think>h</think>\n{one}\n{one}\n"),
                 [
                     &[thought("h")],
@@ -345,28 +375,39 @@ mod tests {
                 ]
                 .concat(),
             ),
-            (tagged, "a <tool b", vec![text("a <tool b")]),
+            (&tagged, "a <tool b", vec![text("a <tool b")]),
             (
-                tagged,
+                &tagged,
                 "<tool_call>no</tool_call>",
                 vec![text("<tool_call>no</tool_call>")],
             ),
             (
-                calls(ToolFormat::List),
+                &calls(ToolFormat::Parameters),
+                &format!("<think>h</think>Look:\n\n{parameters}\n{parameters}<|x|>"),
+                [
+                    &[thought("h"), text("Look:")],
+                    &call(0, "a", "{\"x\": 1, \"y\": \"b\"}")[..],
+                    &call(1, "a", "{\"x\": 1, \"y\": \"b\"}")[..],
+                    &[text("<|x|>")],
+                ]
+                .concat(),
+            ),
+            (
+                &calls(ToolFormat::List),
                 "[TOOL_CALLS][{\"name\": \"a\", \"arguments\": {}}]",
                 call(0, "a", "{}").to_vec(),
             ),
             (
-                calls(ToolFormat::Bare),
+                &calls(ToolFormat::Bare),
                 "\n\n{\"name\": \"a\", \"parameters\": {}}",
                 call(0, "a", "{}").to_vec(),
             ),
             (
-                calls(ToolFormat::Bare),
+                &calls(ToolFormat::Bare),
                 "{\"a\": 1}",
                 vec![text("{\"a\": 1}")],
             ),
-            (calls(ToolFormat::Bare), "So: {}", vec![text("So: {}")]),
+            (&calls(ToolFormat::Bare), "So: {}", vec![text("So: {}")]),
         ] {
             for n in 1..=input.chars().count() {
                 assert_eq!(split(expected, input, n), parts, "{input:?} by {n}");

@@ -80,6 +80,7 @@ const TOOL: Shape = Shape::OneOf(&[
         required("name", Shape::Name),
         field("description", TEXT),
         field("input_schema", OBJECT),
+        field("strict", Shape::Flag),
     ]]),
     Shape::Object(&[&[required("type", Shape::OtherThan(&["custom"]))]]),
 ]);
@@ -223,6 +224,8 @@ fn tools(at: &At<'_>, settings: &Settings) -> Result<(Vec<Value>, Calls), ApiErr
             &tool.get("name"),
             &tool.get("description"),
             &tool.get("input_schema"),
+            &tool.get("strict"),
+            settings,
         )?;
         told.push(told_of);
         tools.push(function);
@@ -234,7 +237,7 @@ fn tools(at: &At<'_>, settings: &Settings) -> Result<(Vec<Value>, Calls), ApiErr
     match kind.text() {
         Some("none") => Ok((Vec::new(), Calls::None)),
         None | Some("auto") if tools.is_empty() => Ok((Vec::new(), Calls::None)),
-        None | Some("auto") => Ok((told, Calls::May)),
+        None | Some("auto") => Ok((told, Calls::May { tools })),
         Some("any") => openai::must(&choice, told, tools, parallel, settings),
         Some(_) => {
             let name = choice.get("name");

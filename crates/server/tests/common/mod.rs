@@ -10,7 +10,9 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna::native::{BUILTIN, LoadFrom, LocalFolder, LocalModel, Weights, builtin, open_adapter};
+use sterna::native::{
+    BUILTIN, LoadFrom, LocalFolder, LocalModel, Located, Weights, builtin, open_adapter,
+};
 use sterna::{Adapted, AdapterFiles};
 use sterna_engine::lora::ActiveAdapter;
 use sterna_engine::plan::PlanOptions;
@@ -37,6 +39,31 @@ pub(crate) fn model_on(n: usize, name: &str, ctx_len: usize) -> Served<Cpu> {
     let adapted = loaded(n);
     let served = Served::new(name, &files, plan, session, &mut Vec::new()).unwrap();
     served.with_weights(adapted)
+}
+
+/// The built-in model, called `name`, with another chat template.
+pub(crate) fn model_with_template(name: &str, ctx_len: usize, template: &str) -> Served<Cpu> {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sterna/models/tiny-tales");
+    let plain: String = name.chars().filter(|c| c.is_alphanumeric()).collect();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("template-{plain}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    for file in [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ] {
+        std::fs::copy(from.join(file), folder.join(file)).unwrap();
+    }
+    let config = std::fs::read(from.join("tokenizer_config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    config["chat_template"] = template.into();
+    std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
+    let files = LocalModel::open(name, Located::at(&folder).unwrap(), None, None).unwrap();
+    let plan = files.plan(&PlanOptions::default()).unwrap();
+    let session = SessionOptions::new(ctx_len);
+    let served = Served::new(name, &files, plan, session, &mut Vec::new()).unwrap();
+    served.with_weights(loaded(1))
 }
 
 /// The built-in model, loaded for `n` engines.

@@ -12,6 +12,12 @@ pub trait TokenConstraint: fmt::Debug + MaybeSend {
     /// What may follow the tokens accepted so far.
     fn allowed(&mut self) -> Result<Allowed>;
 
+    /// Whether any token may follow, and the answer may end: then [`TokenConstraint::allowed`] isn't asked, and a
+    /// device may choose.
+    fn is_free(&self) -> bool {
+        false
+    }
+
     /// Appends `id`, which is allowed.
     fn accept(&mut self, id: u32) -> Result<()>;
 
@@ -66,6 +72,8 @@ pub(super) struct Constrained {
 pub(super) enum Next {
     /// Nothing.
     End,
+    /// Any token.
+    Any,
     /// This token.
     Token(u32),
     /// One of several, a bit for each; stop ids are among them if the answer may end.
@@ -90,7 +98,15 @@ impl Constrained {
         Ok(self.next.insert(next))
     }
 
+    /// Whether any token may come next.
+    pub(super) fn is_free(&self) -> bool {
+        self.constraint.is_free()
+    }
+
     fn find_next(&mut self) -> Result<Next> {
+        if self.is_free() {
+            return Ok(Next::Any);
+        }
         let Allowed { mut tokens, end } = self.constraint.allowed()?;
         for &id in &self.stop_ids {
             if let Some(bits) = tokens.get_mut(id as usize / 32) {

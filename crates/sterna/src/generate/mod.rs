@@ -349,8 +349,8 @@ impl Generator {
     pub fn wanted(&mut self, max_ids: usize) -> Option<Wanted<'_>> {
         let max_ids = max_ids.max(1);
         // Others read logits beside the sampler.
-        let is_plain =
-            self.n_logprobs.is_none() && self.constraint.is_none() && self.recorder.is_none();
+        let is_free = self.constraint.as_ref().is_none_or(Constrained::is_free);
+        let is_plain = self.n_logprobs.is_none() && is_free && self.recorder.is_none();
         let one = match is_plain {
             true => self.sampler.top().map_or(Logits::Last, Logits::Top),
             false => Logits::Last,
@@ -468,7 +468,7 @@ impl Generator {
             Err(error) => return State::Failed(error),
             Ok(Some(Next::End)) => return self.stopped(StopReason::Complete),
             Ok(Some(&Next::Token(id))) => Some(id),
-            Ok(Some(Next::OneOf(_)) | None) => None,
+            Ok(Some(Next::OneOf(_) | Next::Any) | None) => None,
         };
         if self.stats.n_generated == self.max_tokens {
             return self.stopped(StopReason::MaxTokens);
@@ -541,8 +541,9 @@ impl Generator {
                 self.state = self.stopped(StopReason::Complete);
                 return None;
             }
-            (Ok(Some(&Next::Token(id))), _) | (Ok(None), &Computed::Token(id)) => id,
-            (Ok(None), _) => self.sampler.sample(logits.unwrap_or_default()),
+            (Ok(Some(&Next::Token(id))), _)
+            | (Ok(None | Some(Next::Any)), &Computed::Token(id)) => id,
+            (Ok(None | Some(Next::Any)), _) => self.sampler.sample(logits.unwrap_or_default()),
             (Ok(Some(Next::OneOf(allowed))), _) => {
                 let logits = logits.unwrap_or_default();
                 let Some(id) = self.sampler.sample_allowed(logits, allowed) else {

@@ -87,6 +87,7 @@ const FUNCTION: &[Field] = &[
     required("name", Shape::Name),
     field("description", TEXT),
     field("parameters", OBJECT),
+    field("strict", Shape::Flag),
 ];
 
 /// Functions, told of in an object of their own, as chats do, or not, as responses do.

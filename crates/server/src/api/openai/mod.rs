@@ -194,6 +194,8 @@ pub(super) fn tools(
             &function.get("name"),
             &function.get("description"),
             &function.get("parameters"),
+            &function.get("strict"),
+            settings,
         )?;
         told.push(told_of);
         tools.push(function);
@@ -226,7 +228,7 @@ pub(super) fn tools(
     match mode {
         Some("none") => Ok((Vec::new(), Calls::None)),
         None | Some("auto") if tools.is_empty() => Ok((Vec::new(), Calls::None)),
-        None | Some("auto") => Ok((told, Calls::May)),
+        None | Some("auto") => Ok((told, Calls::May { tools })),
         Some(_) => must(choice, told, tools, parallel, settings),
     }
 }
@@ -253,10 +255,16 @@ pub(super) fn tool_of(
     name: &At<'_>,
     description: &At<'_>,
     parameters: &At<'_>,
+    strict: &At<'_>,
+    settings: &Settings,
 ) -> Result<(Value, Tool), ApiError> {
     let text = name.required_text()?;
     let schema = parameters.object().map(|_| parameters.value());
-    let tool = Tool::new(text, schema);
+    let mut tool = Tool::new(text, schema);
+    tool.strict = strict.flag() == Some(true);
+    if tool.strict && !settings.grammars {
+        return Err(strict.refused("this server takes no schemas, so no call can be held to one"));
+    }
     let told = json!({"type": "function", "function": {
         "name": text,
         "description": description.text().unwrap_or_default(),

@@ -1,0 +1,334 @@
+//! Calls that are a list of calls in Python: LFM2's `[NAME(KEY=VALUE, …), …]`.
+
+use serde_json::{Value, json};
+
+use super::{CallEvent, Tool, json_rule, quoted};
+
+pub(super) const CALLS: &str = "<|tool_call_start|>";
+pub(super) const CALLS_END: &str = "<|tool_call_end|>";
+
+/// Names of functions and parameters in bytes at most: what is longer is none.
+const MAX_NAME: usize = 256;
+
+/// The rules of a Lark grammar for a call of `tool`, the first of which is `rule`. Parameters come in the order of the
+/// schema, as in JSON; strings are those of JSON, which Python has too.
+pub(super) fn rules(rule: &str, tool: &Tool) -> String {
+    let begin = quoted(&format!("{}(", tool.name));
+    let Some(properties) = tool.properties() else {
+        return format!("{rule}: {begin} (any_parameter (\", \" any_parameter){{0,15}})? \")\"\n");
+    };
+    let mut rules = format!("{rule}: {begin} {rule}_first_0 \")\"\n");
+    for (index, (name, schema)) in properties.iter().enumerate() {
+        let (this, next) = (format!("{rule}_{index}"), index + 1);
+        // Commas are only between parameters that are there.
+        for (place, before) in [("first", ""), ("more", "\", \" ")] {
+            let without = match tool.requires(name) {
+                true => String::new(),
+                false => format!(" | {rule}_{place}_{next}"),
+            };
+            rules +=
+                &format!("{rule}_{place}_{index}: {before}{this} {rule}_more_{next}{without}\n");
+        }
+        let begin = quoted(&format!("{name}="));
+        rules += &match tool.python_words(name) {
+            Some(words) => format!("{this}: {begin} ({})\n", words.join(" | ")),
+            None => {
+                let schema = match schema {
+                    Value::Object(_) => tool.with_definitions(schema.clone()),
+                    _ => json!({}),
+                };
+                let value = json_rule(&format!("{this}_value"), schema);
+                format!("{this}: {begin} {this}_value\n{value}")
+            }
+        };
+    }
+    let end = properties.len();
+    rules + &format!("{rule}_first_{end}: \"\"\n{rule}_more_{end}: \"\"\n")
+}
+
+/// Rules that those of all tools share.
+pub(super) fn shared_rules() -> String {
+    let value = json_rule("any_value", json!({}));
+    format!("any_parameter: /[A-Za-z_][A-Za-z0-9_]{{0,63}}=/ any_value\n{value}")
+}
+
+impl Tool {
+    /// The literals of what the parameter `name` may be, if Python has words for all of it.
+    fn python_words(&self, name: &str) -> Option<Vec<String>> {
+        let words: &[&str] = match self.kinds(name).words()? {
+            (true, true) => &["True", "False", "None"],
+            (true, false) => &["True", "False"],
+            (false, true) => &["None"],
+            (false, false) => return None,
+        };
+        Some(words.iter().map(|word| quoted(word)).collect())
+    }
+}
+
+/// Reads calls, piece by piece, from what is inside of the brackets.
+#[derive(Debug, Default)]
+pub(super) struct PythonReader {
+    state: State,
+    /// All so far, in case it is no call.
+    raw: String,
+    /// The name, word or escape that is being read.
+    word: String,
+    /// Brackets that are open inside the value.
+    open: Vec<char>,
+    n_parameters: usize,
+    has_calls: bool,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before a call, or in its name.
+    #[default]
+    Name,
+    /// Before a parameter, or in its name.
+    Key,
+    Value,
+    /// In a string with these quotes.
+    Text(char),
+    /// After what may be its end: what follows decides.
+    TextEnd(char),
+    /// After a backslash in it.
+    Escape(char),
+    /// After the list; the rest of the mark that ends it is awaited.
+    After,
+    Over,
+}
+
+impl PythonReader {
+    /// Reads `text`; returns what of it doesn't belong to calls any more, if they are over.
+    pub(super) fn push(&mut self, text: &str, events: &mut Vec<CallEvent>) -> Option<String> {
+        for (at, c) in text.char_indices() {
+            if self.state == State::Over {
+                return Some(text[at..].to_owned());
+            }
+            if self.state == State::After {
+                self.raw.push(c);
+                let rest = self.raw.trim_start();
+                if rest == CALLS_END {
+                    self.state = State::Over;
+                } else if !CALLS_END.starts_with(rest) {
+                    self.state = State::Over;
+                    return Some(std::mem::take(&mut self.raw) + &text[at + c.len_utf8()..]);
+                }
+                continue;
+            }
+            if !self.has_calls {
+                self.raw.push(c);
+            }
+            self.char(c, events);
+        }
+        (self.state == State::Over).then(String::new)
+    }
+
+    /// The end of the answer. Arguments that were cut off stay so.
+    pub(super) fn finish(&mut self, events: &mut Vec<CallEvent>) {
+        match self.state {
+            State::Name => self.give_up(events),
+            State::Value => {
+                self.end_word(events);
+                events.push(CallEvent::Ended);
+            }
+            State::TextEnd(_) => {
+                say("\"", events);
+                events.push(CallEvent::Ended);
+            }
+            State::Key | State::Text(_) | State::Escape(_) => events.push(CallEvent::Ended),
+            State::After | State::Over => {}
+        }
+        self.state = State::Over;
+    }
+
+    /// What looked like calls is text.
+    fn give_up(&mut self, events: &mut Vec<CallEvent>) {
+        if !self.has_calls {
+            let text = std::mem::take(&mut self.raw);
+            events.push(CallEvent::Text(format!("{CALLS}{text}")));
+        }
+        self.state = State::Over;
+    }
+
+    fn char(&mut self, c: char, events: &mut Vec<CallEvent>) {
+        match self.state {
+            State::Name => self.name(c, events),
+            State::Key => self.key(c, events),
+            State::Value => self.value(c, events),
+            State::Text(quote) => match c {
+                '\\' => {
+                    self.word.clear();
+                    self.state = State::Escape(quote);
+                }
+                c if c == quote => {
+                    self.word.clear();
+                    self.state = State::TextEnd(quote);
+                }
+                c => self.say_text(c, events),
+            },
+            // Templates write quotes in strings as they are, and so do models.
+            State::TextEnd(_) if matches!(c, ',' | ')' | ']' | '}' | ':') => {
+                say("\"", events);
+                self.word.clear();
+                self.state = State::Value;
+                self.value(c, events);
+            }
+            State::TextEnd(_) if c.is_whitespace() => self.word.push(c),
+            State::TextEnd(quote) => {
+                self.say_text(quote, events);
+                let blank = std::mem::take(&mut self.word);
+                blank.chars().for_each(|c| self.say_text(c, events));
+                self.state = State::Text(quote);
+                self.char(c, events);
+            }
+            State::Escape(quote) => self.escape(c, quote, events),
+            State::After | State::Over => {}
+        }
+    }
+
+    fn name(&mut self, c: char, events: &mut Vec<CallEvent>) {
+        match c {
+            '(' if !self.word.trim().is_empty() => {
+                let name = std::mem::take(&mut self.word).trim().to_owned();
+                events.push(CallEvent::Begun { name });
+                say("{", events);
+                self.has_calls = true;
+                self.n_parameters = 0;
+                self.state = State::Key;
+            }
+            '[' | ',' | ';' if self.word.trim().is_empty() => self.word.clear(),
+            ']' if self.word.trim().is_empty() && self.has_calls => {
+                self.raw.clear();
+                self.state = State::After;
+            }
+            c if self.word.len() < MAX_NAME && (is_word(c) || c.is_whitespace()) => {
+                self.word.push(c);
+            }
+            _ => self.give_up(events),
+        }
+    }
+
+    fn key(&mut self, c: char, events: &mut Vec<CallEvent>) {
+        match c {
+            ')' => {
+                self.word.clear();
+                self.end_call(events);
+            }
+            '=' => {
+                let name = std::mem::take(&mut self.word);
+                let separator = if self.n_parameters > 0 { ", " } else { "" };
+                say(
+                    &format!("{separator}{}: ", Value::from(name.trim())),
+                    events,
+                );
+                self.n_parameters += 1;
+                self.open.clear();
+                self.state = State::Value;
+            }
+            ',' => self.word.clear(),
+            c if self.word.len() < MAX_NAME => self.word.push(c),
+            _ => {}
+        }
+    }
+
+    fn value(&mut self, c: char, events: &mut Vec<CallEvent>) {
+        match c {
+            '"' | '\'' if self.word.is_empty() => {
+                say("\"", events);
+                self.state = State::Text(c);
+                return;
+            }
+            c if is_word(c) || c == '+' => return self.word.push(c),
+            _ => self.end_word(events),
+        }
+        match c {
+            '(' | '[' | '{' => {
+                self.open.push(c);
+                say(if c == '{' { "{" } else { "[" }, events);
+            }
+            ')' | ']' | '}' => match self.open.pop() {
+                Some(open) => say(if open == '{' { "}" } else { "]" }, events),
+                None => self.end_call(events),
+            },
+            ',' if self.open.is_empty() => self.state = State::Key,
+            ',' => say(", ", events),
+            ':' => say(": ", events),
+            _ => {}
+        }
+    }
+
+    /// The word of a value is complete: a number, a name for a value, or a string that somebody forgot to quote.
+    fn end_word(&mut self, events: &mut Vec<CallEvent>) {
+        let word = std::mem::take(&mut self.word);
+        match word.as_str() {
+            "" => {}
+            "True" => say("true", events),
+            "False" => say("false", events),
+            "None" => say("null", events),
+            word if serde_json::from_str::<Value>(word).is_ok() => say(word, events),
+            word => say(&Value::from(word).to_string(), events),
+        }
+    }
+
+    fn escape(&mut self, c: char, quote: char, events: &mut Vec<CallEvent>) {
+        self.word.push(c);
+        let digits = match self.word.chars().next() {
+            Some('x') => 2,
+            Some('u') => 4,
+            Some('U') => 8,
+            _ => 0,
+        };
+        if self.word.chars().count() <= digits
+            && self.word[1..].chars().all(|c| c.is_ascii_hexdigit())
+        {
+            return;
+        }
+        let word = std::mem::take(&mut self.word);
+        self.state = State::Text(quote);
+        let known = match word.as_str() {
+            "n" => Some('\n'),
+            "t" => Some('\t'),
+            "r" => Some('\r'),
+            "b" => Some('\u{8}'),
+            "f" => Some('\u{c}'),
+            "\\" | "'" | "\"" | "/" => word.chars().next(),
+            _ if digits > 0 => u32::from_str_radix(&word[1..], 16)
+                .ok()
+                .and_then(char::from_u32),
+            _ => None,
+        };
+        match known {
+            Some(c) => self.say_text(c, events),
+            // Halves of characters are put together where the JSON is read.
+            None if digits == 4 && word.len() == 5 => say(&format!("\\{word}"), events),
+            None => {
+                self.say_text('\\', events);
+                word.chars().for_each(|c| self.char(c, events));
+            }
+        }
+    }
+
+    fn end_call(&mut self, events: &mut Vec<CallEvent>) {
+        say("}", events);
+        events.push(CallEvent::Ended);
+        self.state = State::Name;
+    }
+
+    /// A character of a string.
+    fn say_text(&mut self, c: char, events: &mut Vec<CallEvent>) {
+        let quoted = Value::from(c.to_string()).to_string();
+        say(&quoted[1..quoted.len() - 1], events);
+    }
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
+}
+
+fn say(text: &str, events: &mut Vec<CallEvent>) {
+    match events.last_mut() {
+        Some(CallEvent::Arguments(said)) => said.push_str(text),
+        _ => events.push(CallEvent::Arguments(text.to_owned())),
+    }
+}

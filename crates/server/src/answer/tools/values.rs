@@ -1,0 +1,271 @@
+//! Values of parameters that models write as plain text: which values a schema lets through, and what a text becomes.
+
+use serde_json::{Map, Value};
+
+use super::Tool;
+
+/// Schemas that are looked at to find what a parameter may be: references may go in circles, with forks.
+const MAX_SCHEMAS: usize = 256;
+
+/// Kinds of JSON values, a bit for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kinds(u8);
+
+impl Kinds {
+    const NONE: Kinds = Kinds(0);
+    pub(super) const ALL: Kinds = Kinds(63);
+    const STRING: Kinds = Kinds(1);
+
+    fn of(value: &Value) -> Kinds {
+        Kinds::named(match value {
+            Value::String(_) => "string",
+            Value::Number(_) => "number",
+            Value::Bool(_) => "boolean",
+            Value::Null => "null",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        })
+    }
+
+    /// The kind that schemas call `name`.
+    fn named(name: &str) -> Kinds {
+        match name {
+            "string" => Kinds::STRING,
+            "number" | "integer" => Kinds(2),
+            "boolean" => Kinds(4),
+            "null" => Kinds(8),
+            "array" => Kinds(16),
+            "object" => Kinds(32),
+            _ => Kinds::ALL,
+        }
+    }
+
+    fn or(self, other: Kinds) -> Kinds {
+        Kinds(self.0 | other.0)
+    }
+
+    fn and(self, other: Kinds) -> Kinds {
+        Kinds(self.0 & other.0)
+    }
+
+    fn has(self, other: Kinds) -> bool {
+        self.and(other) == other
+    }
+
+    /// Strings and nothing else.
+    pub(super) fn is_text(self) -> bool {
+        self == Kinds::STRING
+    }
+
+    /// Whether there are booleans, and null, if there is nothing else.
+    pub(super) fn words(self) -> Option<(bool, bool)> {
+        let (boolean, null) = (Kinds::named("boolean"), Kinds::named("null"));
+        let words = boolean.or(null);
+        words.has(self).then(|| (self.has(boolean), self.has(null)))
+    }
+
+    /// Strings, maybe beside other values.
+    pub(super) fn has_text(self) -> bool {
+        self.has(Kinds::STRING)
+    }
+}
+
+impl Tool {
+    /// The schemas of its parameters, by name, if it says which there are.
+    pub(super) fn properties(&self) -> Option<&Map<String, Value>> {
+        let found = self.resolved(&self.parameters);
+        found.get("properties")?.as_object()
+    }
+
+    /// Whether the parameter `name` has to be there.
+    pub(super) fn requires(&self, name: &str) -> bool {
+        let required = self.resolved(&self.parameters).get("required");
+        let names = required.and_then(Value::as_array);
+        names.is_some_and(|names| names.iter().any(|required| required == name))
+    }
+
+    /// The kinds of values that the parameter `name` may have.
+    pub(super) fn kinds(&self, name: &str) -> Kinds {
+        match self.properties().and_then(|schemas| schemas.get(name)) {
+            Some(schema) => self.kinds_of(schema, &mut { MAX_SCHEMAS }),
+            None => Kinds::ALL,
+        }
+    }
+
+    /// The kinds of values that match `schema`, for which `n_left` schemas may be looked at.
+    fn kinds_of(&self, schema: &Value, n_left: &mut usize) -> Kinds {
+        let Some(members) = schema.as_object().filter(|_| *n_left > 0) else {
+            return Kinds::ALL;
+        };
+        *n_left -= 1;
+        let any = |kinds: &mut dyn Iterator<Item = Kinds>| kinds.fold(Kinds::NONE, Kinds::or);
+        let named = |name: &Value| Kinds::named(name.as_str().unwrap_or_default());
+        let mut found = Kinds::ALL;
+        for (name, value) in members {
+            let told = match (name.as_str(), value) {
+                ("type", Value::Array(names)) => any(&mut names.iter().map(named)),
+                ("type", name) => named(name),
+                ("const", value) => Kinds::of(value),
+                ("enum", Value::Array(values)) => any(&mut values.iter().map(Kinds::of)),
+                ("anyOf" | "oneOf", Value::Array(schemas)) => {
+                    any(&mut schemas.iter().map(|schema| self.kinds_of(schema, n_left)))
+                }
+                ("allOf", Value::Array(schemas)) => {
+                    let each = schemas.iter().map(|schema| self.kinds_of(schema, n_left));
+                    each.fold(Kinds::ALL, Kinds::and)
+                }
+                ("$ref", Value::String(at)) => match self.at(at) {
+                    Some(schema) => self.kinds_of(schema, n_left),
+                    None => Kinds::ALL,
+                },
+                _ => Kinds::ALL,
+            };
+            found = found.and(told);
+        }
+        match found {
+            // Nothing matches: any value is as wrong as another.
+            Kinds::NONE => Kinds::ALL,
+            kinds => kinds,
+        }
+    }
+
+    /// What the parameter `name` may be, as texts, if that is one of a few values.
+    pub(super) fn choices(&self, name: &str) -> Option<Vec<String>> {
+        let schema = self.properties()?.get(name)?;
+        self.choices_of(schema, &mut { MAX_SCHEMAS })
+    }
+
+    fn choices_of(&self, schema: &Value, n_left: &mut usize) -> Option<Vec<String>> {
+        *n_left = n_left.checked_sub(1)?;
+        let text = |value: &Value| match value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        if let Some(value) = schema.get("const") {
+            return Some(vec![text(value)]);
+        }
+        if let Some(values) = schema.get("enum").and_then(Value::as_array) {
+            return Some(values.iter().map(text).collect());
+        }
+        if let Some(at) = schema.get("$ref").and_then(Value::as_str) {
+            return self.choices_of(self.at(at)?, n_left);
+        }
+        if schema.get("type").is_some_and(|name| name == "null") {
+            return Some(vec!["null".to_owned()]);
+        }
+        let schemas = schema.get("anyOf").or_else(|| schema.get("oneOf"));
+        let schemas = schemas.and_then(Value::as_array)?.iter();
+        let choices = schemas.map(|schema| self.choices_of(schema, n_left));
+        Some(choices.collect::<Option<Vec<_>>>()?.concat())
+    }
+
+    /// `schema`, or what it refers to.
+    fn resolved<'a>(&'a self, schema: &'a Value) -> &'a Value {
+        let at = schema.get("$ref").and_then(Value::as_str);
+        at.and_then(|at| self.at(at)).unwrap_or(schema)
+    }
+
+    /// The schema that the reference `at` leads to.
+    fn at(&self, at: &str) -> Option<&Value> {
+        self.parameters.pointer(at.strip_prefix('#')?)
+    }
+}
+
+/// The value that `text` is, as JSON: of one of `kinds` if it can be, and a string if it can be nothing else.
+pub(super) fn value(kinds: Kinds, text: &str) -> String {
+    let word = text.trim();
+    // As Python writes them, and templates that leave it to Python.
+    let word = match word {
+        "True" => "true",
+        "False" => "false",
+        "None" => "null",
+        word => word,
+    };
+    let found: Option<Value> = serde_json::from_str(word).ok();
+    // In quotes, a string would be one that begins and ends with them.
+    let found = found.filter(|value| match kinds.has_text() {
+        true => !value.is_string() && kinds.has(Kinds::of(value)),
+        false => true,
+    });
+    match found {
+        Some(_) => word.to_owned(),
+        None => Value::from(text).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn tool() -> Tool {
+        let schema = json!({
+            "properties": {
+                "text": {"type": "string"},
+                "count": {"type": "integer"},
+                "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "either": {"type": ["string", "integer"]},
+                "unit": {"$ref": "#/$defs/unit"},
+                "level": {"enum": [1, "high", null]},
+                "list": {"type": "array"},
+                "any": {},
+                "loop": {"$ref": "#/properties/loop"},
+                "forks": {"anyOf": vec![json!({"$ref": "#/properties/forks"}); 99]},
+                "never": {"allOf": [{"type": "string"}, {"type": "null"}]},
+            },
+            "required": ["text"],
+            "$defs": {"unit": {"enum": ["C", "F"]}},
+        });
+        Tool::new("a", Some(&schema))
+    }
+
+    #[test]
+    fn texts_become_values_by_their_schema() {
+        let tool = tool();
+        for (name, text, expected) in [
+            ("text", "12", "\"12\""),
+            ("text", " a\n\"b\" ", "\" a\\n\\\"b\\\" \""),
+            ("count", " 12 ", "12"),
+            (
+                "count",
+                "12345678901234567890123",
+                "12345678901234567890123",
+            ),
+            ("count", "twelve", "\"twelve\""),
+            ("count", "[1]", "[1]"),
+            ("maybe", "null", "null"),
+            ("maybe", "None", "null"),
+            ("maybe", "true", "\"true\""),
+            ("maybe", "\"x\"", "\"\\\"x\\\"\""),
+            ("either", "7", "7"),
+            ("either", "7 up", "\"7 up\""),
+            ("unit", "C", "\"C\""),
+            ("level", "1", "1"),
+            ("level", "high", "\"high\""),
+            ("list", "[1, \"a\"]", "[1, \"a\"]"),
+            ("list", "\"a\"", "\"a\""),
+            ("any", "True", "true"),
+            ("any", "{\"x\": 1}", "{\"x\": 1}"),
+            ("any", "{x}", "\"{x}\""),
+            ("unknown", "1.5", "1.5"),
+            ("loop", "x", "\"x\""),
+            ("never", "x", "\"x\""),
+            ("forks", "x", "\"x\""),
+        ] {
+            assert_eq!(value(tool.kinds(name), text), expected, "{name}: {text}");
+        }
+        assert!(tool.requires("text") && !tool.requires("count"));
+    }
+
+    #[test]
+    fn few_values_are_choices() {
+        let texts = |texts: &[&str]| Some(texts.iter().map(|text| text.to_string()).collect());
+        let tool = tool();
+        assert_eq!(tool.choices("unit"), texts(&["C", "F"]));
+        assert_eq!(tool.choices("level"), texts(&["1", "high", "null"]));
+        for name in ["text", "maybe", "loop", "forks", "unknown"] {
+            assert_eq!(tool.choices(name), None, "{name}");
+        }
+    }
+}

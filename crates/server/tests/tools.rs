@@ -1,0 +1,113 @@
+//! Calls of tools by models with the templates of others.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use sterna_server::Settings;
+
+use crate::common::{Running, model_with_template, start_with};
+
+/// Templates of `testdata` by which calls are written in different forms.
+const TEMPLATES: [&str; 5] = [
+    "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3-0.6B",
+    "deepseek-ai/DeepSeek-R1",
+    "ai21labs/AI21-Jamba-Large-1.6",
+    "mistralai/Mistral-7B-Instruct-v0.3 (JSON Schema)",
+];
+
+fn server() -> Running {
+    let path = "../../testdata/chat-templates/huggingface-jinja-e2e.json";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let recorded: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let models = TEMPLATES.map(|name| {
+        let case = recorded.iter().find(|case| case["name"] == name).unwrap();
+        model_with_template(name, 4096, case["chat_template"].as_str().unwrap())
+    });
+    start_with(Vec::from(models), Settings::default())
+}
+
+/// The call of a streamed answer.
+fn streamed(server: &Running, body: &Value) -> Value {
+    let answer = server.post("/v1/chat/completions", body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let (mut call, mut arguments) = (Value::Null, String::new());
+    let mut finishes = Vec::new();
+    for (_, chunk) in answer.events() {
+        let choice = &chunk["choices"][0];
+        let text = choice["delta"]["content"].as_str();
+        assert_eq!(text.unwrap_or_default(), "");
+        if let Some(piece) = choice["delta"]["tool_calls"].get(0) {
+            if !piece["id"].is_null() {
+                assert!(call.is_null(), "one call");
+                call = piece.clone();
+            }
+            arguments += piece["function"]["arguments"].as_str().unwrap();
+        }
+        finishes.extend(choice["finish_reason"].as_str().map(str::to_owned));
+    }
+    assert_eq!(finishes, ["tool_calls"]);
+    call["function"]["arguments"] = arguments.into();
+    call
+}
+
+#[test]
+fn calls_are_made_and_answered_in_the_form_of_each_template() {
+    let server = server();
+    let tool = json!({"type": "function", "function": {"name": "get_weather", "strict": true, "parameters": {
+        "type": "object",
+        "properties": {
+            "place": {"enum": ["Rome", "Oslo"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "exact": {"type": "boolean"},
+        },
+        "required": ["place", "days", "exact"],
+        "additionalProperties": false,
+    }}});
+    for name in TEMPLATES {
+        let mut body = json!({
+            "model": name, "seed": 7, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false,
+            "messages": [{"role": "user", "content": "How is the weather?"}],
+            "chat_template_kwargs": {"enable_thinking": false},
+        });
+        let answer = server.ok("/v1/chat/completions", &body);
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{name}: {choice}");
+        assert!(choice["message"]["content"].is_null());
+        let call = choice["message"]["tool_calls"][0].clone();
+        let function = &call["function"];
+        assert_eq!(function["name"], "get_weather");
+        let arguments: Value =
+            serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+        assert!(["Rome", "Oslo"].contains(&arguments["place"].as_str().unwrap()));
+        assert!(
+            arguments["days"].is_u64() && arguments["exact"].is_boolean(),
+            "{name}: {arguments}"
+        );
+        body["stream"] = true.into();
+        assert_eq!(streamed(&server, &body)["function"], *function, "{name}");
+
+        // The second turn has the call in its prompt, and may call again.
+        let id = "abcdefghi";
+        let mut message = choice["message"].clone();
+        message["tool_calls"][0]["id"] = id.into();
+        let messages = body["messages"].as_array_mut().unwrap();
+        messages.push(message);
+        messages.push(json!({"role": "tool", "tool_call_id": id, "content": "21"}));
+        for (field, value) in [
+            ("stream", json!(false)),
+            ("tool_choice", json!("auto")),
+            ("max_tokens", json!(4)),
+        ] {
+            body[field] = value;
+        }
+        let mut n_prompt = |place: &str| {
+            let arguments = json!({"place": place, "days": 1, "exact": true}).to_string();
+            body["messages"][1]["tool_calls"][0]["function"]["arguments"] = arguments.into();
+            let answer = server.ok("/v1/chat/completions", &body);
+            answer["usage"]["prompt_tokens"].as_u64().unwrap()
+        };
+        let (short, long) = (n_prompt("Rome"), n_prompt(&"Rome and Oslo, ".repeat(9)));
+        assert!(long > short + 18, "{name}: {short}, {long}");
+    }
+}
