@@ -1,11 +1,12 @@
 //! Many at once, who is let in, and what hostile clients send.
 
 use std::io::{Read, Write};
-use std::sync::{Arc, Mutex};
+use std::net::TcpStream;
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{model, read, send, shared, start, start_with};
+use crate::common::{Running, adapter, model, open, read, send, shared, start, start_with, states};
 use serde_json::{Value, json};
 use sterna_server::{EngineOptions, Keys, Settings};
 
@@ -24,66 +25,86 @@ fn said(answer: &Value) -> String {
         .to_owned()
 }
 
-/// Requests that differ in all that may differ, with prompts that share beginnings.
-fn mixed(i: u64) -> Value {
+/// Requests that differ in all that may differ, with prompts that share beginnings; each with its path.
+fn mixed(i: u64) -> (&'static str, Value) {
     let names = ["Ruby", "Max", "Stella", "Otto"];
+    let adapted = ["builtin:a1", "builtin:a2"];
     let prompt = format!(
         "Tell me a story about a fox named {}.",
         names[i as usize % 4]
     );
-    let more = match i % 5 {
+    let more = match i % 9 {
         0 => json!({"temperature": 0}),
-        1 => json!({"seed": i, "temperature": 1.2}),
-        2 => json!({"seed": i, "top_k": 5, "frequency_penalty": 0.5}),
-        3 => json!({"seed": i, "logprobs": true, "top_logprobs": 1}),
+        1 => json!({"temperature": 1.2}),
+        2 => json!({"top_k": 5, "frequency_penalty": 0.5}),
+        3 => json!({"logprobs": true, "top_logprobs": 1}),
+        4 => json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {
+            "type": "object", "properties": {"n": {"type": "integer", "maximum": 99999}}, "required": ["n"], "additionalProperties": false,
+        }}}}),
+        5 => json!({"min_p": 0.1, "presence_penalty": 0.8}),
+        6 => json!({"n": 3}),
+        7 => json!({"model": adapted[i as usize % 2]}),
         _ => {
-            json!({"seed": i, "response_format": {"type": "json_schema", "json_schema": {"schema": {
-                "type": "object", "properties": {"n": {"type": "integer", "maximum": 99999}}, "required": ["n"], "additionalProperties": false,
-            }}}})
+            let body = json!({"model": "states", "prompt": prompt, "seed": i, "max_tokens": 24});
+            return ("/v1/completions", body);
         }
     };
-    let mut body = chat(&prompt, more);
-    body["max_tokens"] = 24.into();
-    body
+    let mut body = chat(&prompt, json!({"seed": i, "max_tokens": 24}));
+    let members = body.as_object_mut().unwrap();
+    members.extend(more.as_object().unwrap().clone());
+    ("/v1/chat/completions", body)
+}
+
+/// A server of the built-in model with adapters, and of a model whose layers have states.
+fn start_mixed(engine: EngineOptions) -> Running {
+    let mut builtin = model("builtin", 4096);
+    for salt in [1, 2] {
+        let path = adapter(salt).to_str().unwrap().to_owned();
+        let open = move || Ok(open(&path).unwrap());
+        builtin = builtin.with_adapter(&format!("a{salt}"), 1.0, open);
+    }
+    let settings = Settings {
+        engine,
+        ..Settings::default()
+    };
+    start_with(vec![builtin, states("states")], settings)
 }
 
 #[test]
 fn sixty_four_at_once_are_sixty_four_alone() {
-    let server = shared();
+    const N: u64 = 64;
+    let server = start_mixed(EngineOptions {
+        parallel: N as usize,
+        queue: 64,
+        ..Settings::default().engine
+    });
+    let at_once = Barrier::new(N as usize);
     let together: Vec<Value> = thread::scope(|scope| {
-        let all = (0..64).map(|i| {
+        let all = (0..N).map(|i| {
+            let (server, at_once) = (&server, &at_once);
             scope.spawn(move || {
-                if i % 9 == 0 {
-                    // A neighbour that goes away in the middle.
-                    let mut stream = server.connect();
-                    let mut body = mixed(i + 1);
-                    body["stream"] = true.into();
-                    let body = body.to_string();
-                    let headers = [("Content-Type", "application/json")];
-                    send(
-                        &mut stream,
-                        "POST /v1/chat/completions",
-                        &headers,
-                        body.as_bytes(),
-                    );
+                at_once.wait();
+                if i % 8 == 0 {
+                    // A neighbour that goes away in the middle: its first tokens have come.
+                    begun(server, &endless());
                 }
-                server.ok("/v1/chat/completions", &mixed(i))
+                let (path, body) = mixed(i);
+                server.ok(path, &body)
             })
         });
         let all: Vec<_> = all.collect();
         all.into_iter().map(|one| one.join().unwrap()).collect()
     });
-    let alone = start(Settings {
-        engine: EngineOptions {
-            parallel: 1,
-            // Nothing is kept.
-            cache_bytes: 0,
-            ..Settings::default().engine
-        },
-        ..Settings::default()
+    wait_for(&server, "sterna_cancelled_answers_total 8");
+    let alone = start_mixed(EngineOptions {
+        parallel: 1,
+        // Nothing is kept.
+        cache_bytes: 0,
+        ..Settings::default().engine
     });
     for (i, together) in together.iter().enumerate() {
-        let answer = alone.ok("/v1/chat/completions", &mixed(i as u64));
+        let (path, body) = mixed(i as u64);
+        let answer = alone.ok(path, &body);
         assert_eq!(answer["choices"], together["choices"], "request {i}");
         let details = &answer["usage"]["prompt_tokens_details"];
         assert_eq!(details["cached_tokens"], 0);
@@ -98,6 +119,33 @@ fn endless() -> Value {
     })
 }
 
+/// Asks for a stream of completions, and reads its first tokens.
+fn begun(server: &Running, body: &Value) -> TcpStream {
+    let mut stream = server.connect();
+    let headers = [("Content-Type", "application/json")];
+    let body = body.to_string();
+    send(
+        &mut stream,
+        "POST /v1/completions",
+        &headers,
+        body.as_bytes(),
+    );
+    // The head, and more.
+    stream.read_exact(&mut [0; 600]).unwrap();
+    stream
+}
+
+/// Waits until the metrics have this line.
+fn wait_for(server: &Running, line: &str) {
+    let has_it = || {
+        let metrics = server.get("/metrics", &[]);
+        metrics.text().lines().any(|found| found == line)
+    };
+    while !has_it() {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn who_goes_away_frees_the_place() {
     let server = start(Settings {
@@ -108,18 +156,7 @@ fn who_goes_away_frees_the_place() {
         },
         ..Settings::default()
     });
-    let forever = endless();
-    let mut stream = server.connect();
-    let headers = [("Content-Type", "application/json")];
-    send(
-        &mut stream,
-        "POST /v1/completions",
-        &headers,
-        forever.to_string().as_bytes(),
-    );
-    // Once it is streamed, it is in the middle.
-    stream.read_exact(&mut [0; 600]).unwrap();
-    drop(stream);
+    drop(begun(&server, &endless()));
     // The only place is free again.
     let answer = server.ok(
         "/v1/chat/completions",
@@ -132,6 +169,31 @@ fn who_goes_away_frees_the_place() {
         "{}",
         metrics.text()
     );
+}
+
+#[test]
+fn what_was_computed_for_who_went_away_is_kept() {
+    let server = start(Settings::default());
+    let tale =
+        "The fox and the hen went into the forest, and there they saw a big tree. ".repeat(8);
+    let mut body = endless();
+    body["prompt"] = tale.trim_end().into();
+    drop(begun(&server, &body));
+    wait_for(&server, "sterna_cancelled_answers_total 1");
+    let ask = |prompt: &str| {
+        let body = json!({"model": "builtin", "prompt": prompt, "max_tokens": 1, "temperature": 0});
+        let answer = server.ok("/v1/completions", &body);
+        let usage = &answer["usage"];
+        let cached = &usage["prompt_tokens_details"]["cached_tokens"];
+        (
+            cached.as_u64().unwrap(),
+            usage["prompt_tokens"].as_u64().unwrap(),
+        )
+    };
+    let (n_cached, n_prompt) = ask(&format!("{tale}It was an old one."));
+    let (_, n_tale) = ask(tale.trim_end());
+    assert!(n_cached >= n_tale && n_tale > 100, "{n_cached} of {n_tale}");
+    assert!(n_cached < n_prompt);
 }
 
 #[test]
