@@ -2,9 +2,11 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -175,7 +177,6 @@ fn adapters_have_to_fit() {
 #[cfg(feature = "tls")]
 #[test]
 fn connections_are_encrypted() {
-    use std::io::Write;
     use std::net::TcpStream;
     use std::sync::Arc;
     use tokio_rustls::rustls::crypto::ring;
@@ -241,6 +242,49 @@ fn connections_are_encrypted() {
 }
 
 #[test]
+fn clients_that_stall_are_cut_off() {
+    let home = tempfile::tempdir().unwrap();
+    let timeouts = ["--body-timeout", "1", "--write-timeout", "1"];
+    let server = start(
+        sterna(home.path())
+            .args(["builtin", "--no-files"])
+            .args(timeouts),
+    );
+    // A body of which nothing comes after its first byte.
+    let mut stalled = server.0.connect();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
+    stalled.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stalled.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    // A stream that nobody reads any more. It has more than the system keeps for a reader.
+    let body = chat(&json!({
+        "stream": true, "n": 8, "max_tokens": 4000, "logprobs": true, "top_logprobs": 20,
+        "logit_bias": {"1": -100, "2": -100},
+    }));
+    let mut deaf = server.0.connect();
+    send(&mut deaf, "POST /v1/chat/completions", "", &body);
+    deaf.read_exact(&mut [0; 2000]).unwrap();
+    let figure = |name: &str| {
+        let metrics = server.ask("GET /metrics", "", "").1;
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or(0, |value| value.trim().parse::<u64>().unwrap())
+    };
+    // Generous, as machines may be slow.
+    let until = Instant::now() + Duration::from_secs(120);
+    while figure("sterna_cancelled_answers_total") == 0 {
+        assert!(Instant::now() < until, "nobody was cut off");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let mut rest = Vec::new();
+    // The connection may be reset.
+    let _ = deaf.read_to_end(&mut rest);
+    let text = String::from_utf8_lossy(&rest);
+    assert!(!text.contains("[DONE]"), "the stream came to its end");
+    assert_eq!(server.chat("").0, 200);
+}
+
+#[test]
 fn settings_come_from_flags_the_environment_and_a_file() {
     let home = tempfile::tempdir().unwrap();
     let config = home.path().join("serve.toml");
@@ -302,6 +346,7 @@ fn settings_are_checked() {
         ),
         ("api-keys = \"/no/such/file\"", "/no/such/file"),
         ("cors = [\"example.org\"]", "cors: expected an origin"),
+        ("max-connections = 0", "max-connections"),
         (
             "host = \"0.0.0.0\"\nmodels = [\"no-such-model\"]",
             "no-such-model",

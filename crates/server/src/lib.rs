@@ -61,8 +61,8 @@ pub use api::{Keys, KeysError};
 pub use engine::{CacheFolder, EngineOptions};
 pub use model::Served;
 pub use settings::{
-    CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, MOST_PARALLEL, PARALLEL, QUEUE, Settings, Sign,
-    parallel_on,
+    BODY_TIMEOUT, CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, MOST_PARALLEL, PARALLEL, QUEUE,
+    Settings, Sign, parallel_on,
 };
 pub use signal::{Signal, SignalLimits};
 pub use trace::{Span, Trace, Tracer};
@@ -172,6 +172,11 @@ impl Server {
     /// The routes of the API.
     pub fn router(&self) -> Router {
         api::router(Arc::clone(&self.app))
+    }
+
+    /// How many requests run and wait at once, at most.
+    pub fn max_requests(&self) -> usize {
+        self.app.engines.limit()
     }
 
     /// Takes no more requests; those that were taken are answered.

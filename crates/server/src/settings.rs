@@ -1,6 +1,7 @@
 //! What whoever starts the server chooses.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use sterna::Result;
@@ -41,6 +42,8 @@ pub struct Settings {
     pub cors: Vec<String>,
     /// Bytes of a request at most.
     pub max_body: usize,
+    /// How long a request may take to arrive, after its head.
+    pub body_timeout: Duration,
     /// Whether clients may say what answers have to match.
     pub grammars: bool,
     /// Signs receipts of answers, where [they are written](crate::Served::with_receipts).
@@ -73,6 +76,8 @@ pub const CACHE_BYTES: u64 = 2 << 30;
 pub const FOLDER_BYTES: u64 = 16 << 30;
 /// Bytes of a request.
 pub const MAX_BODY: usize = 16 << 20;
+/// The time in which a request arrives.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Default for Settings {
     /// Everybody is let in, no page of another site, and nothing is logged.
@@ -93,6 +98,7 @@ impl Default for Settings {
             keys: Keys::none(),
             cors: Vec::new(),
             max_body: MAX_BODY,
+            body_timeout: BODY_TIMEOUT,
             grammars: true,
             sign: None,
             public_metrics: false,

@@ -375,6 +375,30 @@ fn hostile_requests_are_refused_and_the_server_lives() {
 }
 
 #[test]
+fn a_body_that_stalls_is_given_up() {
+    let server = start(Settings {
+        body_timeout: Duration::from_millis(300),
+        ..Settings::default()
+    });
+    for (path, kind) in [
+        ("/v1/chat/completions", "invalid_request_error"),
+        ("/v1/messages", "invalid_request_error"),
+    ] {
+        let mut stream = server.connect();
+        let head = format!("POST {path}");
+        let headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", "5000"),
+        ];
+        send(&mut stream, &head, &headers, b"");
+        stream.write_all(b"{").unwrap();
+        let answer = read(stream);
+        assert_eq!(answer.status, 408, "{path}");
+        assert_eq!(answer.json()["error"]["type"], kind, "{path}");
+    }
+}
+
+#[test]
 fn who_reads_slowly_stalls_nobody() {
     let server = shared();
     let slow: Vec<_> = (0..4)

@@ -17,8 +17,9 @@ use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_engine::plan::{HeadScreen, PlanOptions};
 use sterna_server::{
-    CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, MOST_PARALLEL, Models,
-    PARALLEL, QUEUE, Served, Server, Settings, Sign, Signal, SignalLimits, parallel_on,
+    BODY_TIMEOUT, CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY,
+    MOST_PARALLEL, Models, PARALLEL, QUEUE, Served, Server, Settings, Sign, Signal, SignalLimits,
+    parallel_on,
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
@@ -28,11 +29,17 @@ use crate::model::Replaceable;
 use crate::numbers::{positive, whole};
 use crate::{model, output, size};
 
+use super::listener::ConnectionLimits;
 #[cfg(feature = "otel")]
 use super::otlp::Collector;
 use super::tls::Tls;
 #[cfg(feature = "otel")]
 use sterna_server::Tracer;
+
+/// Connections beside those of requests that run or wait, unless another number is asked for.
+const CONNECTIONS: usize = 1024;
+/// How long a client may read nothing of its answer, unless another time is asked for.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How the API is offered.
 #[derive(Debug, Args)]
@@ -130,6 +137,28 @@ pub(super) struct ApiFlags {
     #[arg(long)]
     signal: bool,
 
+    /// Connections at a time; more wait until one ends [default: 1,024, and 2 for each request that may run or wait]
+    #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_MAX_CONNECTIONS")]
+    max_connections: Option<NonZero<usize>>,
+
+    /// Connections at a time from one address, or one network of 64 bits of IPv6; more are closed. Behind a proxy all
+    /// clients have its address [default: three quarters of all]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = positive,
+        env = "STERNA_SERVE_MAX_CONNECTIONS_PER_ADDRESS"
+    )]
+    max_connections_per_address: Option<NonZero<usize>>,
+
+    /// Seconds in which a request has to arrive after its head [default: 60]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, env = "STERNA_SERVE_BODY_TIMEOUT")]
+    body_timeout: Option<NonZero<usize>>,
+
+    /// Seconds after which a client that reads nothing of its answer is cut off [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, env = "STERNA_SERVE_WRITE_TIMEOUT")]
+    write_timeout: Option<NonZero<usize>>,
+
     /// Longest request [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_MAX_BODY")]
     max_body: Option<NonZero<u64>>,
@@ -197,6 +226,10 @@ pub(super) struct ConfigFile {
     allow_anyone: Option<bool>,
     cors: Vec<String>,
     signal: Option<bool>,
+    max_connections: Option<NonZero<usize>>,
+    max_connections_per_address: Option<NonZero<usize>>,
+    body_timeout: Option<NonZero<usize>>,
+    write_timeout: Option<NonZero<usize>>,
     max_body: Option<String>,
     grammars: Option<bool>,
     receipts: Option<bool>,
@@ -240,12 +273,36 @@ pub(super) struct Chosen {
     allow_anyone: bool,
     /// Tabs find each other here.
     signal: bool,
+    connections: Connections,
     /// Receipts are written for who asks.
     receipts: bool,
     /// Something about the API was asked for.
     is_asked: bool,
     /// How many answers run at once isn't a default.
     is_parallel_chosen: bool,
+}
+
+/// Connections that are asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Connections {
+    all: Option<NonZero<usize>>,
+    per_address: Option<NonZero<usize>>,
+    write_timeout: Duration,
+}
+
+impl Connections {
+    /// Connections of a server that has no more than `n_requests` at once, unless another number is asked for: enough
+    /// for all of them from three quarters of one address, as behind a proxy.
+    pub(super) fn limits(self, n_requests: usize) -> ConnectionLimits {
+        let usual = CONNECTIONS.saturating_add(n_requests.saturating_mul(2));
+        let connections = self.all.map_or(usual, NonZero::get);
+        let share = connections - connections / 4;
+        ConnectionLimits {
+            connections,
+            per_address: self.per_address.map_or(share, NonZero::get),
+            write_timeout: self.write_timeout,
+        }
+    }
 }
 
 impl ApiFlags {
@@ -268,6 +325,17 @@ impl ApiFlags {
             let added = keys.add_list(&list);
             added.with_context(|| path.display().to_string())?;
         }
+        let seconds = |flag: Option<NonZero<usize>>, other: Option<NonZero<usize>>| {
+            let n = flag.or(other);
+            n.map(|n| Duration::from_secs(n.get() as u64))
+        };
+        let per_address = self.max_connections_per_address;
+        let connections = Connections {
+            all: self.max_connections.or(file.max_connections),
+            per_address: per_address.or(file.max_connections_per_address),
+            write_timeout: seconds(self.write_timeout, file.write_timeout).unwrap_or(WRITE_TIMEOUT),
+        };
+        let body_timeout = seconds(self.body_timeout, file.body_timeout);
         let parallel = self.parallel.or(file.parallel);
         let max_body = bytes(self.max_body, &file.max_body, "max-body")?;
         let cache_bytes = bytes(self.cache_memory, &file.cache_memory, "cache-memory")?;
@@ -290,7 +358,7 @@ impl ApiFlags {
             }),
         };
         let models_bytes = bytes(self.models_memory, &file.models_memory, "models-memory")?;
-        let models_idle = self.models_idle.or(file.models_idle);
+        let models_idle = seconds(self.models_idle, file.models_idle);
         let allow_anyone = self.allow_anyone || file.allow_anyone.unwrap_or(false);
         let cors = match self.cors.is_empty() {
             true => file.cors.clone(),
@@ -321,6 +389,7 @@ impl ApiFlags {
             is_asked: self.no_files || allow_anyone || !keys.is_empty(),
             allow_anyone,
             signal: self.signal || file.signal.unwrap_or(false),
+            connections,
             receipts,
             is_parallel_chosen: parallel.is_some(),
             settings: Settings {
@@ -332,13 +401,14 @@ impl ApiFlags {
                     chunk: SchedulerOptions::default().chunk,
                     chunk_beside: SchedulerOptions::default().chunk_beside,
                     models_bytes,
-                    models_idle: models_idle.map(|n| Duration::from_secs(n.get() as u64)),
+                    models_idle,
                 },
                 cache_folder,
                 devices: Vec::new(),
                 keys,
                 cors,
                 max_body: max_body.map_or(MAX_BODY, |bytes| bytes.try_into().unwrap_or(usize::MAX)),
+                body_timeout: body_timeout.unwrap_or(BODY_TIMEOUT),
                 grammars: !self.no_grammars && file.grammars.unwrap_or(true),
                 sign,
                 public_metrics: self.public_metrics || file.public_metrics.unwrap_or(false),
@@ -474,6 +544,11 @@ impl Chosen {
         }
         let (keys, origins) = (self.settings.keys.clone(), self.settings.cors.clone());
         Ok(Some(Signal::new(keys, origins, SignalLimits::default())))
+    }
+
+    /// How many connections there may be.
+    pub(super) fn connections(&self) -> Connections {
+        self.connections
     }
 
     /// Whether what can't be offered is an error.
@@ -830,6 +905,27 @@ mod tests {
         ] {
             assert!(!is_origin(origin), "{origin}");
         }
+    }
+
+    #[test]
+    fn one_address_may_send_all_requests_that_are_taken() {
+        let asked = |all, per_address| Connections {
+            all: NonZero::new(all),
+            per_address: NonZero::new(per_address),
+            write_timeout: WRITE_TIMEOUT,
+        };
+        let limits = |asked: Connections, n_requests| {
+            let limits = asked.limits(n_requests);
+            (limits.connections, limits.per_address)
+        };
+        assert_eq!(limits(asked(0, 0), 0), (1024, 768));
+        for n_requests in [72, 8 * 32 + 64, 100_000] {
+            let (all, per_address) = limits(asked(0, 0), n_requests);
+            assert!(per_address > n_requests && all > per_address);
+        }
+        assert_eq!(limits(asked(8, 0), 72), (8, 6));
+        assert_eq!(limits(asked(1, 0), 72), (1, 1));
+        assert_eq!(limits(asked(8, 3), 72), (8, 3));
     }
 
     #[test]

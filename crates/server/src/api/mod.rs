@@ -33,6 +33,7 @@ use axum::response::Response;
 use futures_util::StreamExt;
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::adapters::{Offered, Shelf};
@@ -49,9 +50,6 @@ use shape::Shape;
 
 pub use auth::{Keys, KeysError};
 pub(crate) use error::{ApiError, Dialect};
-
-/// How long a client may take to send a request.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What every handler needs.
 pub(crate) struct App {
@@ -376,7 +374,7 @@ async fn no_such_path(request: Request) -> Response {
 async fn drain(body: Body) {
     const LIMIT: usize = 64 << 10;
     const TIMEOUT: Duration = Duration::from_secs(2);
-    let _ = tokio::time::timeout(TIMEOUT, bytes(body, LIMIT)).await;
+    let _ = timeout(TIMEOUT, bytes(body, LIMIT)).await;
 }
 
 /// What may be asked while the server stops, and isn't logged.
@@ -572,7 +570,12 @@ where
         let caller = request.extensions().get::<Caller>().cloned();
         let caller = caller
             .ok_or_else(|| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "nobody asked"))?;
-        let body = body(request, app.settings.max_body).await?;
+        let Settings {
+            max_body,
+            body_timeout,
+            ..
+        } = app.settings;
+        let body = body(request, max_body, body_timeout).await?;
         answer(app, caller, Checked::new(body, shape)?).await
     };
     match answered.await {
@@ -581,8 +584,8 @@ where
     }
 }
 
-/// The JSON that `request` has, of at most `limit` bytes.
-async fn body(request: Request, limit: usize) -> Result<Value, ApiError> {
+/// The JSON that `request` has, of at most `limit` bytes, which may take `patience` to arrive.
+async fn body(request: Request, limit: usize, patience: Duration) -> Result<Value, ApiError> {
     let (parts, body) = request.into_parts();
     let kind = parts.headers.get(header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok());
@@ -598,7 +601,7 @@ async fn body(request: Request, limit: usize) -> Result<Value, ApiError> {
     if said.is_some_and(|len| len > limit) {
         return Err(too_large(limit));
     }
-    let bytes = tokio::time::timeout(BODY_TIMEOUT, bytes(body, limit)).await;
+    let bytes = timeout(patience, bytes(body, limit)).await;
     let bytes = bytes.map_err(|_| {
         ApiError::new(
             StatusCode::REQUEST_TIMEOUT,

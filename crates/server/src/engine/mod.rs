@@ -301,6 +301,11 @@ impl Engines {
         self.door.dispatch.set_adapters(number, n);
     }
 
+    /// How many jobs they have and let wait, at most.
+    pub(crate) fn limit(&self) -> usize {
+        self.door.dispatch.limit()
+    }
+
     /// Takes `jobs`, all or none.
     pub(crate) fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), Refused> {
         self.door.dispatch.submit(jobs)
