@@ -61,8 +61,8 @@ pub use api::{Keys, KeysError};
 pub use engine::{CacheFolder, EngineOptions};
 pub use model::Served;
 pub use settings::{
-    BODY_TIMEOUT, CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, MOST_PARALLEL, PARALLEL, QUEUE,
-    Settings, Sign, parallel_on,
+    BODY_TIMEOUT, CACHE_BYTES, FOLDER_BYTES, GRAMMAR_TIMEOUT, Log, MAX_BODY, MOST_PARALLEL,
+    PARALLEL, QUEUE, Settings, Sign, parallel_on,
 };
 pub use signal::{Signal, SignalLimits};
 pub use trace::{Span, Trace, Tracer};

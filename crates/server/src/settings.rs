@@ -46,6 +46,8 @@ pub struct Settings {
     pub body_timeout: Duration,
     /// Whether clients may say what answers have to match.
     pub grammars: bool,
+    /// How long that may take to prepare, and wait for what others say.
+    pub grammar_timeout: Duration,
     /// Signs receipts of answers, where [they are written](crate::Served::with_receipts).
     pub sign: Option<Sign>,
     /// Whether metrics are read without a key. They have the names of keys.
@@ -78,6 +80,8 @@ pub const FOLDER_BYTES: u64 = 16 << 30;
 pub const MAX_BODY: usize = 16 << 20;
 /// The time in which a request arrives.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time in which a grammar is prepared.
+pub const GRAMMAR_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Default for Settings {
     /// Everybody is let in, no page of another site, and nothing is logged.
@@ -100,6 +104,7 @@ impl Default for Settings {
             max_body: MAX_BODY,
             body_timeout: BODY_TIMEOUT,
             grammars: true,
+            grammar_timeout: GRAMMAR_TIMEOUT,
             sign: None,
             public_metrics: false,
             commit: None,

@@ -1,6 +1,6 @@
 //! Many at once, who is let in, and what hostile clients send.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -338,29 +338,21 @@ fn hostile_requests_are_refused_and_the_server_lives() {
     assert_eq!(server.get("/v1/chat/completions", &[]).status, 405);
     assert_eq!(server.get("/v1/../etc/passwd", &[]).status, 404);
     assert_eq!(server.get("/v1/frobnicate", &[]).status, 404);
-    // Schemas and patterns that would take for ever.
-    let deep = (0..300).fold(
-        json!({"type": "string"}),
-        |inner, _| json!({"type": "array", "items": inner, "minItems": 5}),
-    );
-    for more in [
-        json!({"guided_json": deep}),
-        json!({"regex": "((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}"}),
-        json!({"regex": "(".repeat(200)}),
-        json!({"grammar": "start: start"}),
-        json!({"grammar": "start: \"a\" start"}),
-        json!({"stop": vec!["x"; 100]}),
-        json!({"n": 1_000_000}),
-    ] {
-        let mut body = chat("x", more.clone());
-        body["max_tokens"] = 3.into();
-        let answer = server.post("/v1/chat/completions", &body);
-        assert!(
-            [200, 400].contains(&answer.status),
-            "{more}: {}",
-            answer.text()
-        );
+    for more in [json!({"stop": vec!["x"; 100]}), json!({"n": 1_000_000})] {
+        let refused = server.post("/v1/chat/completions", &chat("x", more.clone()));
+        assert_eq!(refused.status, 400, "{more}: {}", refused.text());
     }
+    // Answers that nobody could give at once, before anything is made of them.
+    let many = json!({"model": "builtin", "prompt": vec!["x"; 9_000], "regex": "a"});
+    let refused = server.post("/v1/completions", &many);
+    assert_eq!(refused.status, 400);
+    assert!(
+        refused
+            .text()
+            .contains("expected at most 72 answers at once"),
+        "{}",
+        refused.text()
+    );
     // A request that never ends, beside others.
     let mut slow = server.connect();
     slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{")
@@ -372,6 +364,117 @@ fn hostile_requests_are_refused_and_the_server_lives() {
     assert!(!said(&answer).is_empty());
     drop(slow);
     assert_eq!(server.get("/health", &[]).json()["status"], "ok");
+}
+
+/// What may be answered or not is known of each: that the server lives isn't enough.
+#[test]
+fn grammars_that_explode_are_refused() {
+    let server = shared();
+    let ask = |more: &Value| {
+        let mut body = chat("x", more.clone());
+        body["max_tokens"] = 3.into();
+        server.post("/v1/chat/completions", &body)
+    };
+    let arrays = |n: usize| {
+        let array = |inner, _| json!({"type": "array", "items": inner, "minItems": 5});
+        (0..n).fold(json!({"type": "string"}), array)
+    };
+    let rules = |n: usize| {
+        let rules = (0..n).map(|i| format!("a{i}: a{}\n", i + 1));
+        format!("start: a0\n{}a{n}: \"a\"", rules.collect::<String>())
+    };
+    // Each leads to the next one, twice.
+    let chain = |n: usize| {
+        let next = |i: usize| json!({"$ref": format!("#/$defs/a{}", i + 1)});
+        let link = |i: usize| (format!("a{i}"), json!({"allOf": [next(i), next(i)]}));
+        let links = (0..n).map(link).chain([(format!("a{n}"), json!({}))]);
+        let links: serde_json::Map<String, Value> = links.collect();
+        json!({"$ref": "#/$defs/a0", "$defs": links})
+    };
+    let both = "start: A\nA: /(.*a.{20}){1,20}/ & /(.*b.{19}){1,21}/ & ~/(.*c.{18}){3,22}/";
+    for (more, message) in [
+        (json!({"guided_json": arrays(300)}), "recursion limit"),
+        (json!({"guided_json": chain(3_000)}), "at most 8000 schemas"),
+        (json!({"regex": "(".repeat(200)}), "at most 64 brackets"),
+        (
+            json!({"regex": "a".repeat(2 << 20)}),
+            "at most 1048576 bytes",
+        ),
+        (json!({"grammar": rules(50_000)}), "at most 8000 rules"),
+        (json!({"grammar": both}), "too many expressions"),
+        (
+            json!({"grammar": "start: start"}),
+            "found one that none does",
+        ),
+    ] {
+        let refused = ask(&more);
+        let text = refused.text();
+        assert_eq!(refused.status, 400, "{message}: {text}");
+        assert!(text.contains(message), "{message}: {text}");
+        assert_eq!(refused.json()["error"]["type"], "invalid_request_error");
+    }
+    // What looks like these and is never spelled out.
+    for more in [
+        json!({"guided_json": arrays(30)}),
+        json!({"guided_json": chain(25)}),
+        json!({"guided_json": {"type": "array", "minItems": 1_000_000_000}}),
+        json!({"guided_json": {"type": "string", "minLength": 1_000_000_000}}),
+        json!({"regex": "((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}"}),
+        json!({"regex": "(.*a.{1,2000}){1,500}"}),
+        json!({"grammar": rules(1_000)}),
+        json!({"grammar": "start: \"a\" start"}),
+        json!({"grammar": "start: start start | \"a\" | \"\""}),
+    ] {
+        let answer = ask(&more);
+        assert_eq!(answer.status, 200, "{more}: {}", answer.text());
+    }
+}
+
+/// A request whose grammar is large, and made for each of its prompts: many seconds of work.
+fn slow_grammar() -> Value {
+    json!({"model": "builtin", "prompt": vec!["x"; 60], "regex": "a|bc|".repeat(1 << 17), "max_tokens": 1})
+}
+
+#[test]
+fn slow_grammars_hold_up_no_other_requests() {
+    let server = start(Settings {
+        grammar_timeout: Duration::from_secs(600),
+        ..Settings::default()
+    });
+    // As many as could be prepared at once, and one more.
+    let n = thread::available_parallelism().map_or(1, |n| n.get()) + 1;
+    let slow = slow_grammar().to_string();
+    let hostile: Vec<TcpStream> = (0..n)
+        .map(|_| {
+            let mut stream = server.connect();
+            let headers = [("Content-Type", "application/json")];
+            let head = "POST /v1/completions";
+            send(&mut stream, head, &headers, slow.as_bytes());
+            stream
+        })
+        .collect();
+    for _ in 0..2 {
+        let body = chat("Hello", json!({"max_tokens": 2}));
+        assert!(!said(&server.ok("/v1/chat/completions", &body)).is_empty());
+    }
+    for stream in hostile {
+        stream.set_nonblocking(true).unwrap();
+        let kind = stream.peek(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(kind, Err(ErrorKind::WouldBlock), "its answer takes longer");
+    }
+}
+
+#[test]
+fn a_grammar_that_takes_too_long_is_refused() {
+    let server = start(Settings {
+        grammar_timeout: Duration::from_millis(1),
+        ..Settings::default()
+    });
+    let refused = server.post("/v1/completions", &slow_grammar());
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.json()["error"]["code"], "grammar_too_slow");
+    let body = chat("Hello", json!({"max_tokens": 2}));
+    server.ok("/v1/chat/completions", &body);
 }
 
 #[test]

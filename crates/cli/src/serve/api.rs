@@ -17,9 +17,9 @@ use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_engine::plan::{HeadScreen, PlanOptions};
 use sterna_server::{
-    BODY_TIMEOUT, CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY,
-    MOST_PARALLEL, Models, PARALLEL, QUEUE, Served, Server, Settings, Sign, Signal, SignalLimits,
-    parallel_on,
+    BODY_TIMEOUT, CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, GRAMMAR_TIMEOUT, Keys,
+    MAX_BODY, MOST_PARALLEL, Models, PARALLEL, QUEUE, Served, Server, Settings, Sign, Signal,
+    SignalLimits, parallel_on,
 };
 
 use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
@@ -183,6 +183,10 @@ pub(super) struct ApiFlags {
     #[arg(long)]
     no_grammars: bool,
 
+    /// Seconds that a schema, a pattern or a grammar may take to prepare; what takes longer is refused [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, env = "STERNA_SERVE_GRAMMAR_TIMEOUT")]
+    grammar_timeout: Option<NonZero<usize>>,
+
     /// Write receipts of answers for requests that ask for them (`"receipt": true`), which anyone who has the model can
     /// check; models that aren't packages are hashed for it
     #[arg(long)]
@@ -232,6 +236,7 @@ pub(super) struct ConfigFile {
     write_timeout: Option<NonZero<usize>>,
     max_body: Option<String>,
     grammars: Option<bool>,
+    grammar_timeout: Option<NonZero<usize>>,
     receipts: Option<bool>,
     receipt_key: Option<PathBuf>,
     receipt_password_file: Option<PathBuf>,
@@ -336,6 +341,7 @@ impl ApiFlags {
             write_timeout: seconds(self.write_timeout, file.write_timeout).unwrap_or(WRITE_TIMEOUT),
         };
         let body_timeout = seconds(self.body_timeout, file.body_timeout);
+        let grammar_timeout = seconds(self.grammar_timeout, file.grammar_timeout);
         let parallel = self.parallel.or(file.parallel);
         let max_body = bytes(self.max_body, &file.max_body, "max-body")?;
         let cache_bytes = bytes(self.cache_memory, &file.cache_memory, "cache-memory")?;
@@ -410,6 +416,7 @@ impl ApiFlags {
                 max_body: max_body.map_or(MAX_BODY, |bytes| bytes.try_into().unwrap_or(usize::MAX)),
                 body_timeout: body_timeout.unwrap_or(BODY_TIMEOUT),
                 grammars: !self.no_grammars && file.grammars.unwrap_or(true),
+                grammar_timeout: grammar_timeout.unwrap_or(GRAMMAR_TIMEOUT),
                 sign,
                 public_metrics: self.public_metrics || file.public_metrics.unwrap_or(false),
                 commit: option_env!("STERNA_COMMIT").map(str::to_owned),

@@ -33,11 +33,12 @@ use axum::response::Response;
 use futures_util::StreamExt;
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
+use tokio::task::JoinError;
 use tokio::time::timeout;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::adapters::{Offered, Shelf};
-use crate::answer::{Answers, Ask, Summary, prepare};
+use crate::answer::{Answers, Ask, Calls, Prepared, Summary, prepare};
 use crate::catalog::Catalog;
 use crate::engine::{AdapterKey, Engines, Job, Outputs, Work, replies};
 use crate::metrics::Metrics;
@@ -63,8 +64,10 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     /// What earlier responses can be continued from.
     pub(crate) store: responses::Store,
-    /// Prompts and grammars are computed by so many at once.
+    /// Prompts are computed by so many at once.
     preparing: Semaphore,
+    /// And grammars by so many others, as some take long.
+    compiling: Arc<Semaphore>,
     is_draining: AtomicBool,
 }
 
@@ -118,6 +121,7 @@ impl App {
             metrics,
             store: responses::Store::default(),
             preparing: Semaphore::new(n_preparing),
+            compiling: Arc::new(Semaphore::new((n_preparing / 2).max(1))),
             is_draining: AtomicBool::new(false),
         }
     }
@@ -210,12 +214,50 @@ impl App {
     ) -> Result<T, ApiError> {
         let _permit = self.preparing.acquire().await;
         let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|error| {
-            ApiError::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                format!("preparing the request: {error}"),
-            )
-        })
+        done.map_err(|error| unprepared(&error))
+    }
+
+    /// What `asks` ask of the model of `text`. Those who have grammars wait for each other, and nobody else does.
+    ///
+    /// Errors: also, a grammar takes longer than it may, or others do.
+    async fn prepared(
+        &self,
+        text: Arc<ModelText>,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Prepared>, ApiError> {
+        let has_grammar = asks.iter().any(has_grammar);
+        let given_up = GivenUp::default();
+        let is_given_up = Arc::clone(&given_up.0);
+        let prepare = move || {
+            let awaited = |_: &Ask| !is_given_up.load(Ordering::Relaxed);
+            let all = asks.into_iter().take_while(awaited);
+            let all = all.map(|ask| prepare(&text, ask));
+            all.collect::<Result<Vec<_>, _>>()
+        };
+        if !has_grammar {
+            return Ok(self.aside(prepare).await??);
+        }
+        let limit = self.settings.grammar_timeout;
+        let permit = Arc::clone(&self.compiling).acquire_owned();
+        let Ok(permit) = timeout(limit, permit).await else {
+            let message = "the grammars of other requests take too long; try again later";
+            let busy = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
+            return Err(busy.with_code("grammars_busy").retry_after(limit));
+        };
+        // Nothing stops it within a grammar, whose size its own limits bound: it has its place for as long.
+        let prepared = tokio::task::spawn_blocking(move || {
+            let prepared = prepare();
+            drop(permit);
+            prepared
+        });
+        let Ok(prepared) = timeout(limit, prepared).await else {
+            let seconds = limit.as_secs_f64();
+            let message = format!(
+                "what the answer has to match: expected what takes at most {seconds} s to prepare, found what takes longer"
+            );
+            return Err(ApiError::invalid(message).with_code("grammar_too_slow"));
+        };
+        Ok(prepared.map_err(|error| unprepared(&error))??)
     }
 
     /// The answers to `asks`, of which each has as many as it says.
@@ -235,12 +277,7 @@ impl App {
             ))
             .at("model"));
         }
-        let prepared = self
-            .aside(move || {
-                let all = asks.into_iter().map(|ask| prepare(&text, ask));
-                all.collect::<Result<Vec<_>, _>>()
-            })
-            .await??;
+        let prepared = self.prepared(text, asks).await?;
         let (mut requests, mut readers) = (Vec::new(), Vec::new());
         let mut n_prompt = 0;
         for prepared in prepared {
@@ -330,6 +367,28 @@ impl App {
         self.spend(caller, n_tokens, "prompt");
         Ok(outputs)
     }
+}
+
+/// Is told when nobody waits any more.
+#[derive(Default)]
+struct GivenUp(Arc<AtomicBool>);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether the answers to `ask` have to match something.
+fn has_grammar(ask: &Ask) -> bool {
+    ask.grammar.is_some() || matches!(ask.calls, Calls::Must { .. })
+}
+
+fn unprepared(error: &JoinError) -> ApiError {
+    ApiError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("preparing the request: {error}"),
+    )
 }
 
 /// All routes.
