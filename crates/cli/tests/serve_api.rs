@@ -285,6 +285,39 @@ fn clients_that_stall_are_cut_off() {
 }
 
 #[test]
+fn pages_of_other_sites_get_nothing_by_names_of_their_own() {
+    let home = tempfile::tempdir().unwrap();
+    let ask = |server: &Server, path: &str, host: &str| {
+        let mut stream = server.0.connect();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    let room = format!("/signal/{}", "ab".repeat(32));
+    let command = || {
+        let mut command = sterna(home.path());
+        command.args(["builtin", "--no-files", "--signal"]);
+        command
+    };
+    let server = start(command().args(["--allow-host", "sterna.example"]));
+    for host in [&server.0.address[..], "localhost:1", "sterna.example"] {
+        assert_eq!(ask(&server, "/v1/models", host), 200, "{host}");
+    }
+    for path in ["/v1/models", "/metrics", &room] {
+        assert_eq!(ask(&server, path, "example.org"), 403, "{path}");
+    }
+    drop(server);
+    // Pages have no key, and who lets anyone in has other names.
+    let key = "a key that is long enough";
+    for flags in [["--api-key", key], ["--allow-anyone", "--no-pages"]] {
+        let server = start(command().args(flags));
+        assert_eq!(ask(&server, "/health", "example.org"), 200, "{flags:?}");
+    }
+}
+
+#[test]
 fn settings_come_from_flags_the_environment_and_a_file() {
     let home = tempfile::tempdir().unwrap();
     let config = home.path().join("serve.toml");
@@ -346,6 +379,10 @@ fn settings_are_checked() {
         ),
         ("api-keys = \"/no/such/file\"", "/no/such/file"),
         ("cors = [\"example.org\"]", "cors: expected an origin"),
+        (
+            "allow-hosts = [\"http://example.org\"]",
+            "allow-host: expected a name such as sterna.example",
+        ),
         ("max-connections = 0", "max-connections"),
         (
             "host = \"0.0.0.0\"\nmodels = [\"no-such-model\"]",

@@ -34,6 +34,7 @@ mod answer;
 mod api;
 mod catalog;
 mod engine;
+mod hosts;
 mod id;
 mod infill;
 mod metrics;
@@ -59,6 +60,7 @@ use model::ModelText;
 
 pub use api::{Keys, KeysError};
 pub use engine::{CacheFolder, EngineOptions};
+pub use hosts::Hosts;
 pub use model::Served;
 pub use settings::{
     BODY_TIMEOUT, CACHE_BYTES, FOLDER_BYTES, GRAMMAR_TIMEOUT, Log, MAX_BODY, MOST_PARALLEL,

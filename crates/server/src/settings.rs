@@ -10,6 +10,7 @@ use sterna::scheduler::SchedulerOptions;
 
 use crate::api::Keys;
 use crate::engine::{CacheFolder, EngineOptions};
+use crate::hosts::Hosts;
 use crate::trace::Tracer;
 
 /// Takes records of the log: what happened, to which request. No record has a word of a prompt or an answer.
@@ -38,6 +39,8 @@ pub struct Settings {
     pub devices: Vec<String>,
     /// Who is let in.
     pub keys: Keys,
+    /// By which names it may be asked.
+    pub hosts: Hosts,
     /// The origins whose pages may ask; `*` are all.
     pub cors: Vec<String>,
     /// Bytes of a request at most.
@@ -84,7 +87,7 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub const GRAMMAR_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Default for Settings {
-    /// Everybody is let in, no page of another site, and nothing is logged.
+    /// Everybody is let in, by any name, no page of another site, and nothing is logged.
     fn default() -> Settings {
         Settings {
             engine: EngineOptions {
@@ -100,6 +103,7 @@ impl Default for Settings {
             cache_folder: None,
             devices: Vec::new(),
             keys: Keys::none(),
+            hosts: Hosts::any(),
             cors: Vec::new(),
             max_body: MAX_BODY,
             body_timeout: BODY_TIMEOUT,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::common::{Running, adapter, model, open, read, send, shared, start, start_with, states};
 use serde_json::{Value, json};
-use sterna_server::{EngineOptions, Keys, Settings};
+use sterna_server::{EngineOptions, Hosts, Keys, Settings};
 
 fn chat(prompt: &str, more: Value) -> Value {
     let mut body = json!({"model": "builtin", "messages": [{"role": "user", "content": prompt}]});
@@ -499,6 +499,32 @@ fn a_body_that_stalls_is_given_up() {
         assert_eq!(answer.status, 408, "{path}");
         assert_eq!(answer.json()["error"]["type"], kind, "{path}");
     }
+}
+
+#[test]
+fn other_names_than_its_own_are_refused() {
+    let server = start(Settings {
+        hosts: Hosts::local(vec!["sterna.example".to_owned()]),
+        ..Settings::default()
+    });
+    let ask = |path: &str, host: &str| {
+        let mut stream = server.connect();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        read(stream)
+    };
+    let port = server.address.port();
+    for host in ["127.0.0.1", "localhost", "[::1]", "sterna.example"] {
+        let host = format!("{host}:{port}");
+        assert_eq!(ask("/v1/models", &host).status, 200, "{host}");
+    }
+    for path in ["/v1/models", "/v1/messages", "/metrics", "/health"] {
+        let refused = ask(path, "example.org");
+        assert_eq!(refused.status, 403, "{path}");
+        assert_eq!(refused.json()["error"]["type"], "permission_error");
+    }
+    let refused = ask("/v1/models", "example.org");
+    assert_eq!(refused.json()["error"]["code"], "host_not_allowed");
 }
 
 #[test]

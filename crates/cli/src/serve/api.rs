@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use axum::http::uri::Authority;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -17,8 +18,8 @@ use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_engine::plan::{HeadScreen, PlanOptions};
 use sterna_server::{
-    BODY_TIMEOUT, CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, GRAMMAR_TIMEOUT, Keys,
-    MAX_BODY, MOST_PARALLEL, Models, PARALLEL, QUEUE, Served, Server, Settings, Sign, Signal,
+    BODY_TIMEOUT, CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, GRAMMAR_TIMEOUT, Hosts,
+    Keys, MAX_BODY, MOST_PARALLEL, Models, PARALLEL, QUEUE, Served, Server, Settings, Sign, Signal,
     SignalLimits, parallel_on,
 };
 
@@ -128,6 +129,16 @@ pub(super) struct ApiFlags {
     #[arg(long)]
     allow_anyone: bool,
 
+    /// Name by which the API may be asked on an address of this machine alone, without a key, beside localhost and its
+    /// loopback addresses; may be given several times. Other names are refused: pages of any site can lead theirs here
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        env = "STERNA_SERVE_ALLOW_HOST"
+    )]
+    allow_host: Vec<String>,
+
     /// Origin whose pages may use the API, or * for all; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
@@ -228,6 +239,7 @@ pub(super) struct ConfigFile {
     cache_folder_size: Option<String>,
     api_keys: Option<PathBuf>,
     allow_anyone: Option<bool>,
+    allow_hosts: Vec<String>,
     cors: Vec<String>,
     signal: Option<bool>,
     max_connections: Option<NonZero<usize>>,
@@ -311,8 +323,8 @@ impl Connections {
 }
 
 impl ApiFlags {
-    /// The settings: of the flags, or of `file`, or defaults.
-    pub(super) fn choose(&self, file: &ConfigFile) -> Result<Chosen> {
+    /// The settings of a server at `host`: of the flags, or of `file`, or defaults.
+    pub(super) fn choose(&self, host: &str, file: &ConfigFile) -> Result<Chosen> {
         let bytes = |flag: Option<NonZero<u64>>, text: &Option<String>, name| match (flag, text) {
             (Some(bytes), _) => Ok(Some(bytes.get())),
             (None, Some(text)) => match size::n_bytes(text) {
@@ -373,6 +385,23 @@ impl ApiFlags {
         if let Some(origin) = cors.iter().find(|origin| !is_origin(origin)) {
             bail!("cors: expected an origin such as https://example.org, or *, found {origin:?}");
         }
+        let mut hosts = match self.allow_host.is_empty() {
+            true => file.allow_hosts.clone(),
+            false => self.allow_host.clone(),
+        };
+        let is_name = |name: &&String| {
+            let authority: Result<Authority, _> = name.parse();
+            authority.is_ok_and(|own| own.host() == name.as_str())
+        };
+        if let Some(name) = hosts.iter().find(|name| !is_name(name)) {
+            bail!("allow-host: expected a name such as sterna.example, found {name:?}");
+        }
+        hosts.push(host.to_owned());
+        // Elsewhere there are keys, which pages of others don't have, or anyone is let in.
+        let hosts = match is_loopback(host) && keys.is_empty() && !allow_anyone {
+            true => Hosts::local(hosts),
+            false => Hosts::any(),
+        };
         let adapters = match self.adapter.is_empty() {
             true => file.adapters.iter().map(|text| text.parse()).collect(),
             false => Ok(self.adapter.clone()),
@@ -412,6 +441,7 @@ impl ApiFlags {
                 cache_folder,
                 devices: Vec::new(),
                 keys,
+                hosts,
                 cors,
                 max_body: max_body.map_or(MAX_BODY, |bytes| bytes.try_into().unwrap_or(usize::MAX)),
                 body_timeout: body_timeout.unwrap_or(BODY_TIMEOUT),
@@ -549,8 +579,11 @@ impl Chosen {
                 "{host}: signal on an address that others can reach: expected --api-key, --api-keys or --allow-anyone"
             );
         }
-        let (keys, origins) = (self.settings.keys.clone(), self.settings.cors.clone());
-        Ok(Some(Signal::new(keys, origins, SignalLimits::default())))
+        let Settings {
+            keys, hosts, cors, ..
+        } = self.settings.clone();
+        let limits = SignalLimits::default();
+        Ok(Some(Signal::new(keys, hosts, cors, limits)))
     }
 
     /// How many connections there may be.

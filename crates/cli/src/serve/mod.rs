@@ -141,7 +141,7 @@ impl Serve {
             host.unwrap_or(HOST),
             self.port.or(config.port).unwrap_or(PORT),
         );
-        let chosen = self.api.choose(&config)?;
+        let chosen = self.api.choose(host, &config)?;
         let tls = self.api.tls(&config)?;
         #[cfg(feature = "otel")]
         let collector = self.api.collector(&config)?;

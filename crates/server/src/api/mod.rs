@@ -474,8 +474,11 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
         tracing: tracing.clone(),
     });
     let mut key_name = String::new();
-    let refused = match &caller {
-        None if !is_public => Some(
+    let hosts = &app.settings.hosts;
+    let unknown_host = hosts.check(request.headers(), request.uri()).err();
+    let refused = match (&unknown_host, &caller) {
+        (Some(host), _) => Some(refused_host(host)),
+        (_, None) if !is_public => Some(
             ApiError::new(
                 StatusCode::UNAUTHORIZED,
                 "expected a key that is let in, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
@@ -487,7 +490,7 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
             "the server is about to stop",
         )),
         // What is only looked at isn't counted.
-        Some(caller) if method == Method::POST => {
+        (_, Some(caller)) if method == Method::POST => {
             let spent = app.limits.admit(caller.key).err();
             spent.map(|spent| {
                 let limit = spent.what.name();
@@ -548,6 +551,14 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
         app.log(record);
     }
     response
+}
+
+/// What is said to who asks by the name `host`, which isn't one of the server's.
+fn refused_host(host: &str) -> ApiError {
+    let message = format!(
+        "expected a name of this server in `Host`, such as localhost or one of --allow-host, found {host:?}"
+    );
+    ApiError::new(StatusCode::FORBIDDEN, message).with_code("host_not_allowed")
 }
 
 /// What is said to `key`, which has spent what it may.
