@@ -349,6 +349,34 @@ fn settings_come_from_flags_the_environment_and_a_file() {
             .args(["--queue", "0"]),
     );
     assert_eq!(of(&server, &two), 400);
+    drop(server);
+    // Flags that are given or not, and those of the engine.
+    fs::write(
+        &config,
+        "models = [\"builtin\"]\nctx = 40\nthreads = 1\nbackend = \"cpu\"\ngateway-metrics = false\n",
+    )
+    .unwrap();
+    let server = start(&mut command());
+    let (status, body) = server.ask("POST /tokenize", "", r#"{"content": "x"}"#);
+    assert_eq!(status, 200, "{body}");
+    let tokens: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(tokens["max_model_len"], 40);
+    assert!(!server.ask("GET /metrics", "", "").1.contains("vllm:"));
+    drop(server);
+    let server = start(
+        command()
+            .env("STERNA_SERVE_NO_GRAMMARS", "true")
+            .env("STERNA_SERVE_RECEIPTS", "false")
+            .env("STERNA_SERVE_CORS", "https://a.example,https://b.example"),
+    );
+    assert_eq!(of(&server, &chat(&json!({"regex": "a"}))), 400);
+    assert_eq!(of(&server, &chat(&json!({"receipt": true}))), 400);
+    let origin = "Origin: https://b.example\r\n";
+    let answer = server.0.ask("GET /v1/models", origin, "");
+    assert!(
+        answer.contains("access-control-allow-origin: https://b.example"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -384,6 +412,10 @@ fn settings_are_checked() {
             "allow-host: expected a name such as sterna.example",
         ),
         ("max-connections = 0", "max-connections"),
+        ("backend = \"npu\"", "backend: expected auto, cpu or gpu"),
+        ("threads = 5000", "threads: expected a number of threads"),
+        ("gpu-memory = \"lots\"", "gpu-memory: "),
+        ("lora = [\"=1\"]", "lora: expected a folder"),
         (
             "host = \"0.0.0.0\"\nmodels = [\"no-such-model\"]",
             "no-such-model",

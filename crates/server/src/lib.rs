@@ -126,10 +126,12 @@ impl Server {
                 .and_then(|first| first.source.loaded.as_ref());
             devices.resize(loaded.map_or(1, Vec::len).max(1), String::new());
         }
-        let token_bytes = listed
-            .first()
-            .map_or(0, |served| served.source.token_bytes());
-        let metrics = Metrics::new(&devices, settings.engine.cache_bytes, token_bytes);
+        let mut metrics = Metrics::new(&devices, settings.engine.cache_bytes);
+        if settings.gateway_metrics {
+            let first = listed.first();
+            let token_bytes = first.map_or(0, |served| served.source.token_bytes());
+            metrics = metrics.with_aliases(token_bytes);
+        }
         let (metrics, shelf) = (Arc::new(metrics), Arc::new(Shelf::default()));
         let tell = {
             let shelf = Arc::clone(&shelf);

@@ -55,6 +55,8 @@ pub struct Settings {
     pub sign: Option<Sign>,
     /// Whether metrics are read without a key. They have the names of keys.
     pub public_metrics: bool,
+    /// Whether there are metrics under the names that gateways look for (`vllm:…`), beside its own.
+    pub gateway_metrics: bool,
     /// The commit that the program was built from.
     pub commit: Option<String>,
     /// Takes the log.
@@ -111,6 +113,7 @@ impl Default for Settings {
             grammar_timeout: GRAMMAR_TIMEOUT,
             sign: None,
             public_metrics: false,
+            gateway_metrics: true,
             commit: None,
             log: Arc::new(|_| {}),
             tracer: None,

@@ -604,6 +604,20 @@ fn gateways_read_their_metrics() {
 }
 
 #[test]
+fn metrics_have_other_names_only_if_they_may() {
+    let server = start(Settings {
+        gateway_metrics: false,
+        ..Settings::default()
+    });
+    let metrics = server.get("/metrics", &[]);
+    let text = metrics.text();
+    assert!(
+        text.contains("sterna_requests_waiting 0") && !text.contains("vllm:"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_server_that_stops_takes_nothing_more() {
     let server = start(Settings::default());
     server.server.drain();

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use axum::http::uri::Authority;
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use sterna::native::{BUILTIN, Device, LocalModel, gpu_name};
@@ -23,7 +24,7 @@ use sterna_server::{
     SignalLimits, parallel_on,
 };
 
-use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
+use crate::args::{AdapterFlag, EngineFlags, EngineSettings, ModelFlags};
 use crate::device::gpus::Gpus;
 use crate::key_file::KeyFile;
 use crate::model::Replaceable;
@@ -55,7 +56,7 @@ pub(super) struct ApiFlags {
     pub(super) no_files: bool,
 
     /// Serve no pages
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_PAGES")]
     pub(super) no_pages: bool,
 
     /// Answers of an engine at once; others wait [default: twice its threads, from 8 to 32; 32 on a GPU that is asked for,
@@ -104,7 +105,11 @@ pub(super) struct ApiFlags {
 
     /// LoRA adapter that requests may ask for, as MODEL:NAME: a PEFT folder, a package, its URL, or its name in the
     /// store; =SCALE sets its strength [SCALE: 1]; may be given several times. Without MODEL, of the first model
-    #[arg(long, value_name = "[MODEL:]NAME=DIR[=SCALE]")]
+    #[arg(
+        long,
+        value_name = "[MODEL:]NAME=DIR[=SCALE]",
+        env = "STERNA_SERVE_ADAPTER"
+    )]
     adapter: Vec<AdapterFlag>,
 
     /// Key that clients have to send; better in the environment, where other users don't see it
@@ -126,7 +131,7 @@ pub(super) struct ApiFlags {
     pub(super) new_api_key: Option<String>,
 
     /// Offer the API to everybody on an address that isn't this machine's own, without a key
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_ALLOW_ANYONE")]
     allow_anyone: bool,
 
     /// Name by which the API may be asked on an address of this machine alone, without a key, beside localhost and its
@@ -140,12 +145,17 @@ pub(super) struct ApiFlags {
     allow_host: Vec<String>,
 
     /// Origin whose pages may use the API, or * for all; may be given several times
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        value_delimiter = ',',
+        env = "STERNA_SERVE_CORS"
+    )]
     cors: Vec<String>,
 
     /// Let tabs that share packages with each other find each other, by WebSockets at /signal/: for who has a key, if there
     /// are keys, and for pages of this server and of --cors
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_SIGNAL")]
     signal: bool,
 
     /// Connections at a time; more wait until one ends [default: 1,024, and 2 for each request that may run or wait]
@@ -191,7 +201,7 @@ pub(super) struct ApiFlags {
     otlp_endpoint: Option<String>,
 
     /// Refuse requests that say what their answers have to match: schemas, patterns, grammars, required calls
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_GRAMMARS")]
     no_grammars: bool,
 
     /// Seconds that a schema, a pattern or a grammar may take to prepare; what takes longer is refused [default: 10]
@@ -200,7 +210,7 @@ pub(super) struct ApiFlags {
 
     /// Write receipts of answers for requests that ask for them (`"receipt": true`), which anyone who has the model can
     /// check; models that aren't packages are hashed for it
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_RECEIPTS")]
     receipts: bool,
 
     /// Sign receipts with the secret key in FILE (`sterna sign --generate`)
@@ -212,8 +222,12 @@ pub(super) struct ApiFlags {
     receipt_password_file: Option<PathBuf>,
 
     /// Let everybody read /metrics, without a key; it has the names of keys
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_PUBLIC_METRICS")]
     public_metrics: bool,
+
+    /// Leave out the metrics that have the names which gateways look for (vllm:...), and keep Sterna's own
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_GATEWAY_METRICS")]
+    no_gateway_metrics: bool,
 
     /// TOML file with these settings; the environment comes before it, and flags before both
     #[arg(long, value_name = "FILE", env = "STERNA_SERVE_CONFIG")]
@@ -231,6 +245,11 @@ pub(super) struct ConfigFile {
     pub(super) models: Vec<String>,
     pub(super) host: Option<String>,
     pub(super) port: Option<u16>,
+    ctx: Option<NonZero<usize>>,
+    threads: Option<NonZero<usize>>,
+    backend: Option<String>,
+    gpu_memory: Option<String>,
+    lora: Vec<String>,
     parallel: Option<NonZero<usize>>,
     queue: Option<usize>,
     cache_memory: Option<String>,
@@ -254,6 +273,7 @@ pub(super) struct ConfigFile {
     receipt_password_file: Option<PathBuf>,
     pub(super) pages: Option<bool>,
     public_metrics: Option<bool>,
+    gateway_metrics: Option<bool>,
     adapters: Vec<String>,
     otlp_endpoint: Option<String>,
     gpus: Option<CountOrText>,
@@ -277,6 +297,17 @@ impl ConfigFile {
         let name = || path.display().to_string();
         let text = fs::read_to_string(path).with_context(name)?;
         toml::from_str(&text).with_context(name)
+    }
+
+    /// What it says of the engine.
+    pub(super) fn engine(&self) -> EngineSettings {
+        EngineSettings {
+            ctx: self.ctx,
+            threads: self.threads,
+            backend: self.backend.clone(),
+            gpu_memory: self.gpu_memory.clone(),
+            lora: self.lora.clone(),
+        }
     }
 }
 
@@ -449,6 +480,7 @@ impl ApiFlags {
                 grammar_timeout: grammar_timeout.unwrap_or(GRAMMAR_TIMEOUT),
                 sign,
                 public_metrics: self.public_metrics || file.public_metrics.unwrap_or(false),
+                gateway_metrics: !self.no_gateway_metrics && file.gateway_metrics.unwrap_or(true),
                 commit: option_env!("STERNA_COMMIT").map(str::to_owned),
                 log: Arc::new(log),
                 tracer: None,

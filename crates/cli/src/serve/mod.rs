@@ -112,7 +112,7 @@ const PORT: u16 = 8765;
 const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Serve {
-    pub(crate) fn run(self) -> Result<()> {
+    pub(crate) fn run(mut self) -> Result<()> {
         if let Some(name) = &self.api.new_api_key {
             let (key, line) = Keys::make(name);
             output::note("the key, which is shown only here, and its line for --api-keys:");
@@ -123,6 +123,7 @@ impl Serve {
             Some(path) => ConfigFile::read(path)?,
             None => ConfigFile::default(),
         };
+        self.engine = self.engine.or(&config.engine())?;
         let models = match self.models.is_empty() {
             true => &config.models,
             false => &self.models,

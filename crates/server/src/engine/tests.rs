@@ -150,7 +150,7 @@ impl<'a> Setup<'a> {
             Box::new(load) as Box<models::LoadModel<Cpu>>
         });
         let devices: Vec<String> = (0..n).map(|number| format!("device {number}")).collect();
-        let metrics = Arc::new(Metrics::new(&devices, options.cache_bytes, 1));
+        let metrics = Arc::new(Metrics::new(&devices, options.cache_bytes).with_aliases(1));
         let log = Arc::new(Mutex::new(Vec::new()));
         let write = {
             let log = Arc::clone(&log);
