@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use sterna::native::{ComputeOptions, Device, ExpertsInMemory};
@@ -179,6 +179,16 @@ pub(crate) struct EngineFlags {
     lora: Vec<LoraFlag>,
 }
 
+/// What a file says of the flags of the same names.
+#[derive(Debug, Default)]
+pub(crate) struct EngineSettings {
+    pub(crate) ctx: Option<NonZero<usize>>,
+    pub(crate) threads: Option<NonZero<usize>>,
+    pub(crate) backend: Option<String>,
+    pub(crate) gpu_memory: Option<String>,
+    pub(crate) lora: Vec<String>,
+}
+
 /// The value of `--lora`: a folder, an address or a name in the store, and the scale of the adapter there.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LoraFlag {
@@ -347,6 +357,34 @@ impl EngineFlags {
             experts_in_memory: None,
             lora,
         }
+    }
+
+    /// These, or where they say nothing, what `file` says.
+    ///
+    /// Errors: what no flag says.
+    pub(crate) fn or(self, file: &EngineSettings) -> Result<EngineFlags> {
+        let EngineSettings {
+            ctx,
+            threads,
+            backend,
+            gpu_memory,
+            lora,
+        } = file;
+        let threads = threads.map(|n| {
+            let n = thread_count(&n.to_string());
+            n.map_err(|error| anyhow!("threads: {error}"))
+        });
+        let lora: Result<Vec<LoraFlag>, String> = match self.lora.is_empty() {
+            true => lora.iter().map(|text| text.parse()).collect(),
+            false => Ok(self.lora),
+        };
+        Ok(EngineFlags {
+            device: self.device.or(backend.as_deref(), gpu_memory.as_deref())?,
+            threads: self.threads.or(threads.transpose()?),
+            ctx: self.ctx.or(*ctx),
+            lora: lora.map_err(|error| anyhow!("lora: {error}"))?,
+            ..self
+        })
     }
 
     /// These, with what the package of `files` asks for where no flag says otherwise.

@@ -6,7 +6,7 @@ pub(crate) mod kernel_hints;
 use std::num::NonZero;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use sterna::native::{
@@ -40,9 +40,9 @@ enum BackendFlag {
 // Programs without GPUs accept the flags too, and don't use some.
 #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
 pub(crate) struct DeviceFlags {
-    /// Where to compute; layers that don't fit a GPU's memory are computed on the CPU
-    #[arg(long, value_enum, default_value_t = BackendFlag::Auto)]
-    backend: BackendFlag,
+    /// Where to compute; layers that don't fit a GPU's memory are computed on the CPU [default: auto]
+    #[arg(long, value_enum)]
+    backend: Option<BackendFlag>,
 
     /// Part of the name of the GPU to use [default: the best]
     #[arg(long, value_name = "NAME")]
@@ -84,7 +84,7 @@ impl DeviceFlags {
     /// As if the CPU had been asked for.
     pub(crate) fn cpu() -> DeviceFlags {
         DeviceFlags {
-            backend: BackendFlag::Cpu,
+            backend: Some(BackendFlag::Cpu),
             gpu: None,
             gpu_index: None,
             gpu_layers: None,
@@ -94,9 +94,27 @@ impl DeviceFlags {
         }
     }
 
+    /// These, or where they say nothing, the device called `backend` and memory of `gpu_memory`.
+    ///
+    /// Errors: what no flag says.
+    pub(crate) fn or(self, backend: Option<&str>, gpu_memory: Option<&str>) -> Result<DeviceFlags> {
+        let backend = backend.map(|name| {
+            let known = BackendFlag::from_str(name, false);
+            known.map_err(|_| anyhow!("backend: expected auto, cpu or gpu, found {name:?}"))
+        });
+        let gpu_memory = gpu_memory.map(|text| {
+            n_bytes(text).map_err(|error| anyhow!("gpu-memory: {error}, found {text:?}"))
+        });
+        Ok(DeviceFlags {
+            backend: self.backend.or(backend.transpose()?),
+            gpu_memory: self.gpu_memory.or(gpu_memory.transpose()?),
+            ..self
+        })
+    }
+
     /// Whether a GPU is asked for.
     pub(crate) fn is_gpu(&self) -> bool {
-        self.backend == BackendFlag::Gpu
+        self.backend == Some(BackendFlag::Gpu)
     }
 
     /// The GPU that would be asked to compute a model of `memory_bytes`. It isn't opened; one that isn't available is
@@ -140,22 +158,22 @@ impl DeviceFlags {
     /// As if a GPU had been asked for; fails if the CPU was.
     #[cfg(feature = "gpu")]
     pub(crate) fn gpu(&self) -> Result<DeviceFlags> {
-        if self.backend == BackendFlag::Cpu {
+        if self.backend == Some(BackendFlag::Cpu) {
             bail!("--backend cpu: expected a GPU");
         }
         Ok(DeviceFlags {
-            backend: BackendFlag::Gpu,
+            backend: Some(BackendFlag::Gpu),
             ..self.clone()
         })
     }
 
     /// The same for the library; fails if the flags contradict each other.
     fn request(&self) -> Result<DeviceRequest> {
-        if self.backend == BackendFlag::Cpu && self.gpu.is_some() {
+        if self.backend == Some(BackendFlag::Cpu) && self.gpu.is_some() {
             bail!("--gpu: expected --backend gpu or auto, found --backend cpu");
         }
         Ok(DeviceRequest {
-            kind: match self.backend {
+            kind: match self.backend.unwrap_or(BackendFlag::Auto) {
                 BackendFlag::Auto => DeviceKind::Auto,
                 BackendFlag::Cpu => DeviceKind::Cpu,
                 BackendFlag::Gpu => DeviceKind::Gpu,
@@ -180,7 +198,7 @@ impl DeviceFlags {
     ///
     /// Errors: a GPU that isn't there; another device was asked for.
     pub(crate) fn on_each(&self, gpus: &Gpus) -> Result<Vec<(DeviceFlags, String)>> {
-        if self.backend == BackendFlag::Cpu {
+        if self.backend == Some(BackendFlag::Cpu) {
             bail!(
                 "--gpus: expected --backend gpu or auto, found --backend cpu: the CPU is one device, whose threads \
                  --threads sets"
@@ -195,7 +213,7 @@ impl DeviceFlags {
         let chosen = gpus.find()?.into_iter();
         let device = |(index, name)| {
             let flags = DeviceFlags {
-                backend: BackendFlag::Gpu,
+                backend: Some(BackendFlag::Gpu),
                 gpu_index: Some(index),
                 ..self.clone()
             };
@@ -267,7 +285,7 @@ pub(crate) fn both(
     compute: ComputeOptions,
     hints: &RuntimeOptimizations,
 ) -> Result<(sterna_engine::Cpu, sterna_engine::Gpu)> {
-    if flags.backend == BackendFlag::Cpu {
+    if flags.backend == Some(BackendFlag::Cpu) {
         bail!("--backend cpu: expected a GPU, which is to be compared with the CPU");
     }
     let device = (flags.request()?)

@@ -1,7 +1,7 @@
 //! `sterna serve`, over real sockets.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -117,7 +117,7 @@ impl Client {
     }
 
     fn request(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-        let mut text = format!("{method} {path} HTTP/1.1\r\nHost: test\r\n");
+        let mut text = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n");
         for (name, value) in headers {
             text += &format!("{name}: {value}\r\n");
         }
@@ -401,8 +401,8 @@ fn the_folder_is_shown_to_people_and_programs() {
 
 #[test]
 fn clients_that_are_slow_or_speak_nonsense_disturb_nobody() {
-    let server = start();
-    // Heads that never end, and a reader that never reads.
+    let server = start_with(&["--write-timeout", "1"]);
+    // Heads that never end, and a reader that never reads: what it asks for fits in no buffer.
     let mut idle = Vec::new();
     for _ in 0..20 {
         let mut stream = TcpStream::connect(&server.address).unwrap();
@@ -412,8 +412,8 @@ fn clients_that_are_slow_or_speak_nonsense_disturb_nobody() {
         idle.push(stream);
     }
     let mut deaf = TcpStream::connect(&server.address).unwrap();
-    deaf.write_all(b"GET /shard_00000.bin HTTP/1.1\r\nHost: test\r\n\r\n")
-        .unwrap();
+    let request = "GET /shard_00000.bin HTTP/1.1\r\nHost: test\r\n\r\n";
+    deaf.write_all(request.repeat(20).as_bytes()).unwrap();
     let mut nonsense = TcpStream::connect(&server.address).unwrap();
     nonsense
         .write_all(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
@@ -421,16 +421,6 @@ fn clients_that_are_slow_or_speak_nonsense_disturb_nobody() {
     let mut answer = String::new();
     nonsense.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
-    let mut long = TcpStream::connect(&server.address).unwrap();
-    let head = format!(
-        "GET /{} HTTP/1.1\r\nHost: test\r\n\r\n",
-        "x".repeat(100_000)
-    );
-    // The server may hang up before it has read all.
-    let _ = long.write_all(head.as_bytes());
-    let mut answer = Vec::new();
-    let _ = long.read_to_end(&mut answer);
-    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"));
     assert_eq!(get(&server, "/manifest.json", &[]).status, 200);
     // A head that takes too long ends the connection.
     let begun = Instant::now();
@@ -441,6 +431,106 @@ fn clients_that_are_slow_or_speak_nonsense_disturb_nobody() {
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
     assert!(begun.elapsed() < Duration::from_secs(40));
+    // By now the reader that never read was cut off: what it was sent is there, the rest isn't.
+    deaf.set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    let mut sent = Vec::new();
+    if let Err(error) = deaf.read_to_end(&mut sent) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    assert!(sent.len() < 20 * 3_000_000, "{}", sent.len());
+}
+
+#[test]
+fn floods_of_headers_are_refused() {
+    let server = start();
+    let many = "X-A: b\r\n".repeat(1_000);
+    let names: String = (0..1_000).map(|i| format!("X-{i}: b\r\n")).collect();
+    let long = format!("X-A: {}\r\n", "b".repeat(1 << 20));
+    let path = format!(
+        "GET /{} HTTP/1.1\r\nHost: test\r\n\r\n",
+        "x".repeat(1 << 20)
+    );
+    let lines = [&many, &names, &long]
+        .map(|headers| format!("GET /manifest.json HTTP/1.1\r\nHost: test\r\n{headers}\r\n"));
+    // Folded lines, and one that never ends.
+    let others = [
+        "GET / HTTP/1.1\r\nHost: test\r\nX-A: b\r\n c\r\n\r\n".to_owned(),
+        format!("GET / HTTP/1.1\r\n{}", "X".repeat(1 << 20)),
+    ];
+    for head in lines.into_iter().chain([path]).chain(others) {
+        let begin = head[..head.len().min(60)].to_owned();
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        // The server may hang up before it has read all.
+        let _ = stream.write_all(head.as_bytes());
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8(answer).unwrap();
+        let is_refused = ["HTTP/1.1 400", "HTTP/1.1 414", "HTTP/1.1 431"]
+            .iter()
+            .any(|status| answer.starts_with(status));
+        // What was said may be lost with the connection.
+        assert!(is_refused || answer.is_empty(), "{begin}: {answer}");
+        assert_eq!(get(&server, "/manifest.json", &[]).status, 200, "{begin}");
+    }
+}
+
+/// A connection to `server` from the address `ip` of this machine.
+#[cfg(target_os = "linux")]
+fn connect_from(ip: &str, server: &str) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .unwrap();
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{ip}:0").parse().unwrap()).unwrap();
+        let stream = socket.connect(server.parse().unwrap()).await.unwrap();
+        stream.into_std().unwrap()
+    });
+    stream.set_nonblocking(false).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    stream
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn one_address_cannot_take_all_connections() {
+    let limits = [
+        "--max-connections",
+        "8",
+        "--max-connections-per-address",
+        "6",
+    ];
+    let (server, _) = start_builtin(&[&["builtin", "--no-files"], &limits[..]].concat());
+    let idle: Vec<TcpStream> = (0..6)
+        .map(|_| connect_from("127.0.0.1", &server.address))
+        .collect();
+    // The next one is closed, unread.
+    let mut more = connect_from("127.0.0.1", &server.address);
+    let closed = more.read(&mut [0]);
+    assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+    let health = |ip| {
+        let mut client = Client(BufReader::new(connect_from(ip, &server.address)));
+        client.request("GET", "/health", &[]).status
+    };
+    assert_eq!(health("127.0.0.2"), 200);
+    // Whoever goes leaves the place to others of the address.
+    drop(idle);
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let mut stream = connect_from("127.0.0.1", &server.address);
+        let asked = stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        let mut answer = [0; 12];
+        if asked.is_ok() && stream.read_exact(&mut answer).is_ok() {
+            assert_eq!(&answer, b"HTTP/1.1 200");
+            break;
+        }
+        assert!(Instant::now() < until);
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Asks `server` to end by `ask` while a part of a shard is on its way, which has to arrive.

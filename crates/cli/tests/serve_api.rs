@@ -2,9 +2,11 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -175,7 +177,6 @@ fn adapters_have_to_fit() {
 #[cfg(feature = "tls")]
 #[test]
 fn connections_are_encrypted() {
-    use std::io::Write;
     use std::net::TcpStream;
     use std::sync::Arc;
     use tokio_rustls::rustls::crypto::ring;
@@ -241,6 +242,82 @@ fn connections_are_encrypted() {
 }
 
 #[test]
+fn clients_that_stall_are_cut_off() {
+    let home = tempfile::tempdir().unwrap();
+    let timeouts = ["--body-timeout", "1", "--write-timeout", "1"];
+    let server = start(
+        sterna(home.path())
+            .args(["builtin", "--no-files"])
+            .args(timeouts),
+    );
+    // A body of which nothing comes after its first byte.
+    let mut stalled = server.0.connect();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
+    stalled.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stalled.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    // A stream that nobody reads any more. It has more than the system keeps for a reader.
+    let body = chat(&json!({
+        "stream": true, "n": 8, "max_tokens": 4000, "logprobs": true, "top_logprobs": 20,
+        "logit_bias": {"1": -100, "2": -100},
+    }));
+    let mut deaf = server.0.connect();
+    send(&mut deaf, "POST /v1/chat/completions", "", &body);
+    deaf.read_exact(&mut [0; 2000]).unwrap();
+    let figure = |name: &str| {
+        let metrics = server.ask("GET /metrics", "", "").1;
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or(0, |value| value.trim().parse::<u64>().unwrap())
+    };
+    // Generous, as machines may be slow.
+    let until = Instant::now() + Duration::from_secs(120);
+    while figure("sterna_cancelled_answers_total") == 0 {
+        assert!(Instant::now() < until, "nobody was cut off");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let mut rest = Vec::new();
+    // The connection may be reset.
+    let _ = deaf.read_to_end(&mut rest);
+    let text = String::from_utf8_lossy(&rest);
+    assert!(!text.contains("[DONE]"), "the stream came to its end");
+    assert_eq!(server.chat("").0, 200);
+}
+
+#[test]
+fn pages_of_other_sites_get_nothing_by_names_of_their_own() {
+    let home = tempfile::tempdir().unwrap();
+    let ask = |server: &Server, path: &str, host: &str| {
+        let mut stream = server.0.connect();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    let room = format!("/signal/{}", "ab".repeat(32));
+    let command = || {
+        let mut command = sterna(home.path());
+        command.args(["builtin", "--no-files", "--signal"]);
+        command
+    };
+    let server = start(command().args(["--allow-host", "sterna.example"]));
+    for host in [&server.0.address[..], "localhost:1", "sterna.example"] {
+        assert_eq!(ask(&server, "/v1/models", host), 200, "{host}");
+    }
+    for path in ["/v1/models", "/metrics", &room] {
+        assert_eq!(ask(&server, path, "example.org"), 403, "{path}");
+    }
+    drop(server);
+    // Pages have no key, and who lets anyone in has other names.
+    let key = "a key that is long enough";
+    for flags in [["--api-key", key], ["--allow-anyone", "--no-pages"]] {
+        let server = start(command().args(flags));
+        assert_eq!(ask(&server, "/health", "example.org"), 200, "{flags:?}");
+    }
+}
+
+#[test]
 fn settings_come_from_flags_the_environment_and_a_file() {
     let home = tempfile::tempdir().unwrap();
     let config = home.path().join("serve.toml");
@@ -272,6 +349,34 @@ fn settings_come_from_flags_the_environment_and_a_file() {
             .args(["--queue", "0"]),
     );
     assert_eq!(of(&server, &two), 400);
+    drop(server);
+    // Flags that are given or not, and those of the engine.
+    fs::write(
+        &config,
+        "models = [\"builtin\"]\nctx = 40\nthreads = 1\nbackend = \"cpu\"\ngateway-metrics = false\n",
+    )
+    .unwrap();
+    let server = start(&mut command());
+    let (status, body) = server.ask("POST /tokenize", "", r#"{"content": "x"}"#);
+    assert_eq!(status, 200, "{body}");
+    let tokens: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(tokens["max_model_len"], 40);
+    assert!(!server.ask("GET /metrics", "", "").1.contains("vllm:"));
+    drop(server);
+    let server = start(
+        command()
+            .env("STERNA_SERVE_NO_GRAMMARS", "true")
+            .env("STERNA_SERVE_RECEIPTS", "false")
+            .env("STERNA_SERVE_CORS", "https://a.example,https://b.example"),
+    );
+    assert_eq!(of(&server, &chat(&json!({"regex": "a"}))), 400);
+    assert_eq!(of(&server, &chat(&json!({"receipt": true}))), 400);
+    let origin = "Origin: https://b.example\r\n";
+    let answer = server.0.ask("GET /v1/models", origin, "");
+    assert!(
+        answer.contains("access-control-allow-origin: https://b.example"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -302,6 +407,15 @@ fn settings_are_checked() {
         ),
         ("api-keys = \"/no/such/file\"", "/no/such/file"),
         ("cors = [\"example.org\"]", "cors: expected an origin"),
+        (
+            "allow-hosts = [\"http://example.org\"]",
+            "allow-host: expected a name such as sterna.example",
+        ),
+        ("max-connections = 0", "max-connections"),
+        ("backend = \"npu\"", "backend: expected auto, cpu or gpu"),
+        ("threads = 5000", "threads: expected a number of threads"),
+        ("gpu-memory = \"lots\"", "gpu-memory: "),
+        ("lora = [\"=1\"]", "lora: expected a folder"),
         (
             "host = \"0.0.0.0\"\nmodels = [\"no-such-model\"]",
             "no-such-model",

@@ -34,6 +34,7 @@ mod answer;
 mod api;
 mod catalog;
 mod engine;
+mod hosts;
 mod id;
 mod infill;
 mod metrics;
@@ -59,10 +60,11 @@ use model::ModelText;
 
 pub use api::{Keys, KeysError};
 pub use engine::{CacheFolder, EngineOptions};
+pub use hosts::Hosts;
 pub use model::Served;
 pub use settings::{
-    CACHE_BYTES, FOLDER_BYTES, Log, MAX_BODY, MOST_PARALLEL, PARALLEL, QUEUE, Settings, Sign,
-    parallel_on,
+    BODY_TIMEOUT, CACHE_BYTES, FOLDER_BYTES, GRAMMAR_TIMEOUT, Log, MAX_BODY, MOST_PARALLEL,
+    PARALLEL, QUEUE, Settings, Sign, parallel_on,
 };
 pub use signal::{Signal, SignalLimits};
 pub use trace::{Span, Trace, Tracer};
@@ -124,10 +126,12 @@ impl Server {
                 .and_then(|first| first.source.loaded.as_ref());
             devices.resize(loaded.map_or(1, Vec::len).max(1), String::new());
         }
-        let token_bytes = listed
-            .first()
-            .map_or(0, |served| served.source.token_bytes());
-        let metrics = Metrics::new(&devices, settings.engine.cache_bytes, token_bytes);
+        let mut metrics = Metrics::new(&devices, settings.engine.cache_bytes);
+        if settings.gateway_metrics {
+            let first = listed.first();
+            let token_bytes = first.map_or(0, |served| served.source.token_bytes());
+            metrics = metrics.with_aliases(token_bytes);
+        }
         let (metrics, shelf) = (Arc::new(metrics), Arc::new(Shelf::default()));
         let tell = {
             let shelf = Arc::clone(&shelf);
@@ -172,6 +176,11 @@ impl Server {
     /// The routes of the API.
     pub fn router(&self) -> Router {
         api::router(Arc::clone(&self.app))
+    }
+
+    /// How many requests run and wait at once, at most.
+    pub fn max_requests(&self) -> usize {
+        self.app.engines.limit()
     }
 
     /// Takes no more requests; those that were taken are answered.

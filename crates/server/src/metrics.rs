@@ -155,8 +155,8 @@ const ANSWER: [f64; 14] = [
 const BLOCK_LEN: u64 = 16;
 
 impl Metrics {
-    /// All at zero, of engines on `devices`. The cache of each holds `cache_bytes`, of `token_bytes` each token.
-    pub(crate) fn new(devices: &[String], cache_bytes: u64, token_bytes: u64) -> Metrics {
+    /// All at zero, of engines on `devices`. The cache of each holds `cache_bytes`.
+    pub(crate) fn new(devices: &[String], cache_bytes: u64) -> Metrics {
         let engine = |device: &String| EngineNow {
             device: device.clone(),
             is_lost: false,
@@ -206,12 +206,11 @@ impl Metrics {
         for reason in DropReason::ALL {
             drop(metrics.cache_drops.get_or_create(&reason.labels()));
         }
-        let n_bytes = cache_bytes.saturating_mul(devices.len() as u64);
-        metrics.registered(n_bytes / (token_bytes * BLOCK_LEN).max(1))
+        metrics.registered()
     }
 
-    /// The same with all of them in the registry; caches have `n_blocks`.
-    fn registered(mut self, n_blocks: u64) -> Metrics {
+    /// The same with all of them in the registry.
+    fn registered(mut self) -> Metrics {
         let own = self.registry.sub_registry_with_prefix("sterna");
         own.register(
             "requests",
@@ -352,7 +351,14 @@ impl Metrics {
             "Requests that wait",
             self.waiting.clone(),
         );
-        // What gateways schedule by, under the names that they look for.
+        self
+    }
+
+    /// The same, with what gateways schedule by under the names that they look for. Each token takes `token_bytes`.
+    pub(crate) fn with_aliases(mut self, token_bytes: u64) -> Metrics {
+        let n_engines = self.now().engines.len() as u64;
+        let n_bytes = self.cache_limit.saturating_mul(n_engines);
+        let n_blocks = n_bytes / (token_bytes * BLOCK_LEN).max(1);
         let registry = &mut self.registry;
         registry.register(
             "vllm:num_requests_running",

@@ -1,6 +1,7 @@
 //! What whoever starts the server chooses.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use sterna::Result;
@@ -9,6 +10,7 @@ use sterna::scheduler::SchedulerOptions;
 
 use crate::api::Keys;
 use crate::engine::{CacheFolder, EngineOptions};
+use crate::hosts::Hosts;
 use crate::trace::Tracer;
 
 /// Takes records of the log: what happened, to which request. No record has a word of a prompt or an answer.
@@ -37,16 +39,24 @@ pub struct Settings {
     pub devices: Vec<String>,
     /// Who is let in.
     pub keys: Keys,
+    /// By which names it may be asked.
+    pub hosts: Hosts,
     /// The origins whose pages may ask; `*` are all.
     pub cors: Vec<String>,
     /// Bytes of a request at most.
     pub max_body: usize,
+    /// How long a request may take to arrive, after its head.
+    pub body_timeout: Duration,
     /// Whether clients may say what answers have to match.
     pub grammars: bool,
+    /// How long that may take to prepare, and wait for what others say.
+    pub grammar_timeout: Duration,
     /// Signs receipts of answers, where [they are written](crate::Served::with_receipts).
     pub sign: Option<Sign>,
     /// Whether metrics are read without a key. They have the names of keys.
     pub public_metrics: bool,
+    /// Whether there are metrics under the names that gateways look for (`vllm:…`), beside its own.
+    pub gateway_metrics: bool,
     /// The commit that the program was built from.
     pub commit: Option<String>,
     /// Takes the log.
@@ -73,9 +83,13 @@ pub const CACHE_BYTES: u64 = 2 << 30;
 pub const FOLDER_BYTES: u64 = 16 << 30;
 /// Bytes of a request.
 pub const MAX_BODY: usize = 16 << 20;
+/// The time in which a request arrives.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time in which a grammar is prepared.
+pub const GRAMMAR_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Default for Settings {
-    /// Everybody is let in, no page of another site, and nothing is logged.
+    /// Everybody is let in, by any name, no page of another site, and nothing is logged.
     fn default() -> Settings {
         Settings {
             engine: EngineOptions {
@@ -91,11 +105,15 @@ impl Default for Settings {
             cache_folder: None,
             devices: Vec::new(),
             keys: Keys::none(),
+            hosts: Hosts::any(),
             cors: Vec::new(),
             max_body: MAX_BODY,
+            body_timeout: BODY_TIMEOUT,
             grammars: true,
+            grammar_timeout: GRAMMAR_TIMEOUT,
             sign: None,
             public_metrics: false,
+            gateway_metrics: true,
             commit: None,
             log: Arc::new(|_| {}),
             tracer: None,

@@ -27,7 +27,7 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time;
 use tokio_websockets::{CloseCode, Limits, Message, ServerBuilder, WebSocketStream};
 
-use crate::Keys;
+use crate::{Hosts, Keys};
 
 /// What the protocol is called when a WebSocket is opened.
 const PROTOCOL: &str = "sterna-signal-1";
@@ -88,6 +88,7 @@ pub struct Signal(Arc<Rooms>);
 
 struct Rooms {
     keys: Keys,
+    hosts: Hosts,
     origins: Vec<String>,
     limits: SignalLimits,
     sockets: Arc<Semaphore>,
@@ -128,12 +129,13 @@ enum Heard<'a> {
 type Reason = (CloseCode, &'static str);
 
 impl Signal {
-    /// Rooms for who has one of `keys`, if there are any, and for pages of the server's own origin and of `origins`, where
-    /// `*` are all.
-    pub fn new(keys: Keys, origins: Vec<String>, limits: SignalLimits) -> Signal {
+    /// Rooms for who has one of `keys`, if there are any, and for pages of the server's own origin, by one of `hosts`, and of
+    /// `origins`, where `*` are all.
+    pub fn new(keys: Keys, hosts: Hosts, origins: Vec<String>, limits: SignalLimits) -> Signal {
         let sockets = limits.members.saturating_mul(SOCKETS_PER_MEMBER);
         Signal(Arc::new(Rooms {
             keys,
+            hosts,
             origins,
             sockets: Arc::new(Semaphore::new(sockets.min(Semaphore::MAX_PERMITS))),
             limits,
@@ -164,6 +166,12 @@ async fn open(
         );
     }
     let headers = request.headers();
+    if rooms.hosts.check(headers, request.uri()).is_err() {
+        return refuse(
+            StatusCode::FORBIDDEN,
+            "expected a name of this server in `Host`, such as localhost or one of --allow-host",
+        );
+    }
     if !rooms.lets_in(headers) {
         return refuse(
             StatusCode::FORBIDDEN,

@@ -1,13 +1,14 @@
 //! Many at once, who is let in, and what hostile clients send.
 
-use std::io::{Read, Write};
-use std::sync::{Arc, Mutex};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{model, read, send, shared, start, start_with};
+use crate::common::{Running, adapter, model, open, read, send, shared, start, start_with, states};
 use serde_json::{Value, json};
-use sterna_server::{EngineOptions, Keys, Settings};
+use sterna_server::{EngineOptions, Hosts, Keys, Settings};
 
 fn chat(prompt: &str, more: Value) -> Value {
     let mut body = json!({"model": "builtin", "messages": [{"role": "user", "content": prompt}]});
@@ -24,66 +25,86 @@ fn said(answer: &Value) -> String {
         .to_owned()
 }
 
-/// Requests that differ in all that may differ, with prompts that share beginnings.
-fn mixed(i: u64) -> Value {
+/// Requests that differ in all that may differ, with prompts that share beginnings; each with its path.
+fn mixed(i: u64) -> (&'static str, Value) {
     let names = ["Ruby", "Max", "Stella", "Otto"];
+    let adapted = ["builtin:a1", "builtin:a2"];
     let prompt = format!(
         "Tell me a story about a fox named {}.",
         names[i as usize % 4]
     );
-    let more = match i % 5 {
+    let more = match i % 9 {
         0 => json!({"temperature": 0}),
-        1 => json!({"seed": i, "temperature": 1.2}),
-        2 => json!({"seed": i, "top_k": 5, "frequency_penalty": 0.5}),
-        3 => json!({"seed": i, "logprobs": true, "top_logprobs": 1}),
+        1 => json!({"temperature": 1.2}),
+        2 => json!({"top_k": 5, "frequency_penalty": 0.5}),
+        3 => json!({"logprobs": true, "top_logprobs": 1}),
+        4 => json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {
+            "type": "object", "properties": {"n": {"type": "integer", "maximum": 99999}}, "required": ["n"], "additionalProperties": false,
+        }}}}),
+        5 => json!({"min_p": 0.1, "presence_penalty": 0.8}),
+        6 => json!({"n": 3}),
+        7 => json!({"model": adapted[i as usize % 2]}),
         _ => {
-            json!({"seed": i, "response_format": {"type": "json_schema", "json_schema": {"schema": {
-                "type": "object", "properties": {"n": {"type": "integer", "maximum": 99999}}, "required": ["n"], "additionalProperties": false,
-            }}}})
+            let body = json!({"model": "states", "prompt": prompt, "seed": i, "max_tokens": 24});
+            return ("/v1/completions", body);
         }
     };
-    let mut body = chat(&prompt, more);
-    body["max_tokens"] = 24.into();
-    body
+    let mut body = chat(&prompt, json!({"seed": i, "max_tokens": 24}));
+    let members = body.as_object_mut().unwrap();
+    members.extend(more.as_object().unwrap().clone());
+    ("/v1/chat/completions", body)
+}
+
+/// A server of the built-in model with adapters, and of a model whose layers have states.
+fn start_mixed(engine: EngineOptions) -> Running {
+    let mut builtin = model("builtin", 4096);
+    for salt in [1, 2] {
+        let path = adapter(salt).to_str().unwrap().to_owned();
+        let open = move || Ok(open(&path).unwrap());
+        builtin = builtin.with_adapter(&format!("a{salt}"), 1.0, open);
+    }
+    let settings = Settings {
+        engine,
+        ..Settings::default()
+    };
+    start_with(vec![builtin, states("states")], settings)
 }
 
 #[test]
 fn sixty_four_at_once_are_sixty_four_alone() {
-    let server = shared();
+    const N: u64 = 64;
+    let server = start_mixed(EngineOptions {
+        parallel: N as usize,
+        queue: 64,
+        ..Settings::default().engine
+    });
+    let at_once = Barrier::new(N as usize);
     let together: Vec<Value> = thread::scope(|scope| {
-        let all = (0..64).map(|i| {
+        let all = (0..N).map(|i| {
+            let (server, at_once) = (&server, &at_once);
             scope.spawn(move || {
-                if i % 9 == 0 {
-                    // A neighbour that goes away in the middle.
-                    let mut stream = server.connect();
-                    let mut body = mixed(i + 1);
-                    body["stream"] = true.into();
-                    let body = body.to_string();
-                    let headers = [("Content-Type", "application/json")];
-                    send(
-                        &mut stream,
-                        "POST /v1/chat/completions",
-                        &headers,
-                        body.as_bytes(),
-                    );
+                at_once.wait();
+                if i % 8 == 0 {
+                    // A neighbour that goes away in the middle: its first tokens have come.
+                    begun(server, &endless());
                 }
-                server.ok("/v1/chat/completions", &mixed(i))
+                let (path, body) = mixed(i);
+                server.ok(path, &body)
             })
         });
         let all: Vec<_> = all.collect();
         all.into_iter().map(|one| one.join().unwrap()).collect()
     });
-    let alone = start(Settings {
-        engine: EngineOptions {
-            parallel: 1,
-            // Nothing is kept.
-            cache_bytes: 0,
-            ..Settings::default().engine
-        },
-        ..Settings::default()
+    wait_for(&server, "sterna_cancelled_answers_total 8");
+    let alone = start_mixed(EngineOptions {
+        parallel: 1,
+        // Nothing is kept.
+        cache_bytes: 0,
+        ..Settings::default().engine
     });
     for (i, together) in together.iter().enumerate() {
-        let answer = alone.ok("/v1/chat/completions", &mixed(i as u64));
+        let (path, body) = mixed(i as u64);
+        let answer = alone.ok(path, &body);
         assert_eq!(answer["choices"], together["choices"], "request {i}");
         let details = &answer["usage"]["prompt_tokens_details"];
         assert_eq!(details["cached_tokens"], 0);
@@ -98,6 +119,33 @@ fn endless() -> Value {
     })
 }
 
+/// Asks for a stream of completions, and reads its first tokens.
+fn begun(server: &Running, body: &Value) -> TcpStream {
+    let mut stream = server.connect();
+    let headers = [("Content-Type", "application/json")];
+    let body = body.to_string();
+    send(
+        &mut stream,
+        "POST /v1/completions",
+        &headers,
+        body.as_bytes(),
+    );
+    // The head, and more.
+    stream.read_exact(&mut [0; 600]).unwrap();
+    stream
+}
+
+/// Waits until the metrics have this line.
+fn wait_for(server: &Running, line: &str) {
+    let has_it = || {
+        let metrics = server.get("/metrics", &[]);
+        metrics.text().lines().any(|found| found == line)
+    };
+    while !has_it() {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn who_goes_away_frees_the_place() {
     let server = start(Settings {
@@ -108,18 +156,7 @@ fn who_goes_away_frees_the_place() {
         },
         ..Settings::default()
     });
-    let forever = endless();
-    let mut stream = server.connect();
-    let headers = [("Content-Type", "application/json")];
-    send(
-        &mut stream,
-        "POST /v1/completions",
-        &headers,
-        forever.to_string().as_bytes(),
-    );
-    // Once it is streamed, it is in the middle.
-    stream.read_exact(&mut [0; 600]).unwrap();
-    drop(stream);
+    drop(begun(&server, &endless()));
     // The only place is free again.
     let answer = server.ok(
         "/v1/chat/completions",
@@ -132,6 +169,31 @@ fn who_goes_away_frees_the_place() {
         "{}",
         metrics.text()
     );
+}
+
+#[test]
+fn what_was_computed_for_who_went_away_is_kept() {
+    let server = start(Settings::default());
+    let tale =
+        "The fox and the hen went into the forest, and there they saw a big tree. ".repeat(8);
+    let mut body = endless();
+    body["prompt"] = tale.trim_end().into();
+    drop(begun(&server, &body));
+    wait_for(&server, "sterna_cancelled_answers_total 1");
+    let ask = |prompt: &str| {
+        let body = json!({"model": "builtin", "prompt": prompt, "max_tokens": 1, "temperature": 0});
+        let answer = server.ok("/v1/completions", &body);
+        let usage = &answer["usage"];
+        let cached = &usage["prompt_tokens_details"]["cached_tokens"];
+        (
+            cached.as_u64().unwrap(),
+            usage["prompt_tokens"].as_u64().unwrap(),
+        )
+    };
+    let (n_cached, n_prompt) = ask(&format!("{tale}It was an old one."));
+    let (_, n_tale) = ask(tale.trim_end());
+    assert!(n_cached >= n_tale && n_tale > 100, "{n_cached} of {n_tale}");
+    assert!(n_cached < n_prompt);
 }
 
 #[test]
@@ -276,29 +338,21 @@ fn hostile_requests_are_refused_and_the_server_lives() {
     assert_eq!(server.get("/v1/chat/completions", &[]).status, 405);
     assert_eq!(server.get("/v1/../etc/passwd", &[]).status, 404);
     assert_eq!(server.get("/v1/frobnicate", &[]).status, 404);
-    // Schemas and patterns that would take for ever.
-    let deep = (0..300).fold(
-        json!({"type": "string"}),
-        |inner, _| json!({"type": "array", "items": inner, "minItems": 5}),
-    );
-    for more in [
-        json!({"guided_json": deep}),
-        json!({"regex": "((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}"}),
-        json!({"regex": "(".repeat(200)}),
-        json!({"grammar": "start: start"}),
-        json!({"grammar": "start: \"a\" start"}),
-        json!({"stop": vec!["x"; 100]}),
-        json!({"n": 1_000_000}),
-    ] {
-        let mut body = chat("x", more.clone());
-        body["max_tokens"] = 3.into();
-        let answer = server.post("/v1/chat/completions", &body);
-        assert!(
-            [200, 400].contains(&answer.status),
-            "{more}: {}",
-            answer.text()
-        );
+    for more in [json!({"stop": vec!["x"; 100]}), json!({"n": 1_000_000})] {
+        let refused = server.post("/v1/chat/completions", &chat("x", more.clone()));
+        assert_eq!(refused.status, 400, "{more}: {}", refused.text());
     }
+    // Answers that nobody could give at once, before anything is made of them.
+    let many = json!({"model": "builtin", "prompt": vec!["x"; 9_000], "regex": "a"});
+    let refused = server.post("/v1/completions", &many);
+    assert_eq!(refused.status, 400);
+    assert!(
+        refused
+            .text()
+            .contains("expected at most 72 answers at once"),
+        "{}",
+        refused.text()
+    );
     // A request that never ends, beside others.
     let mut slow = server.connect();
     slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{")
@@ -310,6 +364,167 @@ fn hostile_requests_are_refused_and_the_server_lives() {
     assert!(!said(&answer).is_empty());
     drop(slow);
     assert_eq!(server.get("/health", &[]).json()["status"], "ok");
+}
+
+/// What may be answered or not is known of each: that the server lives isn't enough.
+#[test]
+fn grammars_that_explode_are_refused() {
+    let server = shared();
+    let ask = |more: &Value| {
+        let mut body = chat("x", more.clone());
+        body["max_tokens"] = 3.into();
+        server.post("/v1/chat/completions", &body)
+    };
+    let arrays = |n: usize| {
+        let array = |inner, _| json!({"type": "array", "items": inner, "minItems": 5});
+        (0..n).fold(json!({"type": "string"}), array)
+    };
+    let rules = |n: usize| {
+        let rules = (0..n).map(|i| format!("a{i}: a{}\n", i + 1));
+        format!("start: a0\n{}a{n}: \"a\"", rules.collect::<String>())
+    };
+    // Each leads to the next one, twice.
+    let chain = |n: usize| {
+        let next = |i: usize| json!({"$ref": format!("#/$defs/a{}", i + 1)});
+        let link = |i: usize| (format!("a{i}"), json!({"allOf": [next(i), next(i)]}));
+        let links = (0..n).map(link).chain([(format!("a{n}"), json!({}))]);
+        let links: serde_json::Map<String, Value> = links.collect();
+        json!({"$ref": "#/$defs/a0", "$defs": links})
+    };
+    let both = "start: A\nA: /(.*a.{20}){1,20}/ & /(.*b.{19}){1,21}/ & ~/(.*c.{18}){3,22}/";
+    for (more, message) in [
+        (json!({"guided_json": arrays(300)}), "recursion limit"),
+        (json!({"guided_json": chain(3_000)}), "at most 8000 schemas"),
+        (json!({"regex": "(".repeat(200)}), "at most 64 brackets"),
+        (
+            json!({"regex": "a".repeat(2 << 20)}),
+            "at most 1048576 bytes",
+        ),
+        (json!({"grammar": rules(50_000)}), "at most 8000 rules"),
+        (json!({"grammar": both}), "too many expressions"),
+        (
+            json!({"grammar": "start: start"}),
+            "found one that none does",
+        ),
+    ] {
+        let refused = ask(&more);
+        let text = refused.text();
+        assert_eq!(refused.status, 400, "{message}: {text}");
+        assert!(text.contains(message), "{message}: {text}");
+        assert_eq!(refused.json()["error"]["type"], "invalid_request_error");
+    }
+    // What looks like these and is never spelled out.
+    for more in [
+        json!({"guided_json": arrays(30)}),
+        json!({"guided_json": chain(25)}),
+        json!({"guided_json": {"type": "array", "minItems": 1_000_000_000}}),
+        json!({"guided_json": {"type": "string", "minLength": 1_000_000_000}}),
+        json!({"regex": "((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}"}),
+        json!({"regex": "(.*a.{1,2000}){1,500}"}),
+        json!({"grammar": rules(1_000)}),
+        json!({"grammar": "start: \"a\" start"}),
+        json!({"grammar": "start: start start | \"a\" | \"\""}),
+    ] {
+        let answer = ask(&more);
+        assert_eq!(answer.status, 200, "{more}: {}", answer.text());
+    }
+}
+
+/// A request whose grammar is large, and made for each of its prompts: many seconds of work.
+fn slow_grammar() -> Value {
+    json!({"model": "builtin", "prompt": vec!["x"; 60], "regex": "a|bc|".repeat(1 << 17), "max_tokens": 1})
+}
+
+#[test]
+fn slow_grammars_hold_up_no_other_requests() {
+    let server = start(Settings {
+        grammar_timeout: Duration::from_secs(600),
+        ..Settings::default()
+    });
+    // As many as could be prepared at once, and one more.
+    let n = thread::available_parallelism().map_or(1, |n| n.get()) + 1;
+    let slow = slow_grammar().to_string();
+    let hostile: Vec<TcpStream> = (0..n)
+        .map(|_| {
+            let mut stream = server.connect();
+            let headers = [("Content-Type", "application/json")];
+            let head = "POST /v1/completions";
+            send(&mut stream, head, &headers, slow.as_bytes());
+            stream
+        })
+        .collect();
+    for _ in 0..2 {
+        let body = chat("Hello", json!({"max_tokens": 2}));
+        assert!(!said(&server.ok("/v1/chat/completions", &body)).is_empty());
+    }
+    for stream in hostile {
+        stream.set_nonblocking(true).unwrap();
+        let kind = stream.peek(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(kind, Err(ErrorKind::WouldBlock), "its answer takes longer");
+    }
+}
+
+#[test]
+fn a_grammar_that_takes_too_long_is_refused() {
+    let server = start(Settings {
+        grammar_timeout: Duration::from_millis(1),
+        ..Settings::default()
+    });
+    let refused = server.post("/v1/completions", &slow_grammar());
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.json()["error"]["code"], "grammar_too_slow");
+    let body = chat("Hello", json!({"max_tokens": 2}));
+    server.ok("/v1/chat/completions", &body);
+}
+
+#[test]
+fn a_body_that_stalls_is_given_up() {
+    let server = start(Settings {
+        body_timeout: Duration::from_millis(300),
+        ..Settings::default()
+    });
+    for (path, kind) in [
+        ("/v1/chat/completions", "invalid_request_error"),
+        ("/v1/messages", "invalid_request_error"),
+    ] {
+        let mut stream = server.connect();
+        let head = format!("POST {path}");
+        let headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", "5000"),
+        ];
+        send(&mut stream, &head, &headers, b"");
+        stream.write_all(b"{").unwrap();
+        let answer = read(stream);
+        assert_eq!(answer.status, 408, "{path}");
+        assert_eq!(answer.json()["error"]["type"], kind, "{path}");
+    }
+}
+
+#[test]
+fn other_names_than_its_own_are_refused() {
+    let server = start(Settings {
+        hosts: Hosts::local(vec!["sterna.example".to_owned()]),
+        ..Settings::default()
+    });
+    let ask = |path: &str, host: &str| {
+        let mut stream = server.connect();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        read(stream)
+    };
+    let port = server.address.port();
+    for host in ["127.0.0.1", "localhost", "[::1]", "sterna.example"] {
+        let host = format!("{host}:{port}");
+        assert_eq!(ask("/v1/models", &host).status, 200, "{host}");
+    }
+    for path in ["/v1/models", "/v1/messages", "/metrics", "/health"] {
+        let refused = ask(path, "example.org");
+        assert_eq!(refused.status, 403, "{path}");
+        assert_eq!(refused.json()["error"]["type"], "permission_error");
+    }
+    let refused = ask("/v1/models", "example.org");
+    assert_eq!(refused.json()["error"]["code"], "host_not_allowed");
 }
 
 #[test]
@@ -386,6 +601,20 @@ fn gateways_read_their_metrics() {
         assert!(text.contains(name), "{name}: {text}");
     }
     assert!(!text.contains("NaN") && text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn metrics_have_other_names_only_if_they_may() {
+    let server = start(Settings {
+        gateway_metrics: false,
+        ..Settings::default()
+    });
+    let metrics = server.get("/metrics", &[]);
+    let text = metrics.text();
+    assert!(
+        text.contains("sterna_requests_waiting 0") && !text.contains("vllm:"),
+        "{text}"
+    );
 }
 
 #[test]

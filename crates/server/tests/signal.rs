@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
-use sterna_server::{Keys, Signal, SignalLimits};
+use sterna_server::{Hosts, Keys, Signal, SignalLimits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -20,7 +20,7 @@ const OTHER_ROOM: &str = "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52
 
 async fn start(keys: Keys, origins: &[&str], limits: SignalLimits) -> SocketAddr {
     let origins = origins.iter().map(|&origin| origin.to_owned()).collect();
-    let router = Signal::new(keys, origins, limits).router();
+    let router = Signal::new(keys, Hosts::any(), origins, limits).router();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use axum::http::uri::Authority;
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use sterna::native::{BUILTIN, Device, LocalModel, gpu_name};
@@ -17,22 +19,29 @@ use sterna::scheduler::SchedulerOptions;
 use sterna::{Adapted, AdapterFiles, ErrorCode, Header};
 use sterna_engine::plan::{HeadScreen, PlanOptions};
 use sterna_server::{
-    CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, Keys, MAX_BODY, MOST_PARALLEL, Models,
-    PARALLEL, QUEUE, Served, Server, Settings, Sign, Signal, SignalLimits, parallel_on,
+    BODY_TIMEOUT, CACHE_BYTES, CacheFolder, EngineOptions, FOLDER_BYTES, GRAMMAR_TIMEOUT, Hosts,
+    Keys, MAX_BODY, MOST_PARALLEL, Models, PARALLEL, QUEUE, Served, Server, Settings, Sign, Signal,
+    SignalLimits, parallel_on,
 };
 
-use crate::args::{AdapterFlag, EngineFlags, ModelFlags};
+use crate::args::{AdapterFlag, EngineFlags, EngineSettings, ModelFlags};
 use crate::device::gpus::Gpus;
 use crate::key_file::KeyFile;
 use crate::model::Replaceable;
 use crate::numbers::{positive, whole};
 use crate::{model, output, size};
 
+use super::listener::ConnectionLimits;
 #[cfg(feature = "otel")]
 use super::otlp::Collector;
 use super::tls::Tls;
 #[cfg(feature = "otel")]
 use sterna_server::Tracer;
+
+/// Connections beside those of requests that run or wait, unless another number is asked for.
+const CONNECTIONS: usize = 1024;
+/// How long a client may read nothing of its answer, unless another time is asked for.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How the API is offered.
 #[derive(Debug, Args)]
@@ -47,7 +56,7 @@ pub(super) struct ApiFlags {
     pub(super) no_files: bool,
 
     /// Serve no pages
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_PAGES")]
     pub(super) no_pages: bool,
 
     /// Answers of an engine at once; others wait [default: twice its threads, from 8 to 32; 32 on a GPU that is asked for,
@@ -96,7 +105,11 @@ pub(super) struct ApiFlags {
 
     /// LoRA adapter that requests may ask for, as MODEL:NAME: a PEFT folder, a package, its URL, or its name in the
     /// store; =SCALE sets its strength [SCALE: 1]; may be given several times. Without MODEL, of the first model
-    #[arg(long, value_name = "[MODEL:]NAME=DIR[=SCALE]")]
+    #[arg(
+        long,
+        value_name = "[MODEL:]NAME=DIR[=SCALE]",
+        env = "STERNA_SERVE_ADAPTER"
+    )]
     adapter: Vec<AdapterFlag>,
 
     /// Key that clients have to send; better in the environment, where other users don't see it
@@ -118,17 +131,54 @@ pub(super) struct ApiFlags {
     pub(super) new_api_key: Option<String>,
 
     /// Offer the API to everybody on an address that isn't this machine's own, without a key
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_ALLOW_ANYONE")]
     allow_anyone: bool,
 
+    /// Name by which the API may be asked on an address of this machine alone, without a key, beside localhost and its
+    /// loopback addresses; may be given several times. Other names are refused: pages of any site can lead theirs here
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        env = "STERNA_SERVE_ALLOW_HOST"
+    )]
+    allow_host: Vec<String>,
+
     /// Origin whose pages may use the API, or * for all; may be given several times
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        value_delimiter = ',',
+        env = "STERNA_SERVE_CORS"
+    )]
     cors: Vec<String>,
 
     /// Let tabs that share packages with each other find each other, by WebSockets at /signal/: for who has a key, if there
     /// are keys, and for pages of this server and of --cors
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_SIGNAL")]
     signal: bool,
+
+    /// Connections at a time; more wait until one ends [default: 1,024, and 2 for each request that may run or wait]
+    #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_MAX_CONNECTIONS")]
+    max_connections: Option<NonZero<usize>>,
+
+    /// Connections at a time from one address, or one network of 64 bits of IPv6; more are closed. Behind a proxy all
+    /// clients have its address [default: three quarters of all]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = positive,
+        env = "STERNA_SERVE_MAX_CONNECTIONS_PER_ADDRESS"
+    )]
+    max_connections_per_address: Option<NonZero<usize>>,
+
+    /// Seconds in which a request has to arrive after its head [default: 60]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, env = "STERNA_SERVE_BODY_TIMEOUT")]
+    body_timeout: Option<NonZero<usize>>,
+
+    /// Seconds after which a client that reads nothing of its answer is cut off [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, env = "STERNA_SERVE_WRITE_TIMEOUT")]
+    write_timeout: Option<NonZero<usize>>,
 
     /// Longest request [default: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_MAX_BODY")]
@@ -151,12 +201,16 @@ pub(super) struct ApiFlags {
     otlp_endpoint: Option<String>,
 
     /// Refuse requests that say what their answers have to match: schemas, patterns, grammars, required calls
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_GRAMMARS")]
     no_grammars: bool,
+
+    /// Seconds that a schema, a pattern or a grammar may take to prepare; what takes longer is refused [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = positive, env = "STERNA_SERVE_GRAMMAR_TIMEOUT")]
+    grammar_timeout: Option<NonZero<usize>>,
 
     /// Write receipts of answers for requests that ask for them (`"receipt": true`), which anyone who has the model can
     /// check; models that aren't packages are hashed for it
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_RECEIPTS")]
     receipts: bool,
 
     /// Sign receipts with the secret key in FILE (`sterna sign --generate`)
@@ -168,8 +222,12 @@ pub(super) struct ApiFlags {
     receipt_password_file: Option<PathBuf>,
 
     /// Let everybody read /metrics, without a key; it has the names of keys
-    #[arg(long)]
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_PUBLIC_METRICS")]
     public_metrics: bool,
+
+    /// Leave out the metrics that have the names which gateways look for (vllm:...), and keep Sterna's own
+    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_GATEWAY_METRICS")]
+    no_gateway_metrics: bool,
 
     /// TOML file with these settings; the environment comes before it, and flags before both
     #[arg(long, value_name = "FILE", env = "STERNA_SERVE_CONFIG")]
@@ -187,6 +245,11 @@ pub(super) struct ConfigFile {
     pub(super) models: Vec<String>,
     pub(super) host: Option<String>,
     pub(super) port: Option<u16>,
+    ctx: Option<NonZero<usize>>,
+    threads: Option<NonZero<usize>>,
+    backend: Option<String>,
+    gpu_memory: Option<String>,
+    lora: Vec<String>,
     parallel: Option<NonZero<usize>>,
     queue: Option<usize>,
     cache_memory: Option<String>,
@@ -195,15 +258,22 @@ pub(super) struct ConfigFile {
     cache_folder_size: Option<String>,
     api_keys: Option<PathBuf>,
     allow_anyone: Option<bool>,
+    allow_hosts: Vec<String>,
     cors: Vec<String>,
     signal: Option<bool>,
+    max_connections: Option<NonZero<usize>>,
+    max_connections_per_address: Option<NonZero<usize>>,
+    body_timeout: Option<NonZero<usize>>,
+    write_timeout: Option<NonZero<usize>>,
     max_body: Option<String>,
     grammars: Option<bool>,
+    grammar_timeout: Option<NonZero<usize>>,
     receipts: Option<bool>,
     receipt_key: Option<PathBuf>,
     receipt_password_file: Option<PathBuf>,
     pub(super) pages: Option<bool>,
     public_metrics: Option<bool>,
+    gateway_metrics: Option<bool>,
     adapters: Vec<String>,
     otlp_endpoint: Option<String>,
     gpus: Option<CountOrText>,
@@ -228,6 +298,17 @@ impl ConfigFile {
         let text = fs::read_to_string(path).with_context(name)?;
         toml::from_str(&text).with_context(name)
     }
+
+    /// What it says of the engine.
+    pub(super) fn engine(&self) -> EngineSettings {
+        EngineSettings {
+            ctx: self.ctx,
+            threads: self.threads,
+            backend: self.backend.clone(),
+            gpu_memory: self.gpu_memory.clone(),
+            lora: self.lora.clone(),
+        }
+    }
 }
 
 /// Which of the settings stand.
@@ -240,6 +321,7 @@ pub(super) struct Chosen {
     allow_anyone: bool,
     /// Tabs find each other here.
     signal: bool,
+    connections: Connections,
     /// Receipts are written for who asks.
     receipts: bool,
     /// Something about the API was asked for.
@@ -248,9 +330,32 @@ pub(super) struct Chosen {
     is_parallel_chosen: bool,
 }
 
+/// Connections that are asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Connections {
+    all: Option<NonZero<usize>>,
+    per_address: Option<NonZero<usize>>,
+    write_timeout: Duration,
+}
+
+impl Connections {
+    /// Connections of a server that has no more than `n_requests` at once, unless another number is asked for: enough
+    /// for all of them from three quarters of one address, as behind a proxy.
+    pub(super) fn limits(self, n_requests: usize) -> ConnectionLimits {
+        let usual = CONNECTIONS.saturating_add(n_requests.saturating_mul(2));
+        let connections = self.all.map_or(usual, NonZero::get);
+        let share = connections - connections / 4;
+        ConnectionLimits {
+            connections,
+            per_address: self.per_address.map_or(share, NonZero::get),
+            write_timeout: self.write_timeout,
+        }
+    }
+}
+
 impl ApiFlags {
-    /// The settings: of the flags, or of `file`, or defaults.
-    pub(super) fn choose(&self, file: &ConfigFile) -> Result<Chosen> {
+    /// The settings of a server at `host`: of the flags, or of `file`, or defaults.
+    pub(super) fn choose(&self, host: &str, file: &ConfigFile) -> Result<Chosen> {
         let bytes = |flag: Option<NonZero<u64>>, text: &Option<String>, name| match (flag, text) {
             (Some(bytes), _) => Ok(Some(bytes.get())),
             (None, Some(text)) => match size::n_bytes(text) {
@@ -268,6 +373,18 @@ impl ApiFlags {
             let added = keys.add_list(&list);
             added.with_context(|| path.display().to_string())?;
         }
+        let seconds = |flag: Option<NonZero<usize>>, other: Option<NonZero<usize>>| {
+            let n = flag.or(other);
+            n.map(|n| Duration::from_secs(n.get() as u64))
+        };
+        let per_address = self.max_connections_per_address;
+        let connections = Connections {
+            all: self.max_connections.or(file.max_connections),
+            per_address: per_address.or(file.max_connections_per_address),
+            write_timeout: seconds(self.write_timeout, file.write_timeout).unwrap_or(WRITE_TIMEOUT),
+        };
+        let body_timeout = seconds(self.body_timeout, file.body_timeout);
+        let grammar_timeout = seconds(self.grammar_timeout, file.grammar_timeout);
         let parallel = self.parallel.or(file.parallel);
         let max_body = bytes(self.max_body, &file.max_body, "max-body")?;
         let cache_bytes = bytes(self.cache_memory, &file.cache_memory, "cache-memory")?;
@@ -290,7 +407,7 @@ impl ApiFlags {
             }),
         };
         let models_bytes = bytes(self.models_memory, &file.models_memory, "models-memory")?;
-        let models_idle = self.models_idle.or(file.models_idle);
+        let models_idle = seconds(self.models_idle, file.models_idle);
         let allow_anyone = self.allow_anyone || file.allow_anyone.unwrap_or(false);
         let cors = match self.cors.is_empty() {
             true => file.cors.clone(),
@@ -299,6 +416,23 @@ impl ApiFlags {
         if let Some(origin) = cors.iter().find(|origin| !is_origin(origin)) {
             bail!("cors: expected an origin such as https://example.org, or *, found {origin:?}");
         }
+        let mut hosts = match self.allow_host.is_empty() {
+            true => file.allow_hosts.clone(),
+            false => self.allow_host.clone(),
+        };
+        let is_name = |name: &&String| {
+            let authority: Result<Authority, _> = name.parse();
+            authority.is_ok_and(|own| own.host() == name.as_str())
+        };
+        if let Some(name) = hosts.iter().find(|name| !is_name(name)) {
+            bail!("allow-host: expected a name such as sterna.example, found {name:?}");
+        }
+        hosts.push(host.to_owned());
+        // Elsewhere there are keys, which pages of others don't have, or anyone is let in.
+        let hosts = match is_loopback(host) && keys.is_empty() && !allow_anyone {
+            true => Hosts::local(hosts),
+            false => Hosts::any(),
+        };
         let adapters = match self.adapter.is_empty() {
             true => file.adapters.iter().map(|text| text.parse()).collect(),
             false => Ok(self.adapter.clone()),
@@ -321,6 +455,7 @@ impl ApiFlags {
             is_asked: self.no_files || allow_anyone || !keys.is_empty(),
             allow_anyone,
             signal: self.signal || file.signal.unwrap_or(false),
+            connections,
             receipts,
             is_parallel_chosen: parallel.is_some(),
             settings: Settings {
@@ -332,16 +467,20 @@ impl ApiFlags {
                     chunk: SchedulerOptions::default().chunk,
                     chunk_beside: SchedulerOptions::default().chunk_beside,
                     models_bytes,
-                    models_idle: models_idle.map(|n| Duration::from_secs(n.get() as u64)),
+                    models_idle,
                 },
                 cache_folder,
                 devices: Vec::new(),
                 keys,
+                hosts,
                 cors,
                 max_body: max_body.map_or(MAX_BODY, |bytes| bytes.try_into().unwrap_or(usize::MAX)),
+                body_timeout: body_timeout.unwrap_or(BODY_TIMEOUT),
                 grammars: !self.no_grammars && file.grammars.unwrap_or(true),
+                grammar_timeout: grammar_timeout.unwrap_or(GRAMMAR_TIMEOUT),
                 sign,
                 public_metrics: self.public_metrics || file.public_metrics.unwrap_or(false),
+                gateway_metrics: !self.no_gateway_metrics && file.gateway_metrics.unwrap_or(true),
                 commit: option_env!("STERNA_COMMIT").map(str::to_owned),
                 log: Arc::new(log),
                 tracer: None,
@@ -472,8 +611,16 @@ impl Chosen {
                 "{host}: signal on an address that others can reach: expected --api-key, --api-keys or --allow-anyone"
             );
         }
-        let (keys, origins) = (self.settings.keys.clone(), self.settings.cors.clone());
-        Ok(Some(Signal::new(keys, origins, SignalLimits::default())))
+        let Settings {
+            keys, hosts, cors, ..
+        } = self.settings.clone();
+        let limits = SignalLimits::default();
+        Ok(Some(Signal::new(keys, hosts, cors, limits)))
+    }
+
+    /// How many connections there may be.
+    pub(super) fn connections(&self) -> Connections {
+        self.connections
     }
 
     /// Whether what can't be offered is an error.
@@ -833,6 +980,27 @@ mod tests {
         ] {
             assert!(!is_origin(origin), "{origin}");
         }
+    }
+
+    #[test]
+    fn one_address_may_send_all_requests_that_are_taken() {
+        let asked = |all, per_address| Connections {
+            all: NonZero::new(all),
+            per_address: NonZero::new(per_address),
+            write_timeout: WRITE_TIMEOUT,
+        };
+        let limits = |asked: Connections, n_requests| {
+            let limits = asked.limits(n_requests);
+            (limits.connections, limits.per_address)
+        };
+        assert_eq!(limits(asked(0, 0), 0), (1024, 768));
+        for n_requests in [72, 8 * 32 + 64, 100_000] {
+            let (all, per_address) = limits(asked(0, 0), n_requests);
+            assert!(per_address > n_requests && all > per_address);
+        }
+        assert_eq!(limits(asked(8, 0), 72), (8, 6));
+        assert_eq!(limits(asked(1, 0), 72), (1, 1));
+        assert_eq!(limits(asked(8, 3), 72), (8, 3));
     }
 
     #[test]

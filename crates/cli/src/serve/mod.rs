@@ -2,7 +2,7 @@
 //!
 //! [`api`] has the settings of the API, which crate `server` is. [`converted`] makes packages of other models, [`package`] lists the files, [`pages`] has the pages, [`site`] finds
 //! the file at a path in either, [`routes`] maps paths, [`files`] and [`range`] answer requests for a file, [`index`]
-//! renders the folder, [`listener`] handles connections, [`stdin`] ends with who began it, and [`tls`] encrypts them; with the feature `otel`, `otlp` sends traces, and with `p2p` `share` gives the package to peers.
+//! renders the folder, [`listener`] handles connections, to which [`places`] gives places, [`stdin`] ends with who began it, and [`tls`] encrypts them; with the feature `otel`, `otlp` sends traces, and with `p2p` `share` gives the package to peers.
 
 mod api;
 mod converted;
@@ -13,6 +13,7 @@ mod listener;
 mod otlp;
 mod package;
 mod pages;
+mod places;
 mod range;
 mod routes;
 #[cfg(feature = "p2p")]
@@ -111,7 +112,7 @@ const PORT: u16 = 8765;
 const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Serve {
-    pub(crate) fn run(self) -> Result<()> {
+    pub(crate) fn run(mut self) -> Result<()> {
         if let Some(name) = &self.api.new_api_key {
             let (key, line) = Keys::make(name);
             output::note("the key, which is shown only here, and its line for --api-keys:");
@@ -122,6 +123,7 @@ impl Serve {
             Some(path) => ConfigFile::read(path)?,
             None => ConfigFile::default(),
         };
+        self.engine = self.engine.or(&config.engine())?;
         let models = match self.models.is_empty() {
             true => &config.models,
             false => &self.models,
@@ -140,7 +142,7 @@ impl Serve {
             host.unwrap_or(HOST),
             self.port.or(config.port).unwrap_or(PORT),
         );
-        let chosen = self.api.choose(&config)?;
+        let chosen = self.api.choose(host, &config)?;
         let tls = self.api.tls(&config)?;
         #[cfg(feature = "otel")]
         let collector = self.api.collector(&config)?;
@@ -149,6 +151,7 @@ impl Serve {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let has_api = !self.api.no_api && chosen.may_offer(host)?;
         let signal = chosen.signal(host)?;
+        let connections = chosen.connections();
         if self.api.check {
             return self.check(&models, has_api, &chosen);
         }
@@ -236,7 +239,8 @@ impl Serve {
                 );
             }
         };
-        let served = listener.serve(router, tls, stdin, tell, stopping, finish);
+        let limits = connections.limits(server.as_ref().map_or(0, Server::max_requests));
+        let served = listener.serve(router, (limits, tls), stdin, tell, stopping, finish);
         #[cfg(feature = "otel")]
         if let Some(exporter) = exporter
             && exporter.finish().is_err()

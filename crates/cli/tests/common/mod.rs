@@ -253,7 +253,7 @@ impl Serving {
 pub(crate) fn send(stream: &mut TcpStream, head: &str, headers: &str, body: &str) {
     let length = body.len();
     let text = format!(
-        "{head} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n\
+        "{head} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
          Content-Length: {length}\r\n{headers}\r\n{body}"
     );
     stream.write_all(text.as_bytes()).unwrap();

@@ -33,10 +33,12 @@ use axum::response::Response;
 use futures_util::StreamExt;
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
+use tokio::task::JoinError;
+use tokio::time::timeout;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::adapters::{Offered, Shelf};
-use crate::answer::{Answers, Ask, Summary, prepare};
+use crate::answer::{Answers, Ask, Calls, Prepared, Summary, prepare};
 use crate::catalog::Catalog;
 use crate::engine::{AdapterKey, Engines, Job, Outputs, Work, replies};
 use crate::metrics::Metrics;
@@ -50,9 +52,6 @@ use shape::Shape;
 pub use auth::{Keys, KeysError};
 pub(crate) use error::{ApiError, Dialect};
 
-/// How long a client may take to send a request.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// What every handler needs.
 pub(crate) struct App {
     pub(crate) engines: Engines,
@@ -65,8 +64,10 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     /// What earlier responses can be continued from.
     pub(crate) store: responses::Store,
-    /// Prompts and grammars are computed by so many at once.
+    /// Prompts are computed by so many at once.
     preparing: Semaphore,
+    /// And grammars by so many others, as some take long.
+    compiling: Arc<Semaphore>,
     is_draining: AtomicBool,
 }
 
@@ -120,6 +121,7 @@ impl App {
             metrics,
             store: responses::Store::default(),
             preparing: Semaphore::new(n_preparing),
+            compiling: Arc::new(Semaphore::new((n_preparing / 2).max(1))),
             is_draining: AtomicBool::new(false),
         }
     }
@@ -212,12 +214,50 @@ impl App {
     ) -> Result<T, ApiError> {
         let _permit = self.preparing.acquire().await;
         let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|error| {
-            ApiError::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                format!("preparing the request: {error}"),
-            )
-        })
+        done.map_err(|error| unprepared(&error))
+    }
+
+    /// What `asks` ask of the model of `text`. Those who have grammars wait for each other, and nobody else does.
+    ///
+    /// Errors: also, a grammar takes longer than it may, or others do.
+    async fn prepared(
+        &self,
+        text: Arc<ModelText>,
+        asks: Vec<Ask>,
+    ) -> Result<Vec<Prepared>, ApiError> {
+        let has_grammar = asks.iter().any(has_grammar);
+        let given_up = GivenUp::default();
+        let is_given_up = Arc::clone(&given_up.0);
+        let prepare = move || {
+            let awaited = |_: &Ask| !is_given_up.load(Ordering::Relaxed);
+            let all = asks.into_iter().take_while(awaited);
+            let all = all.map(|ask| prepare(&text, ask));
+            all.collect::<Result<Vec<_>, _>>()
+        };
+        if !has_grammar {
+            return Ok(self.aside(prepare).await??);
+        }
+        let limit = self.settings.grammar_timeout;
+        let permit = Arc::clone(&self.compiling).acquire_owned();
+        let Ok(permit) = timeout(limit, permit).await else {
+            let message = "the grammars of other requests take too long; try again later";
+            let busy = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
+            return Err(busy.with_code("grammars_busy").retry_after(limit));
+        };
+        // Nothing stops it within a grammar, whose size its own limits bound: it has its place for as long.
+        let prepared = tokio::task::spawn_blocking(move || {
+            let prepared = prepare();
+            drop(permit);
+            prepared
+        });
+        let Ok(prepared) = timeout(limit, prepared).await else {
+            let seconds = limit.as_secs_f64();
+            let message = format!(
+                "what the answer has to match: expected what takes at most {seconds} s to prepare, found what takes longer"
+            );
+            return Err(ApiError::invalid(message).with_code("grammar_too_slow"));
+        };
+        Ok(prepared.map_err(|error| unprepared(&error))??)
     }
 
     /// The answers to `asks`, of which each has as many as it says.
@@ -237,12 +277,7 @@ impl App {
             ))
             .at("model"));
         }
-        let prepared = self
-            .aside(move || {
-                let all = asks.into_iter().map(|ask| prepare(&text, ask));
-                all.collect::<Result<Vec<_>, _>>()
-            })
-            .await??;
+        let prepared = self.prepared(text, asks).await?;
         let (mut requests, mut readers) = (Vec::new(), Vec::new());
         let mut n_prompt = 0;
         for prepared in prepared {
@@ -334,6 +369,28 @@ impl App {
     }
 }
 
+/// Is told when nobody waits any more.
+#[derive(Default)]
+struct GivenUp(Arc<AtomicBool>);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether the answers to `ask` have to match something.
+fn has_grammar(ask: &Ask) -> bool {
+    ask.grammar.is_some() || matches!(ask.calls, Calls::Must { .. })
+}
+
+fn unprepared(error: &JoinError) -> ApiError {
+    ApiError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("preparing the request: {error}"),
+    )
+}
+
 /// All routes.
 pub(crate) fn router(app: Shared) -> Router {
     let cors = cors(&app.settings.cors);
@@ -376,7 +433,7 @@ async fn no_such_path(request: Request) -> Response {
 async fn drain(body: Body) {
     const LIMIT: usize = 64 << 10;
     const TIMEOUT: Duration = Duration::from_secs(2);
-    let _ = tokio::time::timeout(TIMEOUT, bytes(body, LIMIT)).await;
+    let _ = timeout(TIMEOUT, bytes(body, LIMIT)).await;
 }
 
 /// What may be asked while the server stops, and isn't logged.
@@ -417,8 +474,11 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
         tracing: tracing.clone(),
     });
     let mut key_name = String::new();
-    let refused = match &caller {
-        None if !is_public => Some(
+    let hosts = &app.settings.hosts;
+    let unknown_host = hosts.check(request.headers(), request.uri()).err();
+    let refused = match (&unknown_host, &caller) {
+        (Some(host), _) => Some(refused_host(host)),
+        (_, None) if !is_public => Some(
             ApiError::new(
                 StatusCode::UNAUTHORIZED,
                 "expected a key that is let in, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
@@ -430,7 +490,7 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
             "the server is about to stop",
         )),
         // What is only looked at isn't counted.
-        Some(caller) if method == Method::POST => {
+        (_, Some(caller)) if method == Method::POST => {
             let spent = app.limits.admit(caller.key).err();
             spent.map(|spent| {
                 let limit = spent.what.name();
@@ -491,6 +551,14 @@ async fn gate(State(app): State<Shared>, mut request: Request, next: Next) -> Re
         app.log(record);
     }
     response
+}
+
+/// What is said to who asks by the name `host`, which isn't one of the server's.
+fn refused_host(host: &str) -> ApiError {
+    let message = format!(
+        "expected a name of this server in `Host`, such as localhost or one of --allow-host, found {host:?}"
+    );
+    ApiError::new(StatusCode::FORBIDDEN, message).with_code("host_not_allowed")
 }
 
 /// What is said to `key`, which has spent what it may.
@@ -572,7 +640,12 @@ where
         let caller = request.extensions().get::<Caller>().cloned();
         let caller = caller
             .ok_or_else(|| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "nobody asked"))?;
-        let body = body(request, app.settings.max_body).await?;
+        let Settings {
+            max_body,
+            body_timeout,
+            ..
+        } = app.settings;
+        let body = body(request, max_body, body_timeout).await?;
         answer(app, caller, Checked::new(body, shape)?).await
     };
     match answered.await {
@@ -581,8 +654,8 @@ where
     }
 }
 
-/// The JSON that `request` has, of at most `limit` bytes.
-async fn body(request: Request, limit: usize) -> Result<Value, ApiError> {
+/// The JSON that `request` has, of at most `limit` bytes, which may take `patience` to arrive.
+async fn body(request: Request, limit: usize, patience: Duration) -> Result<Value, ApiError> {
     let (parts, body) = request.into_parts();
     let kind = parts.headers.get(header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok());
@@ -598,7 +671,7 @@ async fn body(request: Request, limit: usize) -> Result<Value, ApiError> {
     if said.is_some_and(|len| len > limit) {
         return Err(too_large(limit));
     }
-    let bytes = tokio::time::timeout(BODY_TIMEOUT, bytes(body, limit)).await;
+    let bytes = timeout(patience, bytes(body, limit)).await;
     let bytes = bytes.map_err(|_| {
         ApiError::new(
             StatusCode::REQUEST_TIMEOUT,

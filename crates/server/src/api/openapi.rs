@@ -96,7 +96,14 @@ fn operation(route: &Route, served: &Served) -> Value {
     for (status, about, is_possible) in [
         ("400", "The request is wrong", needs_body),
         ("401", "No key that is let in", !route.is_open),
-        ("403", "The key has no permission", route.is_admin),
+        (
+            "403",
+            match route.is_admin {
+                true => "The key has no permission, or the server isn't called so",
+                false => "The server isn't called so",
+            },
+            !route.is_open,
+        ),
         (
             "404",
             "There is no such model",

@@ -356,6 +356,14 @@ impl Dispatch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many jobs run and wait, at most.
+    pub(super) fn limit(&self) -> usize {
+        let EngineOptions {
+            parallel, queue, ..
+        } = self.options;
+        parallel * self.state().engines.len() + queue
+    }
+
     /// Takes `jobs`, all or none.
     pub(super) fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), Refused> {
         let mut state = self.state();

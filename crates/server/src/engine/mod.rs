@@ -302,6 +302,19 @@ impl Engines {
         self.door.dispatch.set_adapters(number, n);
     }
 
+    /// How many jobs they have and let wait, at most.
+    pub(crate) fn limit(&self) -> usize {
+        self.door.dispatch.limit()
+    }
+
+    /// Errors: `n` jobs at once are more than they ever take.
+    pub(crate) fn expect_room(&self, n: usize) -> std::result::Result<(), Refused> {
+        match self.limit() {
+            limit if n > limit => Err(Refused::TooMany { limit }),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes `jobs`, all or none.
     pub(crate) fn submit(&self, jobs: Vec<Job>) -> std::result::Result<(), Refused> {
         self.door.dispatch.submit(jobs)

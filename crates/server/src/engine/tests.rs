@@ -150,7 +150,7 @@ impl<'a> Setup<'a> {
             Box::new(load) as Box<models::LoadModel<Cpu>>
         });
         let devices: Vec<String> = (0..n).map(|number| format!("device {number}")).collect();
-        let metrics = Arc::new(Metrics::new(&devices, options.cache_bytes, 1));
+        let metrics = Arc::new(Metrics::new(&devices, options.cache_bytes).with_aliases(1));
         let log = Arc::new(Mutex::new(Vec::new()));
         let write = {
             let log = Arc::clone(&log);
@@ -355,6 +355,33 @@ fn two_with_the_same_beginning_are_answered_as_without_a_cache() {
                 "{folder}: {n_cached:?}"
             ),
         }
+    }
+}
+
+#[test]
+fn what_a_cancelled_answer_computed_is_kept() {
+    for (folder, has_states) in MODELS {
+        let beginning = prompt(70, 1);
+        let (cached, n_read) = loop {
+            let cached = engine(folder, options(1 << 30, 4));
+            let mut outputs = cached.ask(&plain(std::slice::from_ref(&beginning)), 300);
+            let mut begun = [Answered::default()];
+            read(&mut outputs, &mut begun, |all| all[0].ids.len() >= 3);
+            drop(outputs);
+            cached.wait_for("sterna_requests_running{engine=\"0\"}", |n| n == 0);
+            // Where this thread didn't get its turn, it may have come to its end.
+            if cached.figure("sterna_cancelled_answers_total") == 1 {
+                break (cached, begun[0].ids.len());
+            }
+        };
+        assert_eq!(n_read, 3, "{folder}");
+        let fresh = engine(folder, options(0, 1));
+        let longer = [&beginning[..], &prompt(9, 2)].concat();
+        let (with, without) = (cached.answer(&longer), fresh.answer(&longer));
+        assert_eq!(with.ids, without.ids, "{folder}");
+        // States are remembered at some places.
+        let least = if has_states { 70 - 16 } else { 70 };
+        assert!(with.n_cached >= least, "{folder}: {with:?}");
     }
 }
 

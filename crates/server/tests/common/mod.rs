@@ -69,6 +69,11 @@ pub(crate) fn model_with_template(name: &str, ctx_len: usize, template: &str) ->
 /// The built-in model, loaded for `n` engines.
 pub(crate) fn loaded(n: usize) -> Vec<Adapted<Cpu>> {
     let files = LocalModel::open(BUILTIN, builtin(), None, None).unwrap();
+    load(&files, n)
+}
+
+/// The model of `files`, loaded for `n` engines.
+fn load(files: &LocalModel, n: usize) -> Vec<Adapted<Cpu>> {
     let plan = files.plan(&PlanOptions::default()).unwrap();
     let load_from = LoadFrom {
         weights: Weights::Mapped,
@@ -93,6 +98,35 @@ pub(crate) fn unloaded(
     let session = SessionOptions::new(4096);
     let served = Served::new(name, &files, plan, session, &mut Vec::new()).unwrap();
     served.with_loader(load)
+}
+
+/// A small random model whose layers have states, called `name`: each byte is a token.
+pub(crate) fn states(name: &str) -> Served<Cpu> {
+    static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+        let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+        let weights = testdata.join("reference-states/hf/qwen3.5");
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("states");
+        std::fs::create_dir_all(&folder).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(weights.join(file), folder.join(file)).unwrap();
+        }
+        let own = ["<unk>", "<s>", "</s>"].map(str::to_owned);
+        let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+        let vocab: serde_json::Map<String, Value> = (own.into_iter().chain(bytes).zip(0..))
+            .map(|(token, id)| (token, Value::from(id)))
+            .collect();
+        let tokenizer = json!({
+            "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true, "unk_token": "<unk>"},
+            "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        });
+        std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        folder
+    });
+    let files = LocalModel::open(name, Located::at(&FOLDER).unwrap(), None, None).unwrap();
+    let plan = files.plan(&PlanOptions::default()).unwrap();
+    let session = SessionOptions::new(400);
+    let served = Served::new(name, &files, plan, session, &mut Vec::new()).unwrap();
+    served.with_weights(load(&files, 1))
 }
 
 /// A folder with an adapter of the built-in model, which makes its answers other ones; each `salt` has its own.

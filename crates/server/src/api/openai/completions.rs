@@ -163,6 +163,8 @@ pub(crate) async fn answer(
             .flat_map(|ids| (0..n).map(move |_| whole(ids)));
         return Ok(Json(form.whole(all.collect())).into_response());
     }
+    // Before each has a grammar of its own.
+    app.engines.expect_room(n_all)?;
     let asks = tokens.into_iter().map(|ids| Ask {
         prompt: Prompt::Ids(ids),
         ..common.clone()

@@ -37,7 +37,7 @@ fn dispatch(n: usize, parallel: usize) -> Dispatch {
         models_bytes: None,
         models_idle: None,
     };
-    let metrics = Arc::new(Metrics::new(&devices, 0, 1));
+    let metrics = Arc::new(Metrics::new(&devices, 0));
     let dispatch = Dispatch::new(devices, options, metrics, Arc::new(|_| {}));
     dispatch.add_model("model".to_owned(), 1, false);
     dispatch.finish_load(0, Ok(()));
@@ -191,7 +191,7 @@ fn with_room(n: u64) -> Dispatch {
         models_bytes: Some(10 * n),
         models_idle: None,
     };
-    let metrics = Arc::new(Metrics::new(&devices, 0, 1));
+    let metrics = Arc::new(Metrics::new(&devices, 0));
     let dispatch = Dispatch::new(devices, options, metrics, Arc::new(|_| {}));
     for name in ["a", "b", "c", "d"] {
         dispatch.add_model(name.to_owned(), 10, true);
