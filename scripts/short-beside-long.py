@@ -4,7 +4,8 @@
     scripts/short-beside-long.py STERNA MODEL [--tokens 4000] [--turns 10] [--chunk 64] [-- FLAGS OF SERVE...]
 
 Prints the median and the longest of `--turns`, beside three steps of decoding and the time of a chunk of the long prompt
-(`--chunk` tokens: 64 on a CPU, 512 on a GPU), all in milliseconds as the client sees them. Fails if the median is longer.
+(`--chunk` tokens: 64 on a CPU, 512 on a GPU), all in milliseconds as the client sees them. Fails if the median is longer. Where
+the long prompt is read too soon, it takes more `--tokens`.
 """
 
 from __future__ import annotations

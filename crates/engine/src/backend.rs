@@ -490,6 +490,11 @@ pub trait Backend: Sized {
     /// Submits all operations so far, and moves the values out of `x`.
     fn submit(&self, x: &mut Self::Buffer) -> Result<Self::Readback, BackendError>;
 
+    /// Submits all operations so far, to be awaited without a value; `None` where operations are done once they are called.
+    fn submit_all(&self) -> Result<Option<Self::Readback>, BackendError> {
+        Ok(None)
+    }
+
     /// Copies of the values of `x`, whose rows are divided as `n_rows` says, if they are in this machine's memory; `None`
     /// if they have to be [submitted](Backend::submit).
     ///

@@ -550,6 +550,18 @@ impl<B: Backend> Session<B> {
         self.ahead.iter().for_each(|ahead| ahead.take(id));
     }
 
+    /// Waits until a device has computed all that it was given.
+    pub async fn settle_async(&self) -> Result<(), EngineError> {
+        let submitted = {
+            let _exclusive = self.model.backend.exclusive();
+            self.model.backend.submit_all()?
+        };
+        if let Some(submitted) = submitted {
+            submitted.await?;
+        }
+        Ok(())
+    }
+
     /// Discards what was computed ahead: it is stored beyond the sequence's end. A session that rests should, as memory of the
     /// device that later steps don't use is kept for it.
     pub fn discard_lookahead(&mut self) {

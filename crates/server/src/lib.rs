@@ -44,6 +44,7 @@ mod signal;
 mod trace;
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use axum::Router;
@@ -143,9 +144,14 @@ impl Server {
             Engines::start::<B>(devices, (engine, folder), &metrics, log, tell)?;
         let mut texts = Vec::new();
         for served in listed {
+            let is_loaded = served.source.loaded.is_some();
             let (text, add) = parts(served, &shelf, &library);
             add()?;
-            texts.push(Arc::new(text));
+            let text = Arc::new(text);
+            if is_loaded && settings.grammars {
+                prepare_grammars(&text)?;
+            }
+            texts.push(text);
         }
         let swap = {
             let library = Arc::clone(&library);
@@ -193,6 +199,17 @@ impl Server {
     pub fn finish(&self, patience: Duration) -> bool {
         self.app.engines.finish(patience)
     }
+}
+
+/// Has a thread prepare the vocabulary of a model for grammars, which takes half a second where it is large: the first request
+/// with one needn't wait for that.
+fn prepare_grammars(text: &Arc<ModelText>) -> sterna::Result<()> {
+    let text = Arc::clone(text);
+    // Who asks for a grammar finds out why there can't be any.
+    let prepare = move || drop(text.constraints.prepare());
+    let thread = thread::Builder::new().name("grammars".to_owned());
+    thread.spawn(prepare)?;
+    Ok(())
 }
 
 /// The text side of `served`, and what lets adapters and engines know it.

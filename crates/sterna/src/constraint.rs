@@ -50,14 +50,22 @@ impl Constraints {
     /// Errors: a grammar that isn't valid, isn't supported, or takes more than the limits allow; ids of tokens that
     /// don't fit.
     pub fn of(&self, grammar: &Grammar) -> Result<Box<dyn TokenConstraint>> {
-        let vocabulary = match self.vocabulary.get() {
-            Some(vocabulary) => vocabulary,
-            None => {
-                let made = Vocabulary::new(spellings(&self.tokenizer))?;
-                self.vocabulary.get_or_init(|| made)
-            }
-        };
-        Ok(Box::new(Constraint::new(vocabulary, grammar)?))
+        Ok(Box::new(Constraint::new(self.vocabulary()?, grammar)?))
+    }
+
+    /// Makes the vocabulary, unless there is one.
+    ///
+    /// Errors: as [`Constraints::of`], but for those of grammars.
+    pub fn prepare(&self) -> Result<()> {
+        self.vocabulary().map(drop)
+    }
+
+    fn vocabulary(&self) -> Result<&Vocabulary> {
+        if let Some(vocabulary) = self.vocabulary.get() {
+            return Ok(vocabulary);
+        }
+        let made = Vocabulary::new(spellings(&self.tokenizer))?;
+        Ok(self.vocabulary.get_or_init(|| made))
     }
 }
 

@@ -44,6 +44,9 @@ pub struct SchedulerOptions {
     /// Devices may also sample at random. They have random numbers of their own, so an answer then depends on whether
     /// it was computed on one. Greedy sampling is left to them in any case.
     pub draw_on_device: bool,
+    /// Steps that have nothing but parts of prompts are waited for, where a device computes: what comes meanwhile is in the next
+    /// one, and not behind all of a long prompt.
+    pub await_prompts: bool,
     /// The time since some fixed moment, for statistics.
     pub clock: Option<fn() -> Duration>,
 }
@@ -57,6 +60,7 @@ impl Default for SchedulerOptions {
             chunk_beside: 16,
             max_rows: 512,
             draw_on_device: false,
+            await_prompts: false,
             clock: default_clock(),
         }
     }
@@ -423,6 +427,8 @@ impl<B: Backend> Scheduler<B> {
                 slot.work(part.max_ids)
             });
         let mut works: Vec<Work<'_, B>> = works.collect();
+        let is_awaited =
+            self.options.await_prompts && works.iter().all(|work| work.logits == Logits::None);
         let given = match &mut works[..] {
             [] => Vec::new(),
             [work] => vec![work.alone(draw_on_device).await?],
@@ -443,6 +449,9 @@ impl<B: Backend> Scheduler<B> {
                 decoded.into_iter().map(given).collect()
             }
         };
+        if let (true, Some(work)) = (is_awaited, works.first()) {
+            work.sequence.session().settle_async().await?;
+        }
         for work in works {
             work.sequence.computed(work.ids);
         }

@@ -1090,6 +1090,11 @@ impl Backend for Gpu {
         Ok(GpuReadback(submission))
     }
 
+    fn submit_all(&self) -> Result<Option<GpuReadback>, BackendError> {
+        self.graph.lock().flush()?;
+        Ok(Some(GpuReadback(self.device.submit(&[], &[])?)))
+    }
+
     #[cfg(not(target_arch = "wasm32"))]
     fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {
         Ok(self.device.block_on(future)?)

@@ -1079,6 +1079,11 @@ impl Backend for Hybrid {
         })
     }
 
+    fn submit_all(&self) -> Result<Option<HybridReadback>, BackendError> {
+        let submitted = self.device().map(Gpu::submit_all).transpose()?;
+        Ok(submitted.flatten().map(Either::Gpu))
+    }
+
     fn copies(&self, x: &mut HybridBuffer, n_rows: &[usize]) -> Option<Vec<Vec<f32>>> {
         match x.side() {
             Side::Cpu => self.cpu.copies(x.fill_on_cpu(), n_rows),

@@ -266,6 +266,7 @@ impl<B: Backend> Worker<B> {
             max_rows: options.chunk + options.parallel,
             // Its random numbers are those of seed and position, whatever else is in the step.
             draw_on_device: true,
+            await_prompts: true,
             ..SchedulerOptions::default()
         };
         Worker {
