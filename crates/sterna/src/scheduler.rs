@@ -26,10 +26,9 @@ const PATIENCE: u64 = 8;
 /// doesn't.
 const BESIDE_EACH: usize = 4;
 
-/// The share of a chunk that a short prompt has at most, and that all longer ones have in a step that ends a short one: its
-/// first token waits for the rest of the step before at most, and for little more than its own tokens.
+/// The share of a chunk that a short prompt has at most. Longer ones have nothing of a step that ends a short one, unless they
+/// waited for too long: its first token waits for the rest of the step before at most, and for its own tokens.
 const SHORT_SHARE: usize = 4;
-const BESIDE_SHORT_SHARE: usize = 8;
 
 /// How a [`Scheduler`] fills its steps.
 #[derive(Debug, Clone, Copy)]
@@ -387,10 +386,7 @@ impl<B: Backend> Scheduler<B> {
             }
             let is_short = slot.is_short_prompt(options.chunk / SHORT_SHARE);
             if is_prompt && !is_short && ends_short {
-                room = room.min(options.chunk / BESIDE_SHORT_SHARE);
-                if room == 0 {
-                    break;
-                }
+                break;
             }
             let max_ids = if is_prompt || is_again {
                 room.min(options.chunk.max(1))
