@@ -967,6 +967,11 @@ pub trait KvCache: Sized {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Tokens that it takes memory for, where others share what they have in common: those of a page are divided among the
+    /// caches that have it.
+    fn share(&self) -> usize {
+        self.len()
+    }
     /// Advances the length by `n` tokens that every layer has now appended. After a step that was begun, and that the cache
     /// doesn't advance by, [`KvCache::truncate`] has to follow, if only to its length: states may have changed.
     fn advance(&mut self, n: usize);
@@ -976,6 +981,20 @@ pub trait KvCache: Sized {
     fn truncate(&mut self, len: usize);
     /// A cache of the first `len` tokens, sharing memory with this one; of fewer, as [`KvCache::truncate`].
     fn fork(&self, len: usize) -> Self;
+}
+
+/// The [share](KvCache::share) of a cache of `len` tokens, in pages of `page_len` that so many caches have.
+pub(crate) fn share(
+    len: usize,
+    page_len: usize,
+    n_owners: impl IntoIterator<Item = usize>,
+) -> usize {
+    let firsts = (0..len).step_by(page_len);
+    let shares = firsts.zip(n_owners).map(|(first, n_owners)| {
+        let n_tokens = page_len.min(len - first);
+        n_tokens as f64 / n_owners.max(1) as f64
+    });
+    shares.sum::<f64>().round() as usize
 }
 
 /// What a cache holds for a layer.

@@ -289,6 +289,11 @@ impl<B: Backend> Session<B> {
         self.cache.is_empty()
     }
 
+    /// Tokens that it takes memory for, where forks share what they have in common.
+    pub fn share(&self) -> usize {
+        self.cache.share()
+    }
+
     /// How much of the output head was read where [`Logits::Top`] were requested, if it has a screen. Batches
     /// are counted for their first session.
     pub fn head_use(&self) -> Option<HeadUse> {

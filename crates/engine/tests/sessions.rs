@@ -506,6 +506,27 @@ fn a_batch_that_fails_changes_no_sequence() {
     );
 }
 
+#[test]
+fn forks_share_the_memory_of_what_they_have_in_common() {
+    for model in [bitllama(), load_hf(&testdata().join("stories260K/hf"))] {
+        let mut first = session(&model);
+        first.forward(&ids(100), Logits::None).unwrap();
+        assert_eq!(first.share(), 100);
+        let mut forks: Vec<_> = (0..3).map(|_| first.fork(90)).collect();
+        // Two pages of 64 tokens that all four have.
+        let all = |forks: &[Session<Cpu>]| forks.iter().map(Session::share).sum::<usize>();
+        assert_eq!((first.share(), forks[0].share()), (16 + 9, 16 + 7));
+        for (i, fork) in forks.iter_mut().enumerate() {
+            fork.forward(&ids(10 + i), Logits::None).unwrap();
+        }
+        // Each has a second page of its own now.
+        assert_eq!(first.share() + all(&forks), 64 + 36 + (36 + 37 + 38));
+        drop(first);
+        forks.truncate(1);
+        assert_eq!(all(&forks), 100);
+    }
+}
+
 /// What a session writes of itself.
 fn saved(session: &mut Session<Cpu>) -> Vec<u8> {
     let mut file = Vec::new();

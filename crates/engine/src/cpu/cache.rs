@@ -9,7 +9,7 @@ use sterna_kernels::attention::{KvPage, PAGE_LEN};
 use super::states::States;
 use crate::backend::{
     CacheShape, CachedValues, KvCache, KvHeads, LayerContents, SnapshotError, SnapshotSink,
-    SnapshotSource, take_form, take_saved,
+    SnapshotSource, share, take_form, take_saved,
 };
 
 /// Keys and values of one sequence.
@@ -137,6 +137,14 @@ impl CpuCache {
 impl KvCache for CpuCache {
     fn len(&self) -> usize {
         self.len
+    }
+
+    fn share(&self) -> usize {
+        // Layers share alike.
+        match self.layers.iter().find(|pages| !pages.is_empty()) {
+            Some(pages) => share(self.len, PAGE_LEN, pages.iter().map(Arc::strong_count)),
+            None => self.len,
+        }
     }
 
     fn advance(&mut self, n: usize) {

@@ -20,7 +20,7 @@ use super::pages::{Moves, PagePool, PagePools};
 use super::states::States;
 use crate::backend::{
     BackendError, CacheShape, CachedValues, Continued, KvCache, KvHeads, LayerContents, Rotation,
-    Sequence, SnapshotError, SnapshotSink, SnapshotSource, take_form, take_saved,
+    Sequence, SnapshotError, SnapshotSink, SnapshotSource, share, take_form, take_saved,
 };
 use crate::sampling::Sampling;
 
@@ -632,6 +632,13 @@ impl GpuCache {
 impl KvCache for GpuCache {
     fn len(&self) -> usize {
         self.len
+    }
+
+    fn share(&self) -> usize {
+        match self.pages.is_empty() {
+            true => self.len,
+            false => share(self.len, PAGE_LEN, self.pages.iter().map(Arc::strong_count)),
+        }
     }
 
     fn advance(&mut self, n: usize) {

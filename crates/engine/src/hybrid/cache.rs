@@ -18,6 +18,12 @@ impl KvCache for HybridCache {
         self.cpu.len()
     }
 
+    fn share(&self) -> usize {
+        // A half without layers that have keys and values knows of no others.
+        let of_gpu = self.gpu.as_ref().map(KvCache::share);
+        of_gpu.map_or(self.cpu.share(), |n| n.min(self.cpu.share()))
+    }
+
     fn advance(&mut self, n: usize) {
         self.cpu.advance(n);
         if let Some(gpu) = &mut self.gpu {

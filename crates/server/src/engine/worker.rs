@@ -190,7 +190,7 @@ impl<B: Backend> Idle<B> {
     }
 
     fn n_bytes(&self) -> u64 {
-        self.model.cache_bytes(self.sequence.len())
+        self.model.cache_bytes(self.sequence.session().share())
     }
 
     /// Whether the model still has the weights that have computed it.
@@ -1011,12 +1011,13 @@ impl<B: Backend> Worker<B> {
         self.metrics.set_engine(self.number, figures);
     }
 
-    /// Bytes of all sequences.
+    /// Bytes of all sequences; what several have in common counts once.
     fn n_bytes(&self) -> u64 {
         let idle: u64 = self.idle.iter().map(Idle::n_bytes).sum();
         let busy = self.running.iter().map(|running| {
-            let len = self.scheduler.sequence(running.id).map_or(0, Sequence::len);
-            running.of.model.cache_bytes(len)
+            let sequence = self.scheduler.sequence(running.id);
+            let n_tokens = sequence.map_or(0, |sequence| sequence.session().share());
+            running.of.model.cache_bytes(n_tokens)
         });
         idle + busy.sum::<u64>()
     }
