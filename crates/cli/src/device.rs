@@ -96,7 +96,7 @@ impl DeviceFlags {
 
     /// These, or where they say nothing, the device called `backend` and memory of `gpu_memory`.
     ///
-    /// Errors: what no flag says.
+    /// Errors: a name or a size that isn't one.
     pub(crate) fn or(self, backend: Option<&str>, gpu_memory: Option<&str>) -> Result<DeviceFlags> {
         let backend = backend.map(|name| {
             let known = BackendFlag::from_str(name, false);

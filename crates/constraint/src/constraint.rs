@@ -22,7 +22,7 @@ pub struct Allowed {
 pub struct Constraint {
     matcher: Matcher,
     vocabulary: Vocabulary,
-    /// Of JSON, how long its number is.
+    /// Of JSON, where it ends.
     number: Option<Number>,
 }
 
@@ -95,7 +95,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// How many of `ids` could follow, one after the other.
+    /// How many of `ids` could follow, one after the other; fewer where a long number has to go on.
     pub fn n_allowed(&mut self, ids: &[u32]) -> usize {
         let n = self.n_matching(ids);
         let Some(mut number) = self.number else {

@@ -20,17 +20,36 @@ const MAX_LEVELS: usize = match cfg!(target_family = "wasm") {
     false => 8_000,
 };
 
+macro_rules! date {
+    () => {
+        concat!(
+            r"([0-9]{4}-(0[13-9]|1[0-2])-[0-9]{2}|[0-9]{4}-02-(0[1-9]|1[0-9]|2[0-8])",
+            r"|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+        )
+    };
+}
+
+macro_rules! time {
+    () => {
+        r"[0-9]{2}:[0-9]{2}:[0-5][0-9](\.[0-9]{1,9})?([zZ]|[+-][0-9:]{5})"
+    };
+}
+
 /// White space between two tokens of JSON: a space, or a line break with indentation. A model that prefers white space
 /// to an answer would otherwise never end it.
 const WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,20}";
 
-/// A time of RFC 3339, with as many digits of a second as clocks have: there may be any number in its format.
-const TIME: &str = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
-const DATE: &str = r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))";
-
-/// Up to three atoms of the name before the `@`, which has up to 64 bytes by RFC 5321, and a label of a host's name.
-const MAILBOX: &str = r"[a-zA-Z0-9_%+-]{1,20}(\.[a-zA-Z0-9_%+-]{1,20}){0,2}";
-const LABEL: &str = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?";
+/// What else texts match whose formats have no end, or let through what there isn't, by the name of the format: a fraction of a
+/// second has nine digits at most, the name of a mailbox 64 bytes, a label 63, and all of it 253; seconds end at 59, and only leap
+/// years have a 29 February.
+const BOUNDS: [(&str, &str); 5] = [
+    ("date", concat!("^", date!(), "$")),
+    ("date-time", concat!("^", date!(), "[tT]", time!(), "$")),
+    ("time", concat!("^", time!(), "$")),
+    ("email", r"^[^@]{1,64}@([^.@]{1,63}\.)*[^.@]{1,63}$"),
+    ("hostname", r"^([^.]{1,63}\.)*[^.]{1,63}$"),
+];
+const MAX_HOST: usize = 253;
 
 /// What output matches, from its first byte to its last.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +91,7 @@ impl Grammar {
     pub(crate) fn parse(&self) -> Result<TopLevelGrammar, ConstraintError> {
         let kind = self.kind();
         let text = match self {
-            Grammar::JsonObject => return Ok(with_whitespace(json!({ "type": "object" }))),
+            Grammar::JsonObject => return Ok(of_schema(json!({ "type": "object" }))),
             Grammar::JsonSchema(text) | Grammar::Regex(text) | Grammar::Lark(text) => text,
         };
         if text.len() > MAX_LEN {
@@ -94,8 +113,8 @@ impl Grammar {
                         ),
                     })
                 }
-                schema @ Value::Object(_) => Ok(with_whitespace(schema)),
-                Value::Bool(true) => Ok(with_whitespace(json!({}))),
+                schema @ Value::Object(_) => Ok(of_schema(schema)),
+                Value::Bool(true) => Ok(of_schema(json!({}))),
                 Value::Bool(false) => Err(ConstraintError::NotCompiled {
                     kind,
                     message: "expected one that some value matches, found false".into(),
@@ -126,8 +145,13 @@ impl Grammar {
     }
 }
 
-/// `schema`, with bounded white space unless it has options of its own, and bounded formats.
-fn with_whitespace(mut schema: Value) -> TopLevelGrammar {
+fn of_schema(schema: Value) -> TopLevelGrammar {
+    TopLevelGrammar::from_grammar(GrammarWithLexer::from_json_schema(bounded(schema)))
+}
+
+/// `schema`, with bounded white space unless it has options of its own, and bounded texts in formats that have no end: a model
+/// that repeats itself ends them.
+pub fn bounded(mut schema: Value) -> Value {
     bound_formats(&mut schema);
     if let Value::Object(schema) = &mut schema {
         let options = schema.entry("x-guidance").or_insert_with(|| json!({}));
@@ -138,24 +162,27 @@ fn with_whitespace(mut schema: Value) -> TopLevelGrammar {
             pattern.or_insert_with(|| WHITESPACE.into());
         }
     }
-    TopLevelGrammar::from_grammar(GrammarWithLexer::from_json_schema(schema))
+    schema
 }
 
-/// Bounds texts whose formats have no end, by patterns of which all matches have the format.
+/// Has texts in formats that have no end match a pattern, too, unless something else says what they are.
 fn bound_formats(schema: &mut Value) {
     match schema {
         Value::Array(schemas) => schemas.iter_mut().for_each(bound_formats),
         Value::Object(members) => {
-            let pattern = match members.get("format").and_then(Value::as_str) {
-                Some("time") => Some(format!("^{TIME}$")),
-                Some("date-time") => Some(format!("^{DATE}[tT]{TIME}$")),
-                Some("email") => Some(format!(r"^{MAILBOX}@{LABEL}(\.{LABEL}){{1,4}}$")),
-                Some("hostname") => Some(format!(r"^{LABEL}(\.{LABEL}){{0,4}}$")),
-                _ => None,
-            };
-            if let Some(pattern) = pattern.filter(|_| !members.contains_key("pattern")) {
-                members.remove("format");
-                members.insert("pattern".to_owned(), pattern.into());
+            let format = members.get("format").and_then(Value::as_str);
+            let format = format.map(str::to_owned);
+            let format = format.as_deref();
+            let bound = BOUNDS.iter().find(|(name, _)| Some(*name) == format);
+            let is_said = ["pattern", "const", "enum"].iter();
+            let mut is_said = is_said.filter(|name| members.contains_key(**name));
+            if let (Some((_, pattern)), None) = (bound, is_said.next()) {
+                if matches!(format, Some("email" | "hostname")) {
+                    members
+                        .entry("maxLength")
+                        .or_insert_with(|| MAX_HOST.into());
+                }
+                members.insert("pattern".to_owned(), (*pattern).into());
             }
             let inner = members.iter_mut();
             let inner = inner.filter(|(name, _)| !matches!(name.as_str(), "const" | "enum"));

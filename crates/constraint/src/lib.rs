@@ -26,7 +26,7 @@ mod vocabulary;
 
 pub use constraint::{Allowed, Constraint};
 pub use error::ConstraintError;
-pub use grammar::Grammar;
+pub use grammar::{Grammar, bounded};
 pub use vocabulary::Vocabulary;
 
 #[cfg(test)]

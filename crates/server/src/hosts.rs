@@ -56,7 +56,7 @@ fn is_of_this_machine(host: &str) -> bool {
 }
 
 fn is_same(name: &str, host: &str) -> bool {
-    let host = host.strip_suffix('.').unwrap_or(host);
+    let [name, host] = [name, host].map(|name| name.strip_suffix('.').unwrap_or(name));
     name.eq_ignore_ascii_case(host)
 }
 

@@ -149,7 +149,7 @@ impl Server {
             add()?;
             let text = Arc::new(text);
             if is_loaded && settings.grammars {
-                prepare_grammars(&text)?;
+                prepare_grammars(&text);
             }
             texts.push(text);
         }
@@ -202,14 +202,14 @@ impl Server {
 }
 
 /// Has a thread prepare the vocabulary of a model for grammars, which takes half a second where it is large: the first request
-/// with one needn't wait for that.
-fn prepare_grammars(text: &Arc<ModelText>) -> sterna::Result<()> {
+/// with one waits for less of that.
+fn prepare_grammars(text: &Arc<ModelText>) {
     let text = Arc::clone(text);
     // Who asks for a grammar finds out why there can't be any.
     let prepare = move || drop(text.constraints.prepare());
     let thread = thread::Builder::new().name("grammars".to_owned());
-    thread.spawn(prepare)?;
-    Ok(())
+    // Without a thread for it, that request makes it.
+    let _ = thread.spawn(prepare);
 }
 
 /// The text side of `served`, and what lets adapters and engines know it.

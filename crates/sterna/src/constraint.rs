@@ -20,9 +20,9 @@
 //! # fn main() {}
 //! ```
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-pub use sterna_constraint::{Constraint, ConstraintError, Grammar, Vocabulary};
+pub use sterna_constraint::{Constraint, ConstraintError, Grammar, Vocabulary, bounded};
 use sterna_text::Tokenizer;
 
 use crate::error::Result;
@@ -34,6 +34,8 @@ use crate::generate::{Allowed, TokenConstraint, spellings};
 pub struct Constraints {
     tokenizer: Tokenizer,
     vocabulary: OnceLock<Vocabulary>,
+    /// Held by who makes it.
+    making: Mutex<()>,
 }
 
 impl Constraints {
@@ -42,6 +44,7 @@ impl Constraints {
         Constraints {
             tokenizer,
             vocabulary: OnceLock::new(),
+            making: Mutex::new(()),
         }
     }
 
@@ -61,6 +64,10 @@ impl Constraints {
     }
 
     fn vocabulary(&self) -> Result<&Vocabulary> {
+        if let Some(vocabulary) = self.vocabulary.get() {
+            return Ok(vocabulary);
+        }
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(vocabulary) = self.vocabulary.get() {
             return Ok(vocabulary);
         }

@@ -26,9 +26,10 @@ const PATIENCE: u64 = 8;
 /// doesn't.
 const BESIDE_EACH: usize = 4;
 
-/// The share of a chunk that a short prompt has at most. Longer ones have nothing of a step that ends a short one, unless they
-/// waited for too long: its first token waits for the rest of the step before at most, and for its own tokens.
+/// The share of a chunk that a short prompt has at most. Longer ones have nothing of a step that ends a short one: its first token
+/// waits for the rest of the step before at most, and for its own tokens. That is so for a few steps in a row.
 const SHORT_SHARE: usize = 4;
+const MOST_SHORT_STEPS: u32 = 2;
 
 /// How a [`Scheduler`] fills its steps.
 #[derive(Debug, Clone, Copy)]
@@ -106,6 +107,8 @@ pub struct Scheduler<B: Backend> {
     options: SchedulerOptions,
     next_id: u64,
     n_steps: u64,
+    /// Steps up to now in which longer prompts had nothing beside short ones.
+    n_short_steps: u32,
     /// The models of the last steps, and the last step of each.
     turns: Vec<(ModelId, u64)>,
 }
@@ -159,6 +162,7 @@ impl<B: Backend> Scheduler<B> {
             options,
             next_id: 0,
             n_steps: 0,
+            n_short_steps: 0,
             turns: Vec::new(),
         }
     }
@@ -352,6 +356,7 @@ impl<B: Backend> Scheduler<B> {
             slots,
             options,
             n_steps,
+            n_short_steps,
             turns,
             ..
         } = self;
@@ -373,7 +378,7 @@ impl<B: Backend> Scheduler<B> {
         order.retain(|&slot| slots[slot].model() == model);
         let n_prompts = order.iter().filter(|&&slot| slots[slot].is_prompt());
         let beside = options.beside(n_prompts.count());
-        let mut ends_short = false;
+        let (mut ends_short, mut is_without_long) = (false, false);
         for index in order {
             if room == 0 {
                 break;
@@ -385,7 +390,8 @@ impl<B: Backend> Scheduler<B> {
                 room = room.min(beside);
             }
             let is_short = slot.is_short_prompt(options.chunk / SHORT_SHARE);
-            if is_prompt && !is_short && ends_short {
+            if is_prompt && !is_short && ends_short && *n_short_steps < MOST_SHORT_STEPS {
+                is_without_long = true;
                 break;
             }
             let max_ids = if is_prompt || is_again {
@@ -405,6 +411,11 @@ impl<B: Backend> Scheduler<B> {
                 is_again,
             });
         }
+        *n_short_steps = if is_without_long {
+            *n_short_steps + 1
+        } else {
+            0
+        };
         parts.sort_by_key(|part| part.slot);
         parts
     }
@@ -620,7 +631,7 @@ impl<B: Backend> Slot<B> {
             .is_some_and(|generator| generator.n_prompt_left() > 0)
     }
 
-    /// Whether that is a whole prompt of at most `most` tokens.
+    /// Whether that is all that has to be computed of a prompt, at most `most` tokens.
     fn is_short_prompt(&self, most: usize) -> bool {
         self.generator.as_ref().is_some_and(|generator| {
             let n_left = generator.n_prompt_left();

@@ -583,12 +583,12 @@ fn a_short_prompt_hardly_waits_for_a_long_one() {
     let n_done = |scheduler: &Scheduler<Cpu>| scheduler.sequence(long).unwrap().len();
     scheduler.step().unwrap();
     assert_eq!(n_done(&scheduler), 32);
-    for (n, rows) in [(8, 0), (9, 31)] {
+    // One of more than a quarter of a chunk is like others; and so is the third in a row.
+    for (n, rows) in [(8, 0), (9, 31), (8, 0), (8, 0), (8, 32)] {
         let before = n_done(&scheduler);
         let other = start(&mut scheduler, n);
         let stepped = scheduler.step().unwrap();
         assert!(stepped.iter().any(|(id, _)| *id == other));
-        // One of more than a quarter of a chunk is like others.
         assert_eq!(n_done(&scheduler) - before, rows, "beside {n}");
         scheduler.remove(other);
     }

@@ -422,7 +422,7 @@ impl ApiFlags {
         };
         let is_name = |name: &&String| {
             let authority: Result<Authority, _> = name.parse();
-            authority.is_ok_and(|own| own.host() == name.as_str())
+            authority.is_ok_and(|own| own.host() == name.as_str() && !name.contains('*'))
         };
         if let Some(name) = hosts.iter().find(|name| !is_name(name)) {
             bail!("allow-host: expected a name such as sterna.example, found {name:?}");
@@ -734,9 +734,10 @@ impl Chosen {
         // A model that isn't loaded yet may come to one.
         let device = devices.engines[0].device();
         let awaited = (models.iter().zip(&loaded)).filter(|(_, is_loaded)| !**is_loaded);
-        let mut on_gpu = self.gpus.is_some()
-            || (models.is_empty() && device.finds_gpu(u64::MAX))
-            || (awaited.map(|(model, _)| model.served.n_bytes())).any(|n| device.finds_gpu(n));
+        let largest = awaited.map(|(model, _)| model.served.n_bytes()).max();
+        let largest = largest.or(models.is_empty().then_some(u64::MAX));
+        let mut on_gpu =
+            self.gpus.is_some() || largest.is_some_and(|n_bytes| device.finds_gpu(n_bytes));
         let engines: Vec<usize> = (0..devices.engines.len()).collect();
         let mut all = Vec::new();
         for (model, is_loaded) in models.into_iter().zip(loaded) {

@@ -389,7 +389,12 @@ impl Backend for Gpu {
         let mut staging = lock(&self.restoring);
         let upload = weights::staging(&self.device, &mut staging).map_err(BackendError::from)?;
         let device = (&self.device, upload);
-        cache.restore(device, &mut self.graph.lock(), layer, held, from)
+        let restored = cache.restore(device, &mut self.graph.lock(), layer, held, from);
+        if restored.is_err() {
+            // Of uploads that failed, slots may be missing.
+            *staging = None;
+        }
+        restored
     }
 
     /// Submits what is pending of the previous step: its inputs are about to be replaced.

@@ -157,30 +157,42 @@ pub struct SnapshotPieces<'a> {
     others: &'a [Vec<u8>],
 }
 
-impl SnapshotPieces<'_> {
+impl<'a> SnapshotPieces<'a> {
     /// Whether nothing is.
     pub fn is_empty(&self) -> bool {
         self.first.is_empty() && self.others.iter().all(Vec::is_empty)
+    }
+
+    fn skip_empty(&mut self) {
+        while self.first.is_empty()
+            && let Some((first, others)) = self.others.split_first()
+        {
+            (self.first, self.others) = (first, others);
+        }
+    }
+
+    /// At most `n` bytes of the first piece.
+    fn some(&mut self, n: usize) -> &'a [u8] {
+        let (some, rest) = self.first.split_at(n.min(self.first.len()));
+        self.first = rest;
+        some
     }
 }
 
 impl SnapshotSource for SnapshotPieces<'_> {
     fn take(&mut self, n: usize) -> io::Result<Cow<'_, [u8]>> {
-        let mut joined = Vec::new();
+        self.skip_empty();
+        if n <= self.first.len() {
+            return Ok(self.some(n).into());
+        }
+        let n_left = self.first.len() + self.others.iter().map(Vec::len).sum::<usize>();
+        if n > n_left {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut joined = Vec::with_capacity(n);
         while joined.len() < n {
-            if self.first.is_empty() {
-                let Some((first, others)) = self.others.split_first() else {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                };
-                (self.first, self.others) = (first, others);
-            }
-            let whole = joined.is_empty() && n <= self.first.len();
-            let (taken, rest) = self.first.split_at(self.first.len().min(n - joined.len()));
-            self.first = rest;
-            if whole {
-                return Ok(taken.into());
-            }
-            joined.extend_from_slice(taken);
+            self.skip_empty();
+            joined.extend_from_slice(self.some(n - joined.len()));
         }
         Ok(joined.into())
     }

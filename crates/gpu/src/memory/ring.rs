@@ -20,7 +20,7 @@ struct Slot {
     mapping: Option<(wgpu::SubmissionIndex, Receiver<bool>)>,
 }
 
-/// Parts of a slot that are filled side by side begin at multiples of this.
+/// Threads fill multiples of this.
 const SHARE_ALIGN: usize = 4096;
 
 impl Ring {

@@ -162,7 +162,11 @@ impl ChannelReader {
         let Some(body) = self.body else {
             let Some(at) = self.held.find(MESSAGE) else {
                 if self.held.len() > MAX_HEADER || !is_header(&self.held) {
-                    // A message without one.
+                    // A message without one; a mark that it begins with would begin another header.
+                    let marks = [START, CHANNEL].into_iter();
+                    let mut marks = marks.filter(|mark| self.held.starts_with(mark));
+                    let n_mark = marks.next().map_or(0, str::len);
+                    self.held.drain(..n_mark);
                     self.body = Some(Body::Text);
                     return true;
                 }
@@ -359,6 +363,17 @@ mod tests {
         ] {
             for n in 1..=input.chars().count() {
                 assert_eq!(read(body, input, n), parts, "{input} by {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn headers_without_an_end_are_text() {
+        for mark in [START, CHANNEL] {
+            let long = "x".repeat(2 * MAX_HEADER);
+            for n in [1, 7, 4 * MAX_HEADER] {
+                let parts = read(None, &format!("{mark}{long}"), n);
+                assert_eq!(parts, [Part::Text(long.clone())], "{mark} by {n}");
             }
         }
     }

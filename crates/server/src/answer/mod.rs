@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde_json::{Map, Value};
-use sterna::constraint::Grammar;
+use serde_json::{Map, Value, json};
+use sterna::constraint::{Grammar, bounded};
 use sterna::generate::{Logprobs, Request, StopReason, TextOptions, Token, TokenConstraint};
 use sterna::receipt::Receipt;
 use sterna::sampling::{SamplingOptions, random_seed};
@@ -312,8 +312,16 @@ fn grammar(
         (_, Some(grammar)) if beginning == Beginning::Answer => Some(grammar.clone()),
         (_, Some(grammar)) => {
             let body = match grammar {
-                Grammar::JsonSchema(schema) => format!("body: %json {schema}\n"),
-                Grammar::JsonObject => "body: %json {\"type\": \"object\"}\n".to_owned(),
+                Grammar::JsonSchema(schema) => {
+                    // What isn't JSON is refused where the grammar is read.
+                    let bounded = serde_json::from_str(schema).map(bounded);
+                    let schema =
+                        bounded.map_or_else(|_| schema.clone(), |schema| schema.to_string());
+                    format!("body: %json {schema}\n")
+                }
+                Grammar::JsonObject => {
+                    format!("body: %json {}\n", bounded(json!({"type": "object"})))
+                }
                 Grammar::Regex(pattern) => format!("body: /{}/\n", pattern.replace('/', "\\/")),
                 // Its rules have a scope of their own.
                 Grammar::Lark(rules) => format!("body: %lark {{\n{rules}\n}}\n"),

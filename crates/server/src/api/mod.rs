@@ -65,7 +65,7 @@ pub(crate) struct App {
     /// What earlier responses can be continued from.
     pub(crate) store: responses::Store,
     /// Prompts are computed by so many at once.
-    preparing: Semaphore,
+    preparing: Arc<Semaphore>,
     /// And grammars by so many others, as some take long.
     compiling: Arc<Semaphore>,
     is_draining: AtomicBool,
@@ -120,7 +120,7 @@ impl App {
             settings,
             metrics,
             store: responses::Store::default(),
-            preparing: Semaphore::new(n_preparing),
+            preparing: Arc::new(Semaphore::new(n_preparing)),
             compiling: Arc::new(Semaphore::new((n_preparing / 2).max(1))),
             is_draining: AtomicBool::new(false),
         }
@@ -212,9 +212,14 @@ impl App {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
-        let _permit = self.preparing.acquire().await;
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|error| unprepared(&error))
+        let permit = Arc::clone(&self.preparing).acquire_owned().await;
+        // The thread goes on if nobody waits any more.
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(permit);
+            done
+        });
+        done.await.map_err(|error| unprepared(&error))
     }
 
     /// What `asks` ask of the model of `text`. Those who have grammars wait for each other, and nobody else does.
@@ -381,7 +386,12 @@ impl Drop for GivenUp {
 
 /// Whether the answers to `ask` have to match something.
 fn has_grammar(ask: &Ask) -> bool {
-    ask.grammar.is_some() || matches!(ask.calls, Calls::Must { .. })
+    let has_calls = match &ask.calls {
+        Calls::None => false,
+        Calls::May { tools } => tools.iter().any(|tool| tool.strict),
+        Calls::Must { .. } => true,
+    };
+    ask.grammar.is_some() || has_calls
 }
 
 fn unprepared(error: &JoinError) -> ApiError {

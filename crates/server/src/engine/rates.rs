@@ -1,6 +1,6 @@
 //! What is quicker: to compute tokens, or to copy what was computed for them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::metrics::Tier;
 
@@ -12,8 +12,12 @@ const WORTH_SHARE: usize = 8;
 /// Prompts of fewer tokens say little of how quickly tokens are computed.
 const TELLING: usize = 256;
 
-/// Measurements that a rate is believed from.
+/// Measurements that a rate is believed from, and for how long after the last: what was slow is tried again then.
 const ENOUGH: u32 = 2;
+const FRESH: Duration = Duration::from_secs(600);
+
+/// The newest measurement counts as much as this many before it.
+const REMEMBERED: u32 = 4;
 
 /// How quickly tokens of a model are computed on an engine, and copied from each tier.
 #[derive(Debug, Default)]
@@ -25,11 +29,12 @@ pub(super) struct Rates {
     disk: Rate,
 }
 
-/// A mean of which the newest measurement is a quarter.
+/// A mean of measurements, the newest of which count most.
 #[derive(Debug, Default)]
 struct Rate {
     n_measured: u32,
     per_second: f64,
+    last: Option<Instant>,
 }
 
 /// A sequence that may be copied.
@@ -46,20 +51,23 @@ impl Rates {
     /// Records that nothing but `n_tokens` of a prompt was computed for as long.
     pub(super) fn computed(&mut self, n_tokens: usize, took: Duration) {
         if n_tokens >= TELLING {
-            self.computed.add(n_tokens as f64, took);
+            self.computed.add(n_tokens as f64, took, Instant::now());
         }
     }
 
     /// Records that so many bytes were copied from `tier` to the engine.
     pub(super) fn copied(&mut self, tier: Tier, n_bytes: u64, took: Duration) {
         if let Some(rate) = self.of(tier) {
-            rate.add(n_bytes as f64, took);
+            rate.add(n_bytes as f64, took, Instant::now());
         }
     }
 
-    /// Whether a sequence is to be copied. Each that isn't makes it a little likelier that the next one is: what is never
-    /// copied isn't measured any more.
+    /// Whether a sequence is to be copied.
     pub(super) fn pays(&mut self, copied: Copied) -> bool {
+        self.pays_at(copied, Instant::now())
+    }
+
+    fn pays_at(&mut self, copied: Copied, now: Instant) -> bool {
         let Copied {
             tier,
             n_bytes,
@@ -69,16 +77,12 @@ impl Rates {
         if n_saved < WORTH_COPYING {
             return false;
         }
-        let to_compute = self.computed.seconds(n_saved as f64);
-        let Some(rate) = self.of(tier) else {
-            return true;
-        };
-        match (to_compute, rate.seconds(n_bytes as f64)) {
-            (Some(to_compute), Some(to_copy)) if to_copy > to_compute => {
-                rate.per_second *= 1.0 + 1.0 / 32.0;
-                false
-            }
-            (Some(_), Some(_)) => true,
+        let to_compute = self.computed.seconds(n_saved as f64, now);
+        let to_copy = self
+            .of(tier)
+            .and_then(|rate| rate.seconds(n_bytes as f64, now));
+        match (to_compute, to_copy) {
+            (Some(to_compute), Some(to_copy)) => to_copy <= to_compute,
             _ => n_saved >= n_tokens / WORTH_SHARE,
         }
     }
@@ -94,18 +98,26 @@ impl Rates {
 }
 
 impl Rate {
-    fn add(&mut self, n: f64, took: Duration) {
+    fn add(&mut self, n: f64, took: Duration, now: Instant) {
+        if !self.is_fresh(now) {
+            self.n_measured = 0;
+        }
         let measured = n / took.as_secs_f64().max(1e-6);
-        self.per_second = match self.n_measured {
-            0 => measured,
-            _ => self.per_second + (measured - self.per_second) / 4.0,
-        };
         self.n_measured += 1;
+        let weight = 1.0 / f64::from(self.n_measured.min(REMEMBERED));
+        self.per_second += (measured - self.per_second) * weight;
+        self.last = Some(now);
     }
 
-    /// How long `n` take, once that is known.
-    fn seconds(&self, n: f64) -> Option<f64> {
-        (self.n_measured >= ENOUGH).then(|| n / self.per_second)
+    fn is_fresh(&self, now: Instant) -> bool {
+        let age = self.last.map(|last| now.saturating_duration_since(last));
+        age.is_some_and(|age| age < FRESH)
+    }
+
+    /// How long `n` take, as long as that is known.
+    fn seconds(&self, n: f64, now: Instant) -> Option<f64> {
+        let is_known = self.n_measured >= ENOUGH && self.is_fresh(now);
+        is_known.then(|| n / self.per_second)
     }
 }
 
@@ -144,21 +156,31 @@ mod tests {
         assert!(rates.pays(copied(Tier::Host, 1001)));
         assert!(!rates.pays(copied(Tier::Host, 999)));
         assert!(!rates.pays(copied(Tier::Disk, 4000)));
-        assert!(rates.pays(copied(Tier::Engine, 40)));
+        // What was slow is tried again after a while.
+        let later = Instant::now() + FRESH;
+        assert!(rates.pays_at(copied(Tier::Disk, 4000), later));
     }
 
     #[test]
-    fn what_was_slow_is_tried_again() {
-        let mut rates = Rates::default();
-        for _ in 0..2 {
-            rates.computed(10_000, Duration::from_secs(1));
-            rates.copied(Tier::Disk, 100 * MIB, Duration::from_secs(1));
+    fn newer_measurements_count_more() {
+        let now = Instant::now();
+        let mut rate = Rate::default();
+        // The first is of a device that isn't warm.
+        for (took, expected) in [
+            (10.0, None),
+            (1.0, Some(0.55)),
+            (1.0, Some(0.7)),
+            (1.0, Some(0.775)),
+        ] {
+            rate.add(1.0, Duration::from_secs_f64(took), now);
+            let per_second = rate.seconds(1.0, now).map(|seconds| 1.0 / seconds);
+            let is_near = per_second
+                .zip(expected)
+                .is_none_or(|(a, b): (f64, f64)| (a - b).abs() < 1e-9);
+            assert!(
+                is_near && per_second.is_some() == expected.is_some(),
+                "{per_second:?}"
+            );
         }
-        let refused = (0..1000).take_while(|_| !rates.pays(copied(Tier::Disk, 4000)));
-        let n_refused = refused.count();
-        assert!((20..40).contains(&n_refused), "{n_refused}");
-        // A measurement that is as bad makes it wait again.
-        rates.copied(Tier::Disk, 100 * MIB, Duration::from_secs(1));
-        assert!(!rates.pays(copied(Tier::Disk, 4000)));
     }
 }

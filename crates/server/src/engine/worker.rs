@@ -615,6 +615,7 @@ impl<B: Backend> Worker<B> {
             self.keep(&of, id, 0);
             return Err(error);
         }
+        self.running.iter_mut().for_each(|own| own.is_alone = false);
         self.running.push(Running {
             id,
             of,
@@ -699,12 +700,16 @@ impl<B: Backend> Worker<B> {
             Ok(()) => {
                 let took = *read + begun.elapsed();
                 let rates = self.rates.entry(of.number).or_default();
-                rates.copied(*tier, saved.n_bytes(), took);
+                // What is on its way to disk is still in memory.
+                let from = if read.is_zero() { Tier::Host } else { *tier };
+                rates.copied(from, saved.n_bytes(), took);
                 Some(Ok(sequence))
             }
             Err(error) if error.code() == ErrorCode::DeviceLost => Some(Err(error)),
-            // There may be room for it later.
-            Err(error) if error.code() == ErrorCode::OutOfMemory => None,
+            // It may be restored later, or by another engine.
+            Err(error) if matches!(error.code(), ErrorCode::OutOfMemory | ErrorCode::Compute) => {
+                None
+            }
             Err(error) => {
                 self.tiers.refuse(&of.identity, saved.ids(), &error);
                 None
@@ -1069,6 +1074,7 @@ impl<B: Backend> Worker<B> {
         sequence: &mut Sequence<B>,
     ) {
         let n_bytes = model.cache_bytes(sequence.len());
+        self.running.iter_mut().for_each(|own| own.is_alone = false);
         match sequence.snapshot(n_bytes) {
             // Weights may have been replaced meanwhile.
             Ok(saved) if model.adapted.model().generation() == identity.generation => {

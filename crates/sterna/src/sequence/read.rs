@@ -15,7 +15,8 @@ use crate::error::{Result, bail};
 const PIECE_BYTES: u64 = 4 << 20;
 
 impl SavedSequence {
-    /// Reads all of `from`, of `n_bytes`, which was written by [`SavedSequence::write`] or [`Sequence::save`].
+    /// Reads all of `from`, of `n_bytes`, which was written by [`SavedSequence::write`] or
+    /// [`Sequence::save`](super::Sequence::save).
     ///
     /// Errors: it is no saved sequence, or damaged.
     pub fn read(from: &mut (dyn Read + Send), n_bytes: u64) -> Result<SavedSequence> {
@@ -28,7 +29,9 @@ impl SavedSequence {
         let contents = hashed.read_pieces(n_contents)?;
         let (from, digest) = hashed.finish();
         let mut expected = Vec::new();
-        from.take(n_bytes).read_to_end(&mut expected)?;
+        // More than a digest is one too many.
+        from.take(DIGEST_BYTES as u64 + 1)
+            .read_to_end(&mut expected)?;
         if expected != digest {
             bail!(HashMismatch, "{DAMAGED}");
         }

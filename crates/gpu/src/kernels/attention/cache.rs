@@ -62,7 +62,7 @@ struct Run<'a> {
 }
 
 /// Bytes of a piece at most, unless a page has more: read while the one before is copied, in buffers that are kept for the
-/// next.
+/// next. What was saved with another number can't be written.
 const PIECE_BYTES: u64 = 8 << 20;
 
 /// Pieces that are being read besides the one that is waited for.
@@ -297,7 +297,8 @@ impl CacheLayer {
         piece: &CachePiece,
         saved: &[u8],
     ) -> Result<(), GpuError> {
-        expect("writing a cache: bytes", piece.bytes, saved.len())?;
+        let n_bytes = piece.pages.len() * self.page_bytes() as usize;
+        expect("writing a cache: bytes", n_bytes, saved.len())?;
         let runs = self.runs(pages, piece)?;
         let parts = runs.iter().map(|run| UploadPart {
             bytes: &saved[run.within.start as usize..run.within.end as usize],

@@ -83,6 +83,10 @@ impl DeepSeekReader {
                     .iter()
                     .filter_map(|end| Some((self.held.find(end)?, *end)));
                 let Some((at, end)) = found.min() else {
+                    // What may be the beginning of a mark is enough.
+                    let longest = ends.iter().map(|end| end.len()).max().unwrap_or(0);
+                    let n_over = self.held.len().saturating_sub(longest);
+                    self.held.drain(..self.held.floor_char_boundary(n_over));
                     return false;
                 };
                 let n_end = if end == CALL_END { end.len() } else { 0 };

@@ -10,6 +10,7 @@ mod values;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use sterna::constraint::bounded;
 use sterna_text::{ChatInput, DateTime, Tokenizer};
 
 use super::channels;
@@ -52,11 +53,11 @@ const ARRAY: &str = "<tool_calls>";
 const ARRAY_END: &str = "</tool_calls>";
 const PYTHON: &str = "<|python_tag|>";
 
+/// Bytes of the rules of a call: with more, the grammar is refused.
+const MAX_RULES: usize = 1 << 20;
+
 /// Calls in an answer at most, where a grammar says what may come.
 const MAX_CALLS: usize = 8;
-
-/// White space in arguments: with more, a model that prefers it to an answer would never end one.
-const WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,20}";
 
 impl ToolFormat {
     /// The format of the call of `probe_call` that `text` has, if it is one of these.
@@ -354,9 +355,11 @@ impl CallStyle {
 
 /// A rule of a Lark grammar: JSON that `schema` describes.
 pub(super) fn json_rule(name: &str, mut schema: Value) -> String {
-    close(&mut schema);
-    schema["x-guidance"] = json!({"whitespace_pattern": WHITESPACE});
-    format!("{name}: %json {schema}\n")
+    // Of several schemas for the same object, none may be closed.
+    if !mentions(&schema, "allOf") {
+        close(&mut schema);
+    }
+    format!("{name}: %json {}\n", bounded(schema))
 }
 
 /// Lets objects have the members that they are said to have, where a schema leaves others open: what matches is valid
@@ -368,7 +371,13 @@ fn close(schema: &mut Value) {
             // What is put together of several schemas has the members of all.
             let combined = ["allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties"];
             let is_plain = !combined.iter().any(|name| members.contains_key(*name));
-            if members.get("properties").is_some_and(Value::is_object) && is_plain {
+            let properties = members.get("properties").and_then(Value::as_object);
+            let required = members.get("required").and_then(Value::as_array);
+            let has_all = properties.is_some_and(|properties| {
+                let mut names = required.into_iter().flatten().filter_map(Value::as_str);
+                names.all(|name| properties.contains_key(name))
+            });
+            if has_all && is_plain {
                 members
                     .entry("additionalProperties")
                     .or_insert(Value::Bool(false));
@@ -430,15 +439,27 @@ impl Tool {
         }))
     }
 
-    /// `schema`, with the definitions of the tool's where references look for them.
+    /// `schema`, with the definitions of the tool's where its references, if it has any, look for them.
     fn with_definitions(&self, mut schema: Value) -> Value {
-        for name in DEFINITIONS {
+        let refers = mentions(&schema, "$ref");
+        for name in DEFINITIONS.into_iter().filter(|_| refers) {
             if let (Some(found), Value::Object(members)) = (self.parameters.get(name), &mut schema)
             {
                 members.entry(name).or_insert_with(|| found.clone());
             }
         }
         schema
+    }
+}
+
+/// Whether an object in `schema` has a member called `name`.
+fn mentions(schema: &Value, name: &str) -> bool {
+    match schema {
+        Value::Array(items) => items.iter().any(|item| mentions(item, name)),
+        Value::Object(members) => {
+            members.contains_key(name) || members.values().any(|value| mentions(value, name))
+        }
+        _ => false,
     }
 }
 

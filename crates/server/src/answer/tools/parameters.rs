@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::values::{Kinds, value};
-use super::{CallEvent, TAG, TAG_END, Tool, json_rule, quoted};
+use super::{CallEvent, MAX_RULES, TAG, TAG_END, Tool, json_rule, quoted};
 use crate::answer::scan::n_beginning;
 
 const FUNCTION: &str = "<function=";
@@ -43,9 +43,17 @@ pub(super) fn rules(rule: &str, tool: &Tool) -> String {
     };
     let mut rules = String::new();
     let mut names = String::new();
+    let required = tool.required();
     for (index, (name, schema)) in properties.iter().enumerate() {
+        if rules.len() > MAX_RULES {
+            break;
+        }
         let parameter = format!("{rule}_{index}");
-        let maybe = if tool.requires(name) { "" } else { "?" };
+        let maybe = if required.contains(&name[..]) {
+            ""
+        } else {
+            "?"
+        };
         names += &format!(" {parameter}{maybe}");
         let begin = quoted(&format!("{PARAMETER}{name}>\n"));
         let end = quoted(&format!("\n{PARAMETER_END}\n"));

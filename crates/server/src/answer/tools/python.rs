@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{CallEvent, Tool, json_rule, quoted};
+use super::{CallEvent, MAX_RULES, Tool, json_rule, quoted};
 
 pub(super) const CALLS: &str = "<|tool_call_start|>";
 pub(super) const CALLS_END: &str = "<|tool_call_end|>";
@@ -18,11 +18,15 @@ pub(super) fn rules(rule: &str, tool: &Tool) -> String {
         return format!("{rule}: {begin} (any_parameter (\", \" any_parameter){{0,15}})? \")\"\n");
     };
     let mut rules = format!("{rule}: {begin} {rule}_first_0 \")\"\n");
+    let required = tool.required();
     for (index, (name, schema)) in properties.iter().enumerate() {
+        if rules.len() > MAX_RULES {
+            break;
+        }
         let (this, next) = (format!("{rule}_{index}"), index + 1);
         // Commas are only between parameters that are there.
         for (place, before) in [("first", ""), ("more", "\", \" ")] {
-            let without = match tool.requires(name) {
+            let without = match required.contains(&name[..]) {
                 true => String::new(),
                 false => format!(" | {rule}_{place}_{next}"),
             };

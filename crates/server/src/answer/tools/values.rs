@@ -1,11 +1,16 @@
 //! Values of parameters that models write as plain text: which values a schema lets through, and what a text becomes.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::Tool;
 
 /// Schemas that are looked at to find what a parameter may be: references may go in circles, with forks.
 const MAX_SCHEMAS: usize = 256;
+
+/// Values of which a parameter may be one, as texts; where there are more, any text may be.
+const MAX_CHOICES: usize = 1000;
 
 /// Kinds of JSON values, a bit for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,11 +82,15 @@ impl Tool {
         found.get("properties")?.as_object()
     }
 
-    /// Whether the parameter `name` has to be there.
-    pub(super) fn requires(&self, name: &str) -> bool {
+    /// The parameters that have to be there.
+    pub(super) fn required(&self) -> HashSet<&str> {
         let required = self.resolved(&self.parameters).get("required");
         let names = required.and_then(Value::as_array);
-        names.is_some_and(|names| names.iter().any(|required| required == name))
+        names
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect()
     }
 
     /// The kinds of values that the parameter `name` may have.
@@ -145,7 +154,7 @@ impl Tool {
             return Some(vec![text(value)]);
         }
         if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-            return Some(values.iter().map(text).collect());
+            return (values.len() <= MAX_CHOICES).then(|| values.iter().map(text).collect());
         }
         if let Some(at) = schema.get("$ref").and_then(Value::as_str) {
             return self.choices_of(self.at(at)?, n_left);
@@ -156,7 +165,8 @@ impl Tool {
         let schemas = schema.get("anyOf").or_else(|| schema.get("oneOf"));
         let schemas = schemas.and_then(Value::as_array)?.iter();
         let choices = schemas.map(|schema| self.choices_of(schema, n_left));
-        Some(choices.collect::<Option<Vec<_>>>()?.concat())
+        let choices = choices.collect::<Option<Vec<_>>>()?.concat();
+        (choices.len() <= MAX_CHOICES).then_some(choices)
     }
 
     /// `schema`, or what it refers to.
@@ -255,7 +265,7 @@ mod tests {
         ] {
             assert_eq!(value(tool.kinds(name), text), expected, "{name}: {text}");
         }
-        assert!(tool.requires("text") && !tool.requires("count"));
+        assert_eq!(tool.required(), HashSet::from(["text"]));
     }
 
     #[test]
