@@ -59,7 +59,7 @@ impl Constraint {
         })
     }
 
-    /// What may come next. A number in JSON that has [`MOST_DIGITS`] in a row has no more, unless nothing else may come.
+    /// What may come next. A number in JSON that has 24 digits in a row has no more, unless nothing else may come.
     ///
     /// Errors: finding it takes more than the limits allow.
     pub fn allowed(&mut self) -> Result<Allowed, ConstraintError> {

@@ -799,6 +799,19 @@ mod tests {
                 Some(""),
             ),
             // Cut off.
+            // What isn't quoted, isn't there, or isn't in a list.
+            (
+                Python,
+                "[a(x=New York , y=, z=[1, b])]<|tool_call_end|>!",
+                call("a", "{\"x\": \"New York\", \"y\": null, \"z\": [1, \"b\"]}"),
+                Some("!"),
+            ),
+            (
+                Python,
+                "a(x=1)<|tool_call_end|>!",
+                call("a", "{\"x\": 1}"),
+                Some("!"),
+            ),
             (Python, "[a(x='b c", call("a", "{\"x\": \"b c"), None),
             (Python, "[a(x=12", call("a", "{\"x\": 12"), None),
             (Python, "[a(x='b'", call("a", "{\"x\": \"b\""), None),

@@ -80,6 +80,8 @@ pub(super) struct PythonReader {
     /// Brackets that are open inside the value.
     open: Vec<char>,
     n_parameters: usize,
+    /// Something of the value was said.
+    has_value: bool,
     has_calls: bool,
 }
 
@@ -206,6 +208,11 @@ impl PythonReader {
                 self.raw.clear();
                 self.state = State::After;
             }
+            // The mark that ends calls, without the list's end.
+            '<' if self.word.trim().is_empty() && self.has_calls => {
+                self.raw = c.to_string();
+                self.state = State::After;
+            }
             c if self.word.len() < MAX_NAME && (is_word(c) || c.is_whitespace()) => {
                 self.word.push(c);
             }
@@ -228,6 +235,7 @@ impl PythonReader {
                 );
                 self.n_parameters += 1;
                 self.open.clear();
+                self.has_value = false;
                 self.state = State::Value;
             }
             ',' => self.word.clear(),
@@ -240,15 +248,24 @@ impl PythonReader {
         match c {
             '"' | '\'' if self.word.is_empty() => {
                 say("\"", events);
+                self.has_value = true;
                 self.state = State::Text(c);
                 return;
             }
             c if is_word(c) || c == '+' => return self.word.push(c),
+            // Text that somebody forgot to quote has all kinds of characters.
+            c if !self.word.is_empty() && self.open.is_empty() && !matches!(c, ',' | ')' | ']') => {
+                return self.word.push(c);
+            }
             _ => self.end_word(events),
+        }
+        if !self.has_value && self.open.is_empty() && matches!(c, ',' | ')') {
+            say("null", events);
         }
         match c {
             '(' | '[' | '{' => {
                 self.open.push(c);
+                self.has_value = true;
                 say(if c == '{' { "{" } else { "[" }, events);
             }
             ')' | ']' | '}' => match self.open.pop() {
@@ -265,7 +282,8 @@ impl PythonReader {
     /// The word of a value is complete: a number, a name for a value, or a string that somebody forgot to quote.
     fn end_word(&mut self, events: &mut Vec<CallEvent>) {
         let word = std::mem::take(&mut self.word);
-        match word.as_str() {
+        self.has_value |= !word.is_empty();
+        match word.trim_end() {
             "" => {}
             "True" => say("true", events),
             "False" => say("false", events),
