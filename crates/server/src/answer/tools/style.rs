@@ -1,0 +1,89 @@
+//! How a template wants calls of earlier turns.
+
+use serde_json::{Value, json};
+use sterna_text::{ChatInput, DateTime};
+
+use super::ToolFormat;
+
+/// How past calls are written: by a template, and so by its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct CallStyle {
+    /// The format of calls, if it is one that is known.
+    pub(crate) format: Option<ToolFormat>,
+    /// The template wants arguments as JSON text, not as a mapping.
+    pub(super) text_arguments: bool,
+    /// The template writes calls of messages that have no content, not even an empty one.
+    pub(super) no_content: bool,
+}
+
+/// What is before tools in the prompt of an LFM2.
+const TOOL_LIST: &str = "<|tool_list_start|>";
+
+/// The name of the function in a call that is rendered to see how that is done.
+pub(super) const PROBE: &str = "probe_call";
+
+impl CallStyle {
+    /// How `render` writes a call of an earlier turn.
+    pub(crate) fn probe(render: impl Fn(&ChatInput) -> Option<String>) -> CallStyle {
+        let call = json!({"id": "abcdefghi", "type": "function", "function": {
+            "name": PROBE, "arguments": {"probe_key": 1},
+        }});
+        let tool = json!({"type": "function", "function": {
+            "name": "probe_tool", "description": "", "parameters": {"type": "object", "properties": {}},
+        }});
+        let messages = [
+            json!({"role": "user", "content": "x"}),
+            json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+            json!({"role": "tool", "name": PROBE, "tool_call_id": "abcdefghi", "content": "1"}),
+        ];
+        let mut tells_list = false;
+        let styles = [(false, false), (false, true), (true, false), (true, true)];
+        for (text_arguments, no_content) in styles {
+            let style = CallStyle {
+                format: None,
+                text_arguments,
+                no_content,
+            };
+            let mut messages = messages.to_vec();
+            messages.iter_mut().for_each(|message| style.apply(message));
+            let input = ChatInput {
+                messages,
+                tools: Some(vec![tool.clone()]),
+                now: Some(DateTime::from_unix(0, 0)),
+                ..ChatInput::default()
+            };
+            let text = render(&input).unwrap_or_default();
+            // These templates leave it to the model's answer to have its calls.
+            tells_list |= text.contains(TOOL_LIST);
+            // A template that wants text writes a mapping as Python does.
+            if [PROBE, "probe_key"].iter().all(|word| text.contains(word))
+                && !text.contains("{'probe_key'")
+            {
+                return CallStyle {
+                    format: ToolFormat::of(&text),
+                    ..style
+                };
+            }
+        }
+        CallStyle {
+            format: tells_list.then_some(ToolFormat::Python),
+            ..CallStyle::default()
+        }
+    }
+
+    /// Gives the template `message` as it wants it.
+    pub(crate) fn apply(&self, message: &mut Value) {
+        let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) else {
+            return;
+        };
+        for call in calls.iter_mut().filter(|_| self.text_arguments) {
+            let arguments = &mut call["function"]["arguments"];
+            if !arguments.is_string() {
+                *arguments = arguments.to_string().into();
+            }
+        }
+        if self.no_content && !calls.is_empty() {
+            message["content"] = Value::Null;
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! Tests of all forms.
+
+use serde_json::json;
+use sterna_text::{ChatTemplate, SpecialTokens};
+
+use super::*;
+
+/// The calls in `text`, cut into pieces of `n` characters; arguments joined.
+fn read(format: ToolFormat, text: &str, n: usize) -> (Vec<CallEvent>, Option<String>) {
+    let weather = json!({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+    let tools: Arc<[Tool]> = [Tool::new("weather", Some(&weather))].into();
+    let mut reader = CallReader::new(format, &tools);
+    let (mut events, mut rest) = (Vec::new(), None::<String>);
+    let chars: Vec<char> = text.chars().collect();
+    for piece in chars.chunks(n) {
+        let piece: String = piece.iter().collect();
+        match &mut rest {
+            Some(rest) => rest.push_str(&piece),
+            None => rest = reader.push(&piece, &mut events),
+        }
+    }
+    if rest.is_none() {
+        reader.finish(&mut events);
+    }
+    let mut joined: Vec<CallEvent> = Vec::new();
+    for event in events {
+        match (joined.last_mut(), event) {
+            (Some(CallEvent::Arguments(said)), CallEvent::Arguments(more)) => *said += &more,
+            (_, event) => joined.push(event),
+        }
+    }
+    (joined, rest)
+}
+
+fn call(name: &str, arguments: &str) -> Vec<CallEvent> {
+    vec![
+        CallEvent::Begun {
+            name: name.to_owned(),
+        },
+        CallEvent::Arguments(arguments.to_owned()),
+        CallEvent::Ended,
+    ]
+}
+
+#[test]
+fn calls_are_read_however_they_are_cut() {
+    use ToolFormat::{
+        Bare, DeepSeek, DeepSeekPlain, List, Named, Parameters, Python, Tagged, TaggedList,
+    };
+    let text = |text: &str| vec![CallEvent::Text(text.to_owned())];
+    for (format, input, expected, rest) in [
+        (
+            Tagged,
+            "\n{\"name\": \"a\", \"arguments\": {\"x\": [1, \"}\\\"\"]}}\n</tool_call>\nyes",
+            call("a", "{\"x\": [1, \"}\\\"\"]}"),
+            Some("\nyes"),
+        ),
+        // The other way round, with more, and without arguments.
+        (
+            Tagged,
+            "{\"arguments\":{\"x\":1},\"id\":\"7\",\"name\":\"a\"}</tool_call>",
+            call("a", "{\"x\":1}"),
+            Some(""),
+        ),
+        (
+            Tagged,
+            "{\"name\": \"a\"}</tool_call>",
+            call("a", "{}"),
+            Some(""),
+        ),
+        // Arguments in a string.
+        (
+            Tagged,
+            "{\"name\": \"a\", \"arguments\": \"{\\\"x\\\": 1}\"}</tool_call>",
+            call("a", "{\"x\": 1}"),
+            Some(""),
+        ),
+        // Cut off.
+        (
+            Tagged,
+            "{\"name\": \"a\", \"arguments\": {\"x\": ",
+            call("a", "{\"x\": "),
+            None,
+        ),
+        // No calls.
+        (
+            Tagged,
+            "nonsense</tool_call>",
+            text("<tool_call>n"),
+            Some("onsense</tool_call>"),
+        ),
+        (
+            Tagged,
+            "{\"x\": 1} no",
+            text("<tool_call>{\"x\": 1}"),
+            Some(" no"),
+        ),
+        (
+            List,
+            "[{\"name\": \"a\", \"arguments\": {}}, {\"name\": \"b\", \"arguments\": {\"y\": 2}}]",
+            [call("a", "{}"), call("b", "{\"y\": 2}")].concat(),
+            Some(""),
+        ),
+        (
+            Bare,
+            "{\"name\": \"a\", \"parameters\": {\"x\": 1}}",
+            call("a", "{\"x\": 1}"),
+            Some(""),
+        ),
+        (Bare, "{\"x\": 1}", text("{\"x\": 1}"), Some("")),
+        (
+            Named,
+            "a[ARGS]{\"x\": {\"y\": \"}\"}}[TOOL_CALLS]b[ARGS]{}",
+            call("a", "{\"x\": {\"y\": \"}\"}}"),
+            Some("[TOOL_CALLS]b[ARGS]{}"),
+        ),
+        (
+            Named,
+            " a[CALL_ID]123[ARGS]{\"x\": 1}</s>",
+            call("a", "{\"x\": 1}"),
+            Some("</s>"),
+        ),
+        (Named, "a[ARGS]", call("a", "{}"), None),
+        (
+            Named,
+            "a[ARGS][TOOL_CALLS]b",
+            call("a", "{}"),
+            Some("[TOOL_CALLS]b"),
+        ),
+        (Named, "a[ARGS]{\"x\": ", call("a", "{\"x\": "), None),
+        (Named, "a", text("[TOOL_CALLS]a"), None),
+        (Named, "no name {", text("[TOOL_CALLS]"), Some("no name {")),
+        (
+            Named,
+            "[{\"name\": \"a\", \"arguments\": {}}]",
+            call("a", "{}"),
+            Some(""),
+        ),
+        (
+            TaggedList,
+            "[\n    {\"name\": \"a\", \"arguments\": {\"x\": 1}},\n    {\"name\": \"b\"}\n]</tool_calls>yes",
+            [call("a", "{\"x\": 1}"), call("b", "{}")].concat(),
+            Some("yes"),
+        ),
+        (
+            DeepSeek,
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n{\"x\": {\"y\": \"}\"}}\n```<｜tool▁call▁end｜>\n\
+             <｜tool▁call▁begin｜>function<｜tool▁sep｜>b\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>yes",
+            [call("a", "{\"x\": {\"y\": \"}\"}}"), call("b", "{}")].concat(),
+            Some("yes"),
+        ),
+        (
+            DeepSeekPlain,
+            "<｜tool▁call▁begin｜>a<｜tool▁sep｜>{\"x\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>b<｜tool▁sep｜>\
+             <｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [call("a", "{\"x\": 1}"), call("b", "{}")].concat(),
+            Some(""),
+        ),
+        // Without the end of a call, then cut off.
+        (
+            DeepSeek,
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n{\"x\": 1}\n<｜tool▁call▁begin｜>function\
+             <｜tool▁sep｜>b\n```json\n{\"y\": ",
+            [call("a", "{\"x\": 1}"), call("b", "{\"y\": ")].concat(),
+            None,
+        ),
+        (
+            DeepSeek,
+            "<｜tool▁call▁begin｜>func",
+            text("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>func"),
+            None,
+        ),
+        (DeepSeek, "no", text("<｜tool▁calls▁begin｜>"), Some("no")),
+        (
+            Python,
+            "[a(x=1, y='it\\'s \"x\"'), b(), c(z=[True, None, {'k': (1.5, -2)}], w=\"\\n\\u00e9\\x41\")]<|tool_call_end|>yes",
+            [
+                call("a", "{\"x\": 1, \"y\": \"it's \\\"x\\\"\"}"),
+                call("b", "{}"),
+                call(
+                    "c",
+                    "{\"z\": [true, null, {\"k\": [1.5, -2]}], \"w\": \"\\né\u{41}\"}",
+                ),
+            ]
+            .concat(),
+            Some("yes"),
+        ),
+        // A quote inside that nobody escaped, a word without quotes, and no end of the list.
+        (
+            Python,
+            "[a(x='it's' , y=word)",
+            call("a", "{\"x\": \"it's\", \"y\": \"word\"}"),
+            None,
+        ),
+        // JSON, alone and in a list.
+        (
+            Python,
+            "[{\"name\": \"a\", \"arguments\": {\"x\": 1}}, {\"name\": \"b\"}]<|tool_call_end|>",
+            [call("a", "{\"x\": 1}"), call("b", "{}")].concat(),
+            Some(""),
+        ),
+        (
+            Python,
+            "{\"name\": \"a\", \"arguments\": {}}<|tool_call_end|>",
+            call("a", "{}"),
+            Some(""),
+        ),
+        // Cut off.
+        // What isn't quoted, isn't there, or isn't in a list.
+        (
+            Python,
+            "[a(x=New York , y=, z=[1, b])]<|tool_call_end|>!",
+            call("a", "{\"x\": \"New York\", \"y\": null, \"z\": [1, \"b\"]}"),
+            Some("!"),
+        ),
+        (
+            Python,
+            "a(x=1)<|tool_call_end|>!",
+            call("a", "{\"x\": 1}"),
+            Some("!"),
+        ),
+        (Python, "[a(x='b c", call("a", "{\"x\": \"b c"), None),
+        (Python, "[a(x=12", call("a", "{\"x\": 12"), None),
+        (Python, "[a(x='b'", call("a", "{\"x\": \"b\""), None),
+        (Python, "[a", text("<|tool_call_start|>[a"), None),
+        (Python, "[", text("<|tool_call_start|>["), None),
+        (Python, "[a!b]", text("<|tool_call_start|>[a!"), Some("b]")),
+        // Cut off after a call.
+        (
+            List,
+            "[{\"name\": \"a\", \"arguments\": {}}, ",
+            call("a", "{}"),
+            None,
+        ),
+        (
+            Parameters,
+            "\n<function=weather>\n<parameter=city>\nNew\n\n\"York\"\n</parameter>\n<parameter=days>\n3\n\
+             </parameter>\n</function>\n</tool_call>\nyes",
+            call(
+                "weather",
+                "{\"city\": \"New\\n\\n\\\"York\\\"\", \"days\": 3}",
+            ),
+            Some("\nyes"),
+        ),
+        (
+            Parameters,
+            "<function=weather></function></tool_call>",
+            call("weather", "{}"),
+            Some(""),
+        ),
+        // On one line, with tags in a value, text between parameters, and no end of the function.
+        (
+            Parameters,
+            "<function=weather><parameter=city></p><</parameter> and <b> <parameter=days>x</parameter></tool_call>",
+            call("weather", "{\"city\": \"</p><\", \"days\": \"x\"}"),
+            Some(""),
+        ),
+        // Nobody knows these.
+        (
+            Parameters,
+            "<function=other>\n<parameter=a>\n[1]\n</parameter>\n<parameter=b>\n\n</parameter>\n</function>",
+            call("other", "{\"a\": [1], \"b\": \"\"}"),
+            None,
+        ),
+        // The tags of the other form.
+        (
+            Parameters,
+            "\n{\"name\": \"a\", \"arguments\": {\"x\": 1}}\n</tool_call>",
+            call("a", "{\"x\": 1}"),
+            Some(""),
+        ),
+        (
+            Tagged,
+            "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+            call("weather", "{\"city\": \"Rome\"}"),
+            Some(""),
+        ),
+        // Cut off.
+        (
+            Parameters,
+            "<function=weather>\n<parameter=city>\nRome\n</param",
+            call("weather", "{\"city\": \"Rome"),
+            None,
+        ),
+        (
+            Parameters,
+            "<function=weather>\n<parameter=days>\n1",
+            call("weather", "{\"days\": 1"),
+            None,
+        ),
+        (
+            Parameters,
+            "<function=weather>\n<parameter=da",
+            call("weather", "{"),
+            None,
+        ),
+        (
+            Parameters,
+            "<function=wea",
+            text("<tool_call><function=wea"),
+            None,
+        ),
+        // No calls.
+        (
+            Parameters,
+            "<b>no</b></tool_call>",
+            text("<tool_call>"),
+            Some("<b>no</b></tool_call>"),
+        ),
+        (
+            Parameters,
+            "<function=a\nb></tool_call>",
+            text("<tool_call>"),
+            Some("<function=a\nb></tool_call>"),
+        ),
+    ] {
+        for n in 1..=input.chars().count() {
+            let found = read(format, input, n);
+            assert_eq!(found.0, expected, "{input} by {n}");
+            assert_eq!(found.1.as_deref(), rest, "{input} by {n}");
+        }
+    }
+}
+
+#[test]
+fn formats_are_told_by_what_a_template_writes() {
+    let probe = |text: &str| CallStyle::probe(|_| Some(format!("{text} probe_key"))).format;
+    for (text, format) in [
+        (
+            "<tool_call>\n{\"name\": \"probe_call\"",
+            Some(ToolFormat::Tagged),
+        ),
+        (
+            "<tool_call>\n<function=probe_call>",
+            Some(ToolFormat::Parameters),
+        ),
+        (
+            "[TOOL_CALLS][{\"name\": \"probe_call\"",
+            Some(ToolFormat::List),
+        ),
+        (
+            "{\"name\": \"probe_call\", \"parameters\": {}",
+            Some(ToolFormat::Bare),
+        ),
+        (
+            "<|tool_call_start|>[probe_call(probe_key=1)]<|tool_call_end|>",
+            Some(ToolFormat::Python),
+        ),
+        (
+            "<|tool_call_start|>[{\"name\": \"probe_call\"",
+            Some(ToolFormat::Python),
+        ),
+        (
+            "List of tools: <|tool_list_start|>[",
+            Some(ToolFormat::Python),
+        ),
+        // Instructions in one form, calls in another.
+        (
+            "<tool_call>\n{\"name\": NAME}\n</tool_call> >>>probe_call",
+            None,
+        ),
+        ("probe_call", None),
+        ("", None),
+    ] {
+        assert_eq!(probe(text), format, "{text}");
+    }
+}
+
+/// Each template of `testdata/chat-templates`, by name.
+fn templates() -> Vec<(String, String)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/chat-templates");
+    let recorded = std::fs::read(format!("{folder}/huggingface-jinja-e2e.json")).unwrap();
+    let recorded: Vec<Value> = serde_json::from_slice(&recorded).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let mut templates: Vec<_> = recorded
+        .iter()
+        .map(|case| (text(&case["name"]), text(&case["chat_template"])))
+        .collect();
+    let files = std::fs::read_dir(format!("{folder}/llama.cpp-templates")).unwrap();
+    for path in files.map(|file| file.unwrap().path()) {
+        if path.extension().is_some_and(|ending| ending == "jinja") {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            templates.push((name, std::fs::read_to_string(path).unwrap()));
+        }
+    }
+    templates.sort();
+    templates
+}
+
+#[test]
+fn calls_of_real_templates_are_in_these_formats() {
+    use ToolFormat::{DeepSeek, List, Parameters, Tagged, TaggedList};
+    let mut found = Vec::new();
+    for (name, source) in templates() {
+        let mut specials = SpecialTokens::default();
+        specials.bos = Some("<s>".to_owned());
+        specials.eos = Some("</s>".to_owned());
+        let template = ChatTemplate::new(&source, &specials).unwrap();
+        let is_written = std::cell::Cell::new(false);
+        let style = CallStyle::probe(|input| {
+            let text = template.render(input).ok()?;
+            is_written.set(is_written.get() || text.contains(PROBE));
+            Some(text)
+        });
+        let wants = match (style.text_arguments, style.no_content) {
+            (false, false) => "",
+            (true, false) => "text",
+            (false, true) => "no content",
+            (true, true) => "text, no content",
+        };
+        if is_written.get() {
+            found.push((name, style.format, wants));
+        }
+    }
+    let expected = [
+        ("CISCai/Mistral-7B-Instruct-v0.3-SOTA-GGUF", Some(List), ""),
+        (
+            "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+            Some(Tagged),
+            "",
+        ),
+        (
+            "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+            Some(Tagged),
+            "",
+        ),
+        (
+            "NousResearch/Hermes-2-Pro-Llama-3-8B (JSON Schema)",
+            Some(Tagged),
+            "",
+        ),
+        ("Qwen-Qwen2.5-7B-Instruct", Some(Tagged), ""),
+        ("Qwen/Qwen3-0.6B", Some(Tagged), ""),
+        ("Qwen/Qwen3.5-4B", Some(Parameters), ""),
+        ("ai21labs/AI21-Jamba-Large-1.6", Some(TaggedList), ""),
+        (
+            "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+            Some(DeepSeek),
+            "text, no content",
+        ),
+        (
+            "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+            Some(DeepSeek),
+            "text, no content",
+        ),
+        ("deepseek-ai/DeepSeek-R1", Some(DeepSeek), "text"),
+        ("llama-cpp-deepseek-r1", Some(DeepSeek), "text, no content"),
+        ("meetkai-functionary-medium-v3.1", None, "text"),
+        ("meetkai-functionary-medium-v3.2", None, "text"),
+        ("mistralai-Mistral-Nemo-Instruct-2407", Some(List), ""),
+        (
+            "mistralai/Mistral-7B-Instruct-v0.3 (JSON Schema)",
+            Some(List),
+            "",
+        ),
+        ("moonshotai/Kimi-K2-Thinking", None, ""),
+        ("openbmb/MiniCPM3-4B", None, ""),
+        ("zai-org/GLM-5.1", None, ""),
+    ];
+    // Those that write no calls aren't here; those without a format write calls that are read as text.
+    let expected = expected.map(|(name, format, wants)| (name.to_owned(), format, wants));
+    assert_eq!(found, expected);
+}

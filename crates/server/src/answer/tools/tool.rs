@@ -1,0 +1,117 @@
+//! Functions that may be called, and the schemas of their arguments.
+
+use serde_json::{Value, json};
+use sterna::constraint::bounded;
+
+/// A rule of a Lark grammar: JSON that `schema` describes.
+pub(in crate::answer) fn json_rule(name: &str, mut schema: Value) -> String {
+    // Of several schemas for the same object, none may be closed.
+    if !mentions(&schema, "allOf") {
+        close(&mut schema);
+    }
+    format!("{name}: %json {}\n", bounded(schema))
+}
+
+/// Lets objects have the members that they are said to have, where a schema leaves others open: what matches is valid
+/// all the same, and no model invents members.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(close),
+        Value::Object(members) => {
+            // What is put together of several schemas has the members of all.
+            let combined = ["allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties"];
+            let is_plain = !combined.iter().any(|name| members.contains_key(*name));
+            let properties = members.get("properties").and_then(Value::as_object);
+            let required = members.get("required").and_then(Value::as_array);
+            let has_all = properties.is_some_and(|properties| {
+                let mut names = required.into_iter().flatten().filter_map(Value::as_str);
+                names.all(|name| properties.contains_key(name))
+            });
+            if has_all && is_plain {
+                members
+                    .entry("additionalProperties")
+                    .or_insert(Value::Bool(false));
+            }
+            let inner = members.iter_mut();
+            let inner = inner.filter(|(name, _)| {
+                !matches!(name.as_str(), "const" | "enum" | "allOf" | "default")
+            });
+            inner.for_each(|(_, value)| close(value));
+        }
+        _ => {}
+    }
+}
+
+/// `text` as a literal of a Lark grammar.
+pub(in crate::answer) fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A function that may be called.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Tool {
+    pub(crate) name: String,
+    /// The schema of its arguments.
+    pub(crate) parameters: Value,
+    /// They match it in every call, not only in one that is required.
+    pub(crate) strict: bool,
+}
+
+impl Tool {
+    /// With the schema `parameters`; without one, any object will do.
+    pub(crate) fn new(name: &str, parameters: Option<&Value>) -> Tool {
+        let mut parameters = parameters.cloned().unwrap_or_else(|| json!({}));
+        if let Value::Object(members) = &mut parameters {
+            // A meta-schema is of no use here, and its address isn't looked up.
+            members.remove("$schema");
+            if !members.contains_key("type") {
+                members.insert("type".to_owned(), "object".into());
+            }
+        }
+        Tool {
+            name: name.to_owned(),
+            parameters,
+            strict: false,
+        }
+    }
+
+    /// The schema of a call that is an object, with `arguments` under this name.
+    pub(super) fn call(&self, arguments: &str) -> Value {
+        let mut parameters = self.parameters.clone();
+        if let Value::Object(members) = &mut parameters {
+            members.retain(|name, _| !DEFINITIONS.contains(&name.as_str()));
+        }
+        self.with_definitions(json!({
+            "type": "object",
+            "properties": {"name": {"const": self.name}, arguments: parameters},
+            "required": ["name", arguments],
+            "additionalProperties": false,
+        }))
+    }
+
+    /// `schema`, with the definitions of the tool's where its references, if it has any, look for them.
+    pub(super) fn with_definitions(&self, mut schema: Value) -> Value {
+        let refers = mentions(&schema, "$ref");
+        for name in DEFINITIONS.into_iter().filter(|_| refers) {
+            if let (Some(found), Value::Object(members)) = (self.parameters.get(name), &mut schema)
+            {
+                members.entry(name).or_insert_with(|| found.clone());
+            }
+        }
+        schema
+    }
+}
+
+/// Whether an object in `schema` has a member called `name`.
+fn mentions(schema: &Value, name: &str) -> bool {
+    match schema {
+        Value::Array(items) => items.iter().any(|item| mentions(item, name)),
+        Value::Object(members) => {
+            members.contains_key(name) || members.values().any(|value| mentions(value, name))
+        }
+        _ => false,
+    }
+}
+
+/// Where schemas have definitions that they refer to.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
