@@ -59,8 +59,8 @@ pub(super) struct ApiFlags {
     #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_PAGES")]
     pub(super) no_pages: bool,
 
-    /// Answers of an engine at once; others wait [default: twice its threads, from 8 to 32; 32 on a GPU that is asked for,
-    /// or that a model is loaded to at first]
+    /// Answers of an engine at once; others wait [default: twice its threads, from 8 to 32; 32 where a GPU computes a
+    /// model, or would compute one that is not loaded yet]
     #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_PARALLEL")]
     parallel: Option<NonZero<usize>>,
 
@@ -200,7 +200,7 @@ pub(super) struct ApiFlags {
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     otlp_endpoint: Option<String>,
 
-    /// Refuse requests that say what their answers have to match: schemas, patterns, grammars, required calls
+    /// Refuse requests that say what their answers have to match: schemas, patterns, grammars, required calls, strict tools
     #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_GRAMMARS")]
     no_grammars: bool,
 
