@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(folder.peek(&names[2]).unwrap(), (b, vec![0, 1, 2, 3, 4]));
         assert_eq!(code(folder.read(&names[2], &a)), ErrorCode::HashMismatch);
         // What was used is the last to go.
-        let first = listed[0].name.clone();
+        let first = names[0].clone();
         folder.touch(&first).unwrap();
         assert_eq!(folder.list().unwrap()[2].name, first);
         folder.remove(&first).unwrap();
