@@ -43,6 +43,16 @@ pub(crate) enum Member<'a> {
 }
 
 impl ObjectScanner {
+    /// Takes from the beginning of `held` what belongs to the object.
+    pub(super) fn take(&mut self, held: &mut String) -> String {
+        let end = held.char_indices().find(|(_, c)| {
+            self.push(*c);
+            self.is_over()
+        });
+        let n = end.map_or(held.len(), |(at, c)| at + c.len_utf8());
+        held.drain(..n).collect()
+    }
+
     /// Takes the next character.
     pub(crate) fn push(&mut self, c: char) -> Member<'_> {
         match self.state {

@@ -11,7 +11,7 @@
 //!
 //! V3.1: `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`
 
-use super::CallEvent;
+use super::{CallEvent, MAX_HEAD};
 use crate::answer::scan::ObjectScanner;
 
 pub(super) const CALLS: &str = "<｜tool▁calls▁begin｜>";
@@ -19,9 +19,6 @@ pub(super) const CALLS_END: &str = "<｜tool▁calls▁end｜>";
 pub(super) const CALL: &str = "<｜tool▁call▁begin｜>";
 pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
 pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
-
-/// What is before arguments in bytes at most: more is no call.
-const MAX_HEAD: usize = 512;
 
 /// Reads calls, piece by piece, from what follows the mark that begins all of them.
 #[derive(Debug, Default)]
@@ -153,13 +150,7 @@ impl DeepSeekReader {
     }
 
     fn arguments(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        let mut chars = self.held.char_indices();
-        let end = chars.find(|(_, c)| {
-            self.scanner.push(*c);
-            self.scanner.is_over()
-        });
-        let n = end.map_or(self.held.len(), |(at, c)| at + c.len_utf8());
-        let text: String = self.held.drain(..n).collect();
+        let text = self.scanner.take(&mut self.held);
         if !text.is_empty() {
             events.push(CallEvent::Arguments(text));
         }

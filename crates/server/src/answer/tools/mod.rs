@@ -61,6 +61,9 @@ const PYTHON: &str = "<|python_tag|>";
 /// Bytes of the rules of a call: with more, the grammar is refused.
 const MAX_RULES: usize = 1 << 20;
 
+/// What is before the arguments of a call in bytes at most: more is no call.
+const MAX_HEAD: usize = 512;
+
 /// Calls in an answer at most, where a grammar says what may come.
 const MAX_CALLS: usize = 8;
 

@@ -1,14 +1,11 @@
 //! Calls with a mark, a name and a JSON object each: those of newer Mistrals, `[TOOL_CALLS]NAME[ARGS]{…}`.
 
-use super::{CallEvent, LIST};
+use super::{CallEvent, LIST, MAX_HEAD};
 use crate::answer::scan::ObjectScanner;
 
 pub(super) const ARGUMENTS: &str = "[ARGS]";
 /// Before the id of a call, which some write after its name.
 pub(super) const ID: &str = "[CALL_ID]";
-
-/// What is before arguments in bytes at most: more is no call.
-const MAX_HEAD: usize = 512;
 
 /// Reads one call, piece by piece, from what follows its mark.
 #[derive(Debug, Default)]
@@ -92,12 +89,7 @@ impl NamedReader {
     }
 
     fn arguments(&mut self, events: &mut Vec<CallEvent>) {
-        let end = self.held.char_indices().find(|(_, c)| {
-            self.scanner.push(*c);
-            self.scanner.is_over()
-        });
-        let n = end.map_or(self.held.len(), |(at, c)| at + c.len_utf8());
-        let text: String = self.held.drain(..n).collect();
+        let text = self.scanner.take(&mut self.held);
         if !text.is_empty() {
             events.push(CallEvent::Arguments(text));
         }
