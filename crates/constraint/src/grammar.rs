@@ -42,14 +42,24 @@ const WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,20}";
 /// What else texts match whose formats have no end, or let through what there isn't, by the name of the format: a fraction of a
 /// second has nine digits at most, the name of a mailbox 64 bytes, a label 63, and all of it 253; seconds end at 59, and only leap
 /// years have a 29 February.
-const BOUNDS: [(&str, &str); 5] = [
-    ("date", concat!("^", date!(), "$")),
-    ("date-time", concat!("^", date!(), "[tT]", time!(), "$")),
-    ("time", concat!("^", time!(), "$")),
-    ("email", r"^[^@]{1,64}@([^.@]{1,63}\.)*[^.@]{1,63}$"),
-    ("hostname", r"^([^.]{1,63}\.)*[^.]{1,63}$"),
+const BOUNDS: [Bound; 5] = [
+    ("date", concat!("^", date!(), "$"), None),
+    (
+        "date-time",
+        concat!("^", date!(), "[tT]", time!(), "$"),
+        None,
+    ),
+    ("time", concat!("^", time!(), "$"), None),
+    (
+        "email",
+        r"^[^@]{1,64}@([^.@]{1,63}\.)*[^.@]{1,63}$",
+        Some(253),
+    ),
+    ("hostname", r"^([^.]{1,63}\.)*[^.]{1,63}$", Some(253)),
 ];
-const MAX_HOST: usize = 253;
+
+/// A format, a pattern, and the longest text.
+type Bound = (&'static str, &'static str, Option<usize>);
 
 /// What output matches, from its first byte to its last.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -171,16 +181,13 @@ fn bound_formats(schema: &mut Value) {
         Value::Array(schemas) => schemas.iter_mut().for_each(bound_formats),
         Value::Object(members) => {
             let format = members.get("format").and_then(Value::as_str);
-            let format = format.map(str::to_owned);
-            let format = format.as_deref();
-            let bound = BOUNDS.iter().find(|(name, _)| Some(*name) == format);
-            let is_said = ["pattern", "const", "enum"].iter();
-            let mut is_said = is_said.filter(|name| members.contains_key(**name));
-            if let (Some((_, pattern)), None) = (bound, is_said.next()) {
-                if matches!(format, Some("email" | "hostname")) {
-                    members
-                        .entry("maxLength")
-                        .or_insert_with(|| MAX_HOST.into());
+            let bound = BOUNDS.iter().find(|bound| Some(bound.0) == format);
+            let mut said = ["pattern", "const", "enum"].into_iter();
+            if let Some((_, pattern, most)) = bound
+                && !said.any(|name| members.contains_key(name))
+            {
+                if let Some(most) = *most {
+                    members.entry("maxLength").or_insert(most.into());
                 }
                 members.insert("pattern".to_owned(), (*pattern).into());
             }

@@ -158,7 +158,7 @@ async fn accept(
     let places = Places::new(limits.connections, limits.per_address);
     let mut told: Option<Instant> = None;
     loop {
-        let free = places.free().await;
+        let free = places.wait().await;
         match listener.accept().await {
             Ok((stream, address)) => match places.take(free, address.ip()) {
                 Some(place) => {

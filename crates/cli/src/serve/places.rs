@@ -35,7 +35,7 @@ impl Places {
     }
 
     /// Waits until one is free.
-    pub(super) async fn free(&self) -> OwnedSemaphorePermit {
+    pub(super) async fn wait(&self) -> OwnedSemaphorePermit {
         let free = Arc::clone(&self.free).acquire_owned().await;
         free.expect("it is never closed")
     }
@@ -82,7 +82,7 @@ mod tests {
     #[tokio::test]
     async fn one_address_leaves_places_to_others() {
         let places = Places::new(3, 2);
-        let take = async |ip: &str| places.take(places.free().await, ip.parse().unwrap());
+        let take = async |ip: &str| places.take(places.wait().await, ip.parse().unwrap());
         let one = take("192.0.2.1").await.unwrap();
         let mapped = take("::ffff:192.0.2.1").await;
         assert!(mapped.is_some());

@@ -198,15 +198,6 @@ impl SnapshotSource for SnapshotPieces<'_> {
     }
 }
 
-/// Of one piece.
-impl From<Vec<u8>> for Snapshot {
-    fn from(piece: Vec<u8>) -> Snapshot {
-        Snapshot {
-            pieces: vec![piece],
-        }
-    }
-}
-
 fn contents(config: &ModelConfig, i: usize, len: usize) -> LayerContents {
     let layer = &config.layers[i];
     let n_state = config.layer_state(layer);

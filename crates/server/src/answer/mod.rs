@@ -79,6 +79,17 @@ pub(crate) enum Calls {
     Must { tools: Vec<Tool>, parallel: bool },
 }
 
+impl Calls {
+    /// Whether they have to match something.
+    pub(crate) fn have_grammar(&self) -> bool {
+        match self {
+            Calls::None => false,
+            Calls::May { tools } => tools.iter().any(|tool| tool.strict),
+            Calls::Must { .. } => true,
+        }
+    }
+}
+
 /// Requests for the engine, and what their answers are read with.
 pub(crate) struct Prepared {
     pub(crate) requests: Vec<Request>,
@@ -237,7 +248,7 @@ fn strict_calls(
     let (Calls::May { tools }, Some(mark)) = (calls, model.tools.mark()) else {
         return Ok(None);
     };
-    if !tools.iter().any(|tool| tool.strict) {
+    if !calls.have_grammar() {
         return Ok(None);
     }
     let grammar = strict_grammar(model.tools, tools, &model.tokenizer);

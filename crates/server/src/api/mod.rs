@@ -38,7 +38,7 @@ use tokio::time::timeout;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::adapters::{Offered, Shelf};
-use crate::answer::{Answers, Ask, Calls, Prepared, Summary, prepare};
+use crate::answer::{Answers, Ask, Prepared, Summary, prepare};
 use crate::catalog::Catalog;
 use crate::engine::{AdapterKey, Engines, Job, Outputs, Work, replies};
 use crate::metrics::Metrics;
@@ -386,12 +386,7 @@ impl Drop for GivenUp {
 
 /// Whether the answers to `ask` have to match something.
 fn has_grammar(ask: &Ask) -> bool {
-    let has_calls = match &ask.calls {
-        Calls::None => false,
-        Calls::May { tools } => tools.iter().any(|tool| tool.strict),
-        Calls::Must { .. } => true,
-    };
-    ask.grammar.is_some() || has_calls
+    ask.grammar.is_some() || ask.calls.have_grammar()
 }
 
 fn unprepared(error: &JoinError) -> ApiError {

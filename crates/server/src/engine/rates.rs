@@ -57,17 +57,20 @@ impl Rates {
 
     /// Records that so many bytes were copied from `tier` to the engine.
     pub(super) fn copied(&mut self, tier: Tier, n_bytes: u64, took: Duration) {
-        if let Some(rate) = self.of(tier) {
-            rate.add(n_bytes as f64, took, Instant::now());
-        }
+        let rate = match tier {
+            Tier::Engine => return,
+            Tier::Host => &mut self.host,
+            Tier::Disk => &mut self.disk,
+        };
+        rate.add(n_bytes as f64, took, Instant::now());
     }
 
     /// Whether a sequence is to be copied.
-    pub(super) fn pays(&mut self, copied: Copied) -> bool {
+    pub(super) fn pays(&self, copied: Copied) -> bool {
         self.pays_at(copied, Instant::now())
     }
 
-    fn pays_at(&mut self, copied: Copied, now: Instant) -> bool {
+    fn pays_at(&self, copied: Copied, now: Instant) -> bool {
         let Copied {
             tier,
             n_bytes,
@@ -78,21 +81,15 @@ impl Rates {
             return false;
         }
         let to_compute = self.computed.seconds(n_saved as f64, now);
-        let to_copy = self
-            .of(tier)
-            .and_then(|rate| rate.seconds(n_bytes as f64, now));
+        let rate = match tier {
+            Tier::Engine => None,
+            Tier::Host => Some(&self.host),
+            Tier::Disk => Some(&self.disk),
+        };
+        let to_copy = rate.and_then(|rate| rate.seconds(n_bytes as f64, now));
         match (to_compute, to_copy) {
             (Some(to_compute), Some(to_copy)) => to_copy <= to_compute,
             _ => n_saved >= n_tokens / WORTH_SHARE,
-        }
-    }
-
-    /// The rate of `tier`; none for an engine's own memory.
-    fn of(&mut self, tier: Tier) -> Option<&mut Rate> {
-        match tier {
-            Tier::Engine => None,
-            Tier::Host => Some(&mut self.host),
-            Tier::Disk => Some(&mut self.disk),
         }
     }
 }

@@ -542,7 +542,7 @@ impl<B: Backend> Worker<B> {
                 normalised,
             },
         };
-        self.running.iter_mut().for_each(|own| own.is_alone = false);
+        self.compute_more();
         self.aside.push_back(Aside {
             of,
             reply,
@@ -574,7 +574,7 @@ impl<B: Backend> Worker<B> {
             self.metrics.count_cache_hit(tier, n_cached);
         }
         let is_alone = self.running.is_empty() && self.aside.is_empty();
-        self.running.iter_mut().for_each(|own| own.is_alone = false);
+        self.compute_more();
         // Whoever is gone is noticed before the next step.
         let _ = reply.send(Output::Begun {
             engine: self.number,
@@ -593,6 +593,11 @@ impl<B: Backend> Worker<B> {
             is_alone,
         });
         Ok(())
+    }
+
+    /// Records that something is computed besides the answers that have begun.
+    fn compute_more(&mut self) {
+        self.running.iter_mut().for_each(|own| own.is_alone = false);
     }
 
     /// Goes on with an answer that another engine began.
@@ -615,7 +620,7 @@ impl<B: Backend> Worker<B> {
             self.keep(&of, id, 0);
             return Err(error);
         }
-        self.running.iter_mut().for_each(|own| own.is_alone = false);
+        self.compute_more();
         self.running.push(Running {
             id,
             of,
@@ -1074,7 +1079,7 @@ impl<B: Backend> Worker<B> {
         sequence: &mut Sequence<B>,
     ) {
         let n_bytes = model.cache_bytes(sequence.len());
-        self.running.iter_mut().for_each(|own| own.is_alone = false);
+        self.compute_more();
         match sequence.snapshot(n_bytes) {
             // Weights may have been replaced meanwhile.
             Ok(saved) if model.adapted.model().generation() == identity.generation => {

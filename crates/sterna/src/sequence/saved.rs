@@ -21,13 +21,16 @@ pub fn is_saved(bytes: &[u8]) -> bool {
 #[derive(Debug, Clone)]
 pub struct SavedSequence {
     pub(super) ids: Vec<u32>,
+    /// As sessions write it.
     pub(super) contents: Snapshot,
 }
 
 impl SavedSequence {
     #[cfg(test)]
-    pub(crate) fn new(ids: Vec<u32>, contents: Vec<u8>) -> SavedSequence {
-        let contents = contents.into();
+    pub(crate) fn new(ids: Vec<u32>, piece: Vec<u8>) -> SavedSequence {
+        use sterna_engine::backend::SnapshotSink;
+        let mut contents = Snapshot::default();
+        contents.put(piece).unwrap();
         SavedSequence { ids, contents }
     }
 
