@@ -5,6 +5,7 @@
 //! sum is added to the residual; a gate's factor is read where it was copied from; products with adjacent matrices
 //! become one, and attention of one row of each sequence prepares its own heads, with norms of all of them too. No
 //! other operation may come in between, and nothing may read what is no longer stored.
+//! Whether rows are read for the last time is noted: where they are a product in parts, they needn't be stored then.
 
 use super::Matrix;
 use super::op::{ExpertOutput, HeadInputs, Norm, Op, Output, View};
@@ -52,7 +53,24 @@ pub(super) fn fuse(ops: &[Op]) -> Vec<Op> {
         }
     }
     // Last: other fusions of products may join matrices in their own way.
-    fused.into_iter().map(in_one).collect()
+    let mut fused: Vec<Op> = fused.into_iter().map(in_one).collect();
+    for i in 0..fused.len() {
+        let rest = Rest {
+            step: &fused[i + 1..],
+            next: match fused.last() {
+                Some(Op::Sample(_)) => &fused,
+                _ => &[],
+            },
+        };
+        let is_last = match &fused[i] {
+            Op::Decode { heads, .. } => is_dead(&heads.qkv, rest),
+            _ => false,
+        };
+        if let Op::Decode { reads_last, .. } = &mut fused[i] {
+            *reads_last = is_last;
+        }
+    }
+    fused
 }
 
 /// Products with adjacent matrices become one, if their results are adjacent too.
@@ -379,6 +397,7 @@ fn with_attention(before: &Op, op: &Op) -> Option<Op> {
         sinks: sinks.clone(),
         cache: cache.clone(),
         most_len: *most_len,
+        reads_last: false,
         out: out.clone(),
     })
 }
@@ -398,6 +417,7 @@ fn of_whole(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
             sinks,
             cache,
             most_len,
+            reads_last,
             out: given,
         },
     ) = (before, op)
@@ -436,6 +456,7 @@ fn of_whole(before: &Op, op: &Op, rest: Rest<'_>) -> Option<Op> {
         sinks: sinks.clone(),
         cache: cache.clone(),
         most_len: *most_len,
+        reads_last: *reads_last,
         out: given.clone(),
     })
 }

@@ -16,7 +16,7 @@ use crate::memory::Buffer;
 use crate::tuning::{RowClass, Sample};
 use crate::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Timing};
 use fuse::fuse;
-use op::{Workspace, record, record_both};
+use op::{Workspace, record};
 
 pub use matrix::{Matrix, join, stack};
 pub use op::{
@@ -299,17 +299,12 @@ impl Graph {
     fn record<'a>(&self, ops: &'a [Op], most: usize) -> Result<(Commands, &'a [Op]), GpuError> {
         let mut recorder = Recorder::new(&self.device);
         let mut rest = ops;
+        let mut added = None;
         while let Some((op, next)) = rest.split_first()
-            && recorder.len() < most
+            && (recorder.len() < most || added.is_some())
         {
+            added = record(&mut recorder, &self.workspace, (op, next.first()), added)?;
             rest = next;
-            if let Some((after, others)) = next.split_first()
-                && record_both(&mut recorder, &self.workspace, [op, after])?
-            {
-                rest = others;
-                continue;
-            }
-            record(&mut recorder, &self.workspace, op)?;
         }
         Ok((recorder.finish()?, rest))
     }

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use super::Matrix;
 use super::sample::SampleOp;
-use crate::error::expect;
 use crate::kernels::attention::{
     self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, RopeLayout, Scores, Split, SplitKv,
     SplitKvStates,
 };
 use crate::kernels::elementwise::{self, Activation, Function};
 use crate::kernels::experts;
-use crate::kernels::linear::{self, Choice, Epilogue, Form, Ids, Input, Stack};
+use crate::kernels::linear::{self, Choice, Epilogue, Form, Ids, Input, Stack, WeightKind};
 use crate::kernels::quantize::{
     Parts, QuantizedRows, Scaling, Wanted, can_add, quantize, quantize_for,
 };
@@ -351,6 +350,8 @@ pub enum Op {
         sinks: Option<Buffer>,
         cache: Shared<CacheLayer>,
         most_len: usize,
+        /// Whether nothing reads the rows of `heads` after it.
+        reads_last: bool,
         out: View,
     },
     /// Samples the next token, and advances the step's position.
@@ -630,11 +631,81 @@ impl Workspace {
     }
 }
 
-/// Records `op`. The workspace has room for it.
+/// Records `op`, which adds up the parts of the product before it if there are any; and returns those of its own product, if
+/// `next` is to add them up. The workspace has room for it.
 pub(super) fn record(
     recorder: &mut Recorder,
     workspace: &Workspace,
+    (op, next): (&Op, Option<&Op>),
+    added: Option<Parts>,
+) -> Result<Option<Parts>, GpuError> {
+    let left = next.and_then(|next| parts_left(recorder, op, next));
+    record_one(recorder, workspace, op, (added, left.is_some()))?;
+    Ok(left)
+}
+
+/// The parts that the product `op` is computed in, if `next` can add them up as it reads them.
+fn parts_left(recorder: &Recorder, op: &Op, next: &Op) -> Option<Parts> {
+    let Op::Linear { x, outputs, .. } = op else {
+        return None;
+    };
+    let [Output { w, out, epilogue }] = &outputs[..] else {
+        return None;
+    };
+    let Form::Int8(scaling) = w.kind().form() else {
+        return None;
+    };
+    let adds = match next {
+        Op::Linear {
+            x: sum,
+            norm: Some(_),
+            outputs,
+        } => {
+            *epilogue == Epilogue::Add && out == sum && quantizing_adds(recorder, scaling, sum, outputs)
+        }
+        Op::Decode {
+            heads,
+            shape,
+            sinks: None,
+            cache,
+            most_len,
+            reads_last: true,
+            ..
+        } => {
+            *epilogue == Epilogue::Store
+                && *out == heads.qkv
+                && w.kind() == WeightKind::Ternary
+                && attention::can_add(shape, &heads.of(), cache, *most_len)
+        }
+        _ => false,
+    };
+    match adds {
+        true => linear::parts_of(recorder, &w.linear(), x.n_rows),
+        false => None,
+    }
+}
+
+/// Whether the parts of a product of activations with this scaling can be added to `sum` as it is quantized for `readers`.
+fn quantizing_adds(recorder: &Recorder, scaling: Scaling, sum: &View, readers: &[Output]) -> bool {
+    let Some(Form::Int8(next)) = readers.first().map(|it| it.w.kind().form()) else {
+        return false;
+    };
+    // Scales of rows are where those of the next are stored, row by row.
+    let are_alike = scaling != Scaling::Row || next == Scaling::Row;
+    let rounds_itself =
+        |reader: &Output| linear::rounds_itself(recorder, &reader.w.linear(), &sum.of());
+    are_alike
+        && (readers.iter()).all(|reader| reader.w.kind().form() == Form::Int8(next))
+        && !readers.iter().all(rounds_itself)
+        && can_add(recorder.device(), &sum.of(), next)
+}
+
+/// Records `op`, which adds up parts, and leaves its own.
+fn record_one(
+    recorder: &mut Recorder,
+    workspace: &Workspace,
     op: &Op,
+    (added, leaves): (Option<Parts>, bool),
 ) -> Result<(), GpuError> {
     match op {
         Op::Embed {
@@ -658,7 +729,8 @@ pub(super) fn record(
             out,
         } => norm::layer_norm(recorder, x.of(), (weight, bias), *eps, out.of()),
         Op::Linear { x, norm, outputs } => {
-            products(recorder, workspace, (x, norm.as_ref()), outputs, None)
+            let input = (x, norm.as_ref());
+            products(recorder, workspace, input, outputs, (added, leaves))
         }
         Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
         Op::Add { x, y } => elementwise::add(recorder, x.of(), y.of()),
@@ -896,6 +968,7 @@ pub(super) fn record(
             cache,
             most_len,
             out,
+            ..
         } => {
             let scores = Scores {
                 shape,
@@ -907,7 +980,14 @@ pub(super) fn record(
                 states,
                 most_len: *most_len,
             };
-            attention::decode(recorder, scores, &heads.of(), cache, split_kv, out.of())
+            let heads = heads.of();
+            match added {
+                Some(parts) => {
+                    let sums = (&parts, workspace.rounded());
+                    attention::decode_sums(recorder, scores, &heads, sums, cache, split_kv, out.of())
+                }
+                None => attention::decode(recorder, scores, &heads, cache, split_kv, out.of()),
+            }
         }
         Op::Sample(sample) => sample.record(recorder),
     }
@@ -943,19 +1023,22 @@ impl HeadInputs {
 }
 
 /// Few rows are quantized by each product for itself where that pays for all that use the same format; else they are once, for
-/// all of these.
+/// all of these. Where it leaves its parts, there is one product.
 fn products(
     recorder: &mut Recorder,
     workspace: &Workspace,
     (x, norm): (&View, Option<&Norm>),
     outputs: &[Output],
-    added: Option<Parts<'_>>,
+    (added, leaves): (Option<Parts>, bool),
 ) -> Result<(), GpuError> {
     let rounded = workspace.rounded();
     let norm = norm.map(|(weight, eps)| (weight, *eps));
     let multiply = |recorder: &mut Recorder, output: &Output, input| {
-        let w = output.w.linear();
-        linear::multiply(recorder, &w, input, output.epilogue, output.out.of())
+        let (w, out) = (output.w.linear(), output.out.of());
+        match leaves {
+            true => linear::multiply_parts(recorder, &w, input, out),
+            false => linear::multiply(recorder, &w, input, output.epilogue, out),
+        }
     };
     for output in outputs {
         if output.w.kind().form() == Form::Float {
@@ -988,7 +1071,7 @@ fn products(
                     |output: &&Output| linear::reads_halves(recorder, &output.w.linear(), x.n_rows);
                 let wanted = Wanted {
                     halves: same.iter().any(reads_halves),
-                    added,
+                    added: added.as_ref(),
                 };
                 quantize_for(recorder, x.of(), norm, scaling, wanted, rounded)?;
                 Input::Int8(rounded)
@@ -1005,71 +1088,6 @@ fn products(
         }
     }
     Ok(())
-}
-
-/// Records a product that is added to rows, and those that read these rows next, normalised, if what quantizes the rows can add
-/// up the parts that the first is computed in; returns whether it can.
-pub(super) fn record_both(
-    recorder: &mut Recorder,
-    workspace: &Workspace,
-    [op, next]: [&Op; 2],
-) -> Result<bool, GpuError> {
-    let (
-        Op::Linear { x, norm, outputs },
-        Op::Linear {
-            x: sum,
-            norm: Some(next_norm),
-            outputs: readers,
-        },
-    ) = (op, next)
-    else {
-        return Ok(false);
-    };
-    let [Output { w, out, epilogue }] = &outputs[..] else {
-        return Ok(false);
-    };
-    let w = w.linear();
-    let forms = (
-        w.kind().form(),
-        readers.first().map(|it| it.w.kind().form()),
-    );
-    let (Form::Int8(scaling), Some(Form::Int8(next_scaling))) = forms else {
-        return Ok(false);
-    };
-    // Scales of rows are where those of the next are stored, row by row.
-    let are_alike = scaling != Scaling::Row || next_scaling == Scaling::Row;
-    let reads_all = |reader: &Output| reader.w.kind().form() == Form::Int8(next_scaling);
-    let rounds_itself =
-        |reader: &Output| linear::rounds_itself(recorder, &reader.w.linear(), &sum.of());
-    if *epilogue != Epilogue::Add
-        || out != sum
-        || !are_alike
-        || !readers.iter().all(reads_all)
-        || readers.iter().all(rounds_itself)
-        || !can_add(recorder.device(), &sum.of(), next_scaling)
-    {
-        return Ok(false);
-    }
-    let Some(parts) = linear::parts_of(recorder, &w, x.n_rows) else {
-        return Ok(false);
-    };
-    expect("linear: rows of the output", x.n_rows, out.n_rows)?;
-    let rounded = workspace.rounded();
-    let wanted = Wanted {
-        halves: linear::reads_halves(recorder, &w, x.n_rows),
-        added: None,
-    };
-    let norm = norm.as_ref().map(|(weight, eps)| (weight, *eps));
-    quantize_for(recorder, x.of(), norm, scaling, wanted, rounded)?;
-    linear::multiply_parts(recorder, &w, rounded, out.of())?;
-    products(
-        recorder,
-        workspace,
-        (sum, Some(next_norm)),
-        readers,
-        Some(parts),
-    )?;
-    Ok(true)
 }
 
 /// Records two products of a row in one dispatch if that can be; returns whether it can.

@@ -49,14 +49,14 @@ pub struct QuantizedRows {
     /// `[n_rows, padded width]` of int8.
     pub(super) q: Buffer,
     /// Scales and sums.
-    pub(super) steps: Buffer,
+    pub(in crate::kernels) steps: Buffer,
     /// The values of blocks or of floats, or the codes of rows, as f16, for products by matrix units: of many rows, or of trits,
     /// of several.
     /// Without such units or rows, nothing.
     pub(super) halves: Buffer,
     /// What products with them by matrix units need: groups of routes, or sums of parts of the columns, for a moment or until the
     /// next rows are quantized.
-    pub(super) scratch: Buffer,
+    pub(in crate::kernels) scratch: Buffer,
     most_rows: usize,
     most_width: usize,
 }
@@ -174,17 +174,17 @@ pub(crate) struct Wanted<'a> {
     /// Whether products [read the rows as f16](super::linear::reads_halves).
     pub(crate) halves: bool,
     /// A product that is added to the rows first, if [`can_add`] says so.
-    pub(crate) added: Option<Parts<'a>>,
+    pub(crate) added: Option<&'a Parts>,
 }
 
 /// The parts of a product, whose sums are in the scratch memory of the quantized rows that it multiplied: what is quantized next
 /// can take their place.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Parts<'a> {
+#[derive(Debug, Clone)]
+pub(crate) struct Parts {
     /// How many there are.
     pub(crate) n: usize,
     /// Scales of rows of trits, and where they begin; `None` for blocks.
-    pub(crate) scales: Option<(&'a Buffer, usize)>,
+    pub(crate) scales: Option<(Buffer, usize)>,
 }
 
 /// How rows are divided among invocations.
@@ -257,7 +257,7 @@ pub(crate) fn quantize_for(
     } = Shape::of(device.limits(), &x, norm.is_some(), scaling);
     let halves = wanted.halves && takes_halves(&device, x.n_rows, scaling);
     let (weight, eps) = norm.unwrap_or((x.buffer, 0.0));
-    let scales = wanted.added.and_then(|added| added.scales);
+    let scales = wanted.added.and_then(|added| added.scales.as_ref());
     let params = QuantizeParams {
         k: x.width as u32,
         padded: x.width.next_multiple_of(PADDING) as u32,
@@ -266,7 +266,7 @@ pub(crate) fn quantize_for(
         x_stride: x.stride as u32,
         sharing: sharing as u32,
         eps,
-        begin: scales.map_or(0, |(_, begin)| begin as u32),
+        begin: scales.map_or(0, |(_, begin)| *begin as u32),
     };
     let mut constants = vec![
         ("WG", workgroup as f64),

@@ -55,7 +55,6 @@ const COLUMNS_TERNARY: Lib = Lib::File(wgsl!(
     "../shaders/lib/quarters.wgsl",
     "../shaders/lib/columns_ternary.wgsl",
 ));
-const COLUMNS_F16: Lib = Lib::File(wgsl!("../shaders/lib/columns_f16.wgsl"));
 const COOP_TERNARY: Lib = Lib::File(wgsl!(
     "../shaders/lib/quarters.wgsl",
     "../shaders/lib/coop_ternary.wgsl",
@@ -82,6 +81,8 @@ const IO_SEPARATE: Lib = Lib::File(wgsl!("../shaders/lib/io_separate.wgsl"));
 const IO_IN_PLACE: Lib = Lib::File(wgsl!("../shaders/lib/io_in_place.wgsl"));
 
 const HEADS_PARAMS: Lib = Lib::File(wgsl!("../shaders/lib/heads_params.wgsl"));
+const ROWS_AS_THEY_ARE: Lib = Lib::File(wgsl!("../shaders/lib/rows_as_they_are.wgsl"));
+const ROWS_OF_SUMS: Lib = Lib::File(wgsl!("../shaders/lib/rows_of_sums.wgsl"));
 const CACHE_F32: Lib = Lib::File(wgsl!("../shaders/lib/cache_f32.wgsl"));
 const CACHE_F16: Lib = Lib::File(wgsl!("../shaders/lib/cache_f16.wgsl"));
 const CACHE_Q8_0: Lib = Lib::File(wgsl!("../shaders/lib/cache_q8_0.wgsl"));
@@ -255,7 +256,7 @@ shaders! {
         [Read, Read, Read, Write, Read], LinearParams, [];
     GEMM_F16 = "float_gemm", [LINEAR_PARAMS, FLOATS_F16, X_VECTORS, ACTIVATION, EPILOGUE, GEMM_TILE],
         [Read, Read, Read, Write], LinearParams, [];
-    GEMM_F16_COOP = "gemm_coop_columns", [LINEAR_PARAMS, HALVES, HALF_RANGE, FLOATS_F16, COLUMNS_F16, ACTIVATION, EPILOGUE],
+    GEMM_F16_COOP = "gemm_f16_coop", [LINEAR_PARAMS, HALVES, HALF_RANGE, FLOATS_F16, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];
     GEMV_F16_ELEMENTS = "float_gemv", [Lib::Reduce, GRID, LINEAR_PARAMS, EVERY_ROW, FLOATS_F16, X_ELEMENTS, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Write, Read], LinearParams, [];
@@ -281,11 +282,17 @@ shaders! {
         [Need::F16, Need::CooperativeMatrix];
     ATTENTION_Q8_0_COOP = "attention_coop", [ATTENTION_IO, SEQUENCES, PAGES, CACHE_Q8_0, SOFTCAP], [Read, Read, Read, Read, Read, Write], AttentionParams,
         [Need::F16, Need::CooperativeMatrix];
-    ATTENTION_SPLIT_KV_F32 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_F32, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPLIT_KV_F32 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, ROWS_AS_THEY_ARE, SEQUENCES, PAGES, CACHE_F32, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
-    ATTENTION_SPLIT_KV_F16 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_F16, CACHE_WORDS, SOFTCAP],
+    ATTENTION_OF_SUMS_F32 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, ROWS_OF_SUMS, SEQUENCES, PAGES, CACHE_F32, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
-    ATTENTION_SPLIT_KV_Q8_0 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, SEQUENCES, PAGES, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
+    ATTENTION_SPLIT_KV_F16 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, ROWS_AS_THEY_ARE, SEQUENCES, PAGES, CACHE_F16, CACHE_WORDS, SOFTCAP],
+        [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
+    ATTENTION_OF_SUMS_F16 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, ROWS_OF_SUMS, SEQUENCES, PAGES, CACHE_F16, CACHE_WORDS, SOFTCAP],
+        [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
+    ATTENTION_SPLIT_KV_Q8_0 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, ROWS_AS_THEY_ARE, SEQUENCES, PAGES, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
+        [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
+    ATTENTION_OF_SUMS_Q8_0 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, ROWS_OF_SUMS, SEQUENCES, PAGES, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
     ATTENTION_COMBINE = "attention_combine", [SEQUENCES], [Read, Read, Read, Write], CombineParams, [];
     EXPERTS_TERNARY = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],

@@ -4,8 +4,8 @@
 //
 // Agrees with `sterna_kernels::attention`, and as heads.wgsl does, except for the order of sums and
 // exponentials.
-// Shapes: q rows of [n_heads, head_dim], or with PREPARE rows with queries, keys and values at offsets of
-// their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl` says, in pages as
+// Shapes: input rows, of `rows_as_they_are.wgsl` or `rows_of_sums.wgsl`, of [n_heads, head_dim], or with PREPARE rows with
+// queries, keys and values at offsets of their own; angles [n_angles, half] of cosine and sine; keys and values as `cache_*.wgsl` says, in pages as
 // `pages.wgsl` says; states [sequences, n_rows, n_heads, n_splits + NEW, head_dim + 2], of sums, their
 // weight and the largest score. With NEW the last state is that of the new position. With ALONE there is one split,
 // of all positions and the new one, and instead of states rows of out [n_heads, head_dim].
@@ -39,11 +39,8 @@ override STATES: u32 = 32u;
 // Vectors of HEADS queries, and of the sums of all segments; with ALONE and NEW of a key and a value too.
 override ROOM: u32 = 576u;
 
-@group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> angles: array<vec2<f32>>;
 @group(0) @binding(2) var<storage, read> sequences: array<u32>;
-@group(0) @binding(3) var<storage, read> q_weight: array<f32>;
-@group(0) @binding(4) var<storage, read> k_weight: array<f32>;
 @group(0) @binding(5) var<storage, read_write> keys: array<vec4<u32>>;
 @group(0) @binding(6) var<storage, read_write> values: array<vec4<u32>>;
 @group(0) @binding(7) var<storage, read_write> states: array<f32>;
@@ -80,6 +77,9 @@ struct Params {
     softcap: f32,
     out_offset: u32,
     out_stride: u32,
+    // Where the scales of what is added up begin, and the elements of each part of it.
+    begin: u32,
+    part_len: u32,
 }
 @group(1) @binding(0) var<uniform> params: Params;
 
@@ -124,14 +124,14 @@ fn prepared(source: u32, is_query: bool, inverse: f32, turn: u32, e: u32) -> f32
 }
 
 fn normed(source: u32, is_query: bool, inverse: f32, e: u32) -> f32 {
-    let x = q[source + e];
+    let x = input_at(source + e);
     // Of whole rows, heads have weights of their own.
     let column = source - row_start;
     if is_query && Q_NORM != 0u {
-        return x * inverse * q_weight[select(e, column + e, Q_NORM == 2u)];
+        return x * inverse * q_weight_at(select(e, column + e, Q_NORM == 2u));
     }
     if !is_query && K_NORM != 0u {
-        return x * inverse * k_weight[select(e, column - params.key_column + e, K_NORM == 2u)];
+        return x * inverse * k_weight_at(select(e, column - params.key_column + e, K_NORM == 2u));
     }
     return x;
 }
@@ -143,7 +143,7 @@ var<private> row_start: u32;
 fn squares_of(thread: u32, first: u32, len: u32) -> f32 {
     var squares = 0.0;
     for (var e = thread; e < len; e += WG) {
-        let x = q[row_start + first + e];
+        let x = input_at(row_start + first + e);
         squares += x * x;
     }
     return squares;
@@ -169,7 +169,8 @@ fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, own: Sequence, fi
         let source = source_of(slot, kv, own, first_pair);
         var squares = 0.0;
         for (var e = thread % LANES; e < params.head_dim; e += LANES) {
-            squares += q[source + e] * q[source + e];
+            let x = input_at(source + e);
+            squares += x * x;
         }
         let sum = segment_sum_f32(at, vec2<f32>(squares, 0.0)).x;
         if thread % LANES == 0u && thread / LANES < n_slots {
@@ -216,7 +217,7 @@ fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, own: Sequence, fi
             if PREPARE == 1u && slot <= HEADS {
                 x[c] = prepared(source, is_query, inverse, own.position + own.angles, e);
             } else if e < params.head_dim {
-                x[c] = q[source + e];
+                x[c] = input_at(source + e);
             }
         }
         room[i] = select(x, params.scale * x, is_query);

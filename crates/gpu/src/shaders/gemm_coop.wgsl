@@ -57,22 +57,33 @@ fn main(
     // This subgroup's rows and tokens within the tile.
     let r = subgroup % 2u * 64u;
     let t = subgroup / 2u * 32u;
-    // The row, and token, and the half of the columns that this invocation loads.
+    // The row of weights, and the half of the columns that this invocation loads; and the part of the columns of several
+    // tokens, as neighbours read what is side by side.
     let line = thread / 2u;
     let half = thread % 2u;
     let to = line * 18u + half * 8u;
-    let own_row = min(token0 + line, params.m - 1u);
+    let x_line = thread / X_PARTS;
+    let part = thread % X_PARTS;
     var next_w = fetch_w(row0 + line, 0u, half);
-    var next_x = fetch_x(own_row, 0u, half);
+    var x_at: array<u32, 4>;
+    var next_x: array<vec4<u32>, 4>;
+    for (var i = 0u; i < X_PARTS / 2u; i++) {
+        x_at[i] = x_begin(min(token0 + x_line + i * (256u / X_PARTS), params.m - 1u), part);
+        next_x[i] = q[x_at[i]];
+    }
     let n_turns = chunks();
     for (var turn = 0u; turn < n_turns; turn++) {
         stage_w(to, next_w, half);
-        stage_x(to, next_x);
+        for (var i = 0u; i < X_PARTS / 2u; i++) {
+            stage_x((x_line + i * (256u / X_PARTS)) * 18u, part, next_x[i]);
+        }
         workgroupBarrier();
         // While these are multiplied, the next are being loaded.
         let ahead = min(turn + 1u, n_turns - 1u);
         next_w = fetch_w(row0 + line, ahead, half);
-        next_x = fetch_x(own_row, ahead, half);
+        for (var i = 0u; i < X_PARTS / 2u; i++) {
+            next_x[i] = q[x_at[i] + x_of_chunk(ahead)];
+        }
         for (var k = 0u; k < 16u; k += 4u) {
             let b0 = coopLoad<coop_mat16x16<f16, B>>(&tile_x[t * 18u + k], 18u);
             let b1 = coopLoad<coop_mat16x16<f16, B>>(&tile_x[(t + 16u) * 18u + k], 18u);

@@ -51,27 +51,34 @@ fn main(
     // This subgroup's rows and tokens within the tile.
     let r = subgroup % 2u * 32u;
     let t = subgroup / 2u * (TOKENS / 2u);
-    // The row, and token, and the half of the columns that this invocation loads.
+    // The row of weights, and the half of the columns that this invocation loads; and the part of the columns of several
+    // tokens, as neighbours read what is side by side.
     let line = thread / 2u;
     let half = thread % 2u;
     let to = line * 18u + half * 8u;
+    let x_line = thread / X_PARTS;
+    let part = thread % X_PARTS;
     let chunks = chunks_of(tile);
     // Of no chunks the first is read, and not used.
     let last = max(chunks.y, 1u) - 1u;
-    let own_row = row_of(tile, line);
     var next_w = fetch_w(row0 + line, min(chunks.x, last), half);
-    var next_x = fetch_x(own_row, min(chunks.x, last), half);
+    var x_at: array<u32, 4>;
+    var next_x: array<vec4<u32>, 4>;
+    for (var i = 0u; i < TOKENS * X_PARTS / 128u; i++) {
+        x_at[i] = x_begin(row_of(tile, x_line + i * (128u / X_PARTS)), part);
+        next_x[i] = q[x_at[i] + x_of_chunk(min(chunks.x, last))];
+    }
     for (var turn = chunks.x; turn < chunks.y; turn++) {
         stage_w(to, next_w, half);
-        if line < TOKENS {
-            stage_x(to, next_x);
+        for (var i = 0u; i < TOKENS * X_PARTS / 128u; i++) {
+            stage_x((x_line + i * (128u / X_PARTS)) * 18u, part, next_x[i]);
         }
         workgroupBarrier();
         // While these are multiplied, the next are being loaded.
         let ahead = min(turn + 1u, last);
         next_w = fetch_w(row0 + line, ahead, half);
-        if line < TOKENS {
-            next_x = fetch_x(own_row, ahead, half);
+        for (var i = 0u; i < TOKENS * X_PARTS / 128u; i++) {
+            next_x[i] = q[x_at[i] + x_of_chunk(ahead)];
         }
         for (var k = 0u; k < 16u; k += 4u) {
             let a0 = coopLoadT<coop_mat16x16<f16, A>>(&tile_w[r * 18u + k], 18u);

@@ -3,8 +3,9 @@
 
 use super::cache::{CacheLayer, PAGE_LEN, row_shape};
 use super::heads::Heads;
-use super::{CacheType, Scores, check_heads, query_step, window};
+use super::{AttentionShape, CacheType, Scores, check_heads, query_step, window};
 use crate::error::{expect, expect_most};
+use crate::kernels::quantize::{Parts, QuantizedRows};
 use crate::kernels::{Rows, Sequences};
 use crate::memory::Buffer;
 use crate::shader::{self, Shader, params};
@@ -258,6 +259,8 @@ params! {
         softcap: f32,
         out_offset: u32,
         out_stride: u32,
+        begin: u32,
+        part_len: u32,
     }
 }
 
@@ -293,7 +296,49 @@ pub fn decode<'a>(
     split_kv: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
-    let scores = scores.into();
+    record_decode(recorder, scores.into(), (heads, None), cache, split_kv, out)
+}
+
+/// The sums of the parts of a product by trits, and the quantized rows that were multiplied, whose scratch memory has them.
+type Sums<'a> = (&'a Parts, &'a QuantizedRows);
+
+/// [`decode`] of rows that are computed in parts, which are added up as they are read, and not stored.
+pub(crate) fn decode_sums(
+    recorder: &mut Recorder,
+    scores: Scores<'_>,
+    heads: &Heads<'_>,
+    sums: Sums<'_>,
+    cache: &CacheLayer,
+    split_kv: SplitKv<'_>,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    let rows = (heads, Some(sums));
+    record_decode(recorder, scores, rows, cache, split_kv, out)
+}
+
+/// Whether [`decode_sums`] can, and should: heads without norms, where contexts aren't split among workgroups that would all add
+/// up the same.
+pub(crate) fn can_add(
+    shape: &AttentionShape,
+    heads: &Heads<'_>,
+    cache: &CacheLayer,
+    most_len: usize,
+) -> bool {
+    let Sequences { n, .. } = heads.sequences;
+    let most_len = most_len.min(heads.sequences.capacity());
+    heads.has_keys
+        && (heads.norms.q, heads.norms.k) == (None, None)
+        && is_alone(most_len, n * shape.n_kv_heads, cache.head_dim)
+}
+
+fn record_decode(
+    recorder: &mut Recorder,
+    scores: Scores<'_>,
+    (heads, sums): (&Heads<'_>, Option<Sums<'_>>),
+    cache: &CacheLayer,
+    split_kv: SplitKv<'_>,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
     let shape = scores.shape;
     scores.check()?;
     check_heads(shape, cache, &out)?;
@@ -312,6 +357,7 @@ pub fn decode<'a>(
         rows: heads.qkv,
         sequences: heads.sequences,
         prepare: Some(heads),
+        sums,
     };
     record(recorder, scores, rows, cache, split_kv, out)
 }
@@ -330,6 +376,7 @@ pub(super) fn attention(
         rows: q,
         sequences,
         prepare: None,
+        sums: None,
     };
     record(recorder, scores, rows, cache, split_kv, out)
 }
@@ -341,6 +388,8 @@ struct Source<'a> {
     sequences: Sequences<'a>,
     /// How to prepare them first.
     prepare: Option<&'a Heads<'a>>,
+    /// What they are the sums of.
+    sums: Option<Sums<'a>>,
 }
 
 fn record(
@@ -373,6 +422,7 @@ fn record_run(
         rows,
         sequences,
         prepare,
+        sums,
     } = source;
     if !scores.is_causal {
         return Err(GpuError::Unsupported {
@@ -406,7 +456,7 @@ fn record_run(
     let most = limits.grid as usize;
     expect_most("attention: heads of queries in a batch", most, groups)?;
     let (row_len, row_scales) = row_shape(cache.dtype, d);
-    let params = SplitKvParams {
+    let mut params = SplitKvParams {
         n_rows: sequences.n_rows as u32,
         n_heads: n_heads as u32,
         n_kv_heads: n_kv_heads as u32,
@@ -432,11 +482,16 @@ fn record_run(
         softcap: shape.softcap.unwrap_or(0.0),
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
+        begin: 0,
+        part_len: 0,
     };
-    let kernel: &'static Shader = match cache.dtype {
-        CacheType::F32 => &shader::ATTENTION_SPLIT_KV_F32,
-        CacheType::F16 => &shader::ATTENTION_SPLIT_KV_F16,
-        CacheType::Q8_0 => &shader::ATTENTION_SPLIT_KV_Q8_0,
+    let kernel: &'static Shader = match (cache.dtype, sums.is_some()) {
+        (CacheType::F32, false) => &shader::ATTENTION_SPLIT_KV_F32,
+        (CacheType::F16, false) => &shader::ATTENTION_SPLIT_KV_F16,
+        (CacheType::Q8_0, false) => &shader::ATTENTION_SPLIT_KV_Q8_0,
+        (CacheType::F32, true) => &shader::ATTENTION_OF_SUMS_F32,
+        (CacheType::F16, true) => &shader::ATTENTION_OF_SUMS_F16,
+        (CacheType::Q8_0, true) => &shader::ATTENTION_OF_SUMS_Q8_0,
     };
     let mut constants = plan.constants(cache, shape.softcap.is_some()).to_vec();
     // Unused bindings get a buffer that is read anyway.
@@ -447,7 +502,7 @@ fn record_run(
         (table, norms) = (heads.angles.table, [heads.norms.q, heads.norms.k]);
     }
     let [q_norm, k_norm] = norms.map(|norm| norm.unwrap_or(table));
-    let bindings = [
+    let mut bindings = [
         rows.buffer.into(),
         table.into(),
         sequences.table.into(),
@@ -457,6 +512,16 @@ fn record_run(
         (&cache.values).into(),
         states.into(),
     ];
+    if let Some((parts, x)) = sums
+        && let Some((scales, begin)) = &parts.scales
+    {
+        (bindings[0], bindings[3], bindings[4]) =
+            ((&x.scratch).into(), scales.into(), (&x.steps).into());
+        constants.push(("ADDED", parts.n as f64));
+        (params.offset, params.stride) = (0, rows.width as u32);
+        params.begin = *begin as u32;
+        params.part_len = (rows.n_rows * rows.width) as u32;
+    }
     let grid = [
         if sequences.n_rows == 0 {
             0

@@ -604,13 +604,14 @@ pub(super) fn linear_params(w: &Linear) -> LinearParams {
 }
 
 /// The parts that a product of `w` with `n_rows` quantized rows is computed in, if there are several, of all its rows.
-pub(crate) fn parts_of<'a>(recorder: &Recorder, w: &'a Linear, n_rows: usize) -> Option<Parts<'a>> {
+pub(crate) fn parts_of(recorder: &Recorder, w: &Linear, n_rows: usize) -> Option<Parts> {
     let [piece] = &w.pieces[..] else { return None };
     match CoopLaunch::of(piece.n, w.k, n_rows) {
         CoopLaunch::Few { parts, .. } if parts > 1 && is_tiled_by_units(recorder, w, n_rows) => {
             Some(Parts {
                 n: parts,
-                scales: (w.kind == WeightKind::Ternary).then_some((&piece.scales, piece.begin)),
+                scales: (w.kind == WeightKind::Ternary)
+                    .then(|| (piece.scales.clone(), piece.begin)),
             })
         }
         _ => None,

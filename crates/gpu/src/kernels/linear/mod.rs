@@ -440,16 +440,23 @@ pub fn multiply(
     dispatch::multiply(recorder, w, source, epilogue, out, false)
 }
 
-/// The sums of the [`parts_of`] a product of rows that are quantized, in their scratch memory; `out` is what they are added to.
+/// The sums of the [`parts_of`] a product of rows that are quantized, in their scratch memory; `out` is where the product would
+/// be stored, or added.
 pub(crate) fn multiply_parts(
     recorder: &mut Recorder,
     w: &Linear,
-    x: &QuantizedRows,
+    x: Input<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
-    check_output(w, Epilogue::Add, &out)?;
+    let Input::Int8(x) = x else {
+        return Err(GpuError::Unsupported {
+            what: "a product in parts of rows that aren't quantized".into(),
+            reason: "its kernels take int8".into(),
+        });
+    };
+    check_output(w, Epilogue::Store, &out)?;
     x.expect_room(out.n_rows, w.k)?;
-    dispatch::multiply(recorder, w, Source::Stored(x), Epilogue::Add, out, true)
+    dispatch::multiply(recorder, w, Source::Stored(x), Epilogue::Store, out, true)
 }
 
 /// [`multiply`] of the same row by two matrices with the same epilogue, in one dispatch, if there is a kernel for them: of

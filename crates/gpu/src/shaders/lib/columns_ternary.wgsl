@@ -7,14 +7,12 @@
 // Turns of 64 columns: those of one word in each vector of codes.
 const TURNS: u32 = 4u;
 
-// 256 columns: a vector of codes of two rows; and of one turn the activations of one token or two, which are followed by
-// those of the next turn.
+// 256 columns: a vector of codes of two rows; and of one turn a vector of activations of each of two tokens or four, as
+// neighbours read what is side by side, and where it is.
 struct Chunk {
     w: array<vec4<u32>, 2>,
-    x: array<vec4<u32>, 2>,
-    y: array<vec4<u32>, 2>,
-    x_at: u32,
-    y_at: u32,
+    x: array<vec4<u32>, 4>,
+    x_at: array<u32, 4>,
     turn: u32,
 }
 
@@ -40,20 +38,20 @@ fn fetch_w(row: u32, chunk: u32, own: u32) -> vec4<u32> {
 fn fetch(tile: Tile, thread: u32, row0: u32, chunk: u32) -> Chunk {
     let line = thread / 4u;
     let own = thread % 4u;
-    let first = 32u * chunk + 2u * own;
     var next: Chunk;
     next.w[0] = fetch_w(row0 + line, chunk, own);
     next.w[1] = fetch_w(row0 + line + 32u, chunk, own);
-    next.x_at = row_of(tile, line) * 2u * params.q_len + first;
-    next.y_at = row_of(tile, line + 32u) * 2u * params.q_len + first;
+    for (var i = 0u; i < TOKENS / 16u; i++) {
+        let token = row_of(tile, thread / 8u + 16u * i);
+        next.x_at[i] = token * 2u * params.q_len + 32u * chunk + thread % 8u;
+    }
     return with_activations(next);
 }
 
 fn with_activations(now: Chunk) -> Chunk {
     var next = now;
-    next.x = array<vec4<u32>, 2>(q[now.x_at], q[now.x_at + 1u]);
-    if TOKENS == 64u {
-        next.y = array<vec4<u32>, 2>(q[now.y_at], q[now.y_at + 1u]);
+    for (var i = 0u; i < TOKENS / 16u; i++) {
+        next.x[i] = q[now.x_at[i]];
     }
     return next;
 }
@@ -65,20 +63,19 @@ fn stage(thread: u32, now: Chunk) -> Chunk {
         tile_w[to + i] = quarter_of(now.w[0].x, i);
         tile_w[to + i + 576u] = quarter_of(now.w[1].x, i);
     }
-    for (var i = 0u; i < 2u; i++) {
-        tile_x[to + 2u * i] = vec4<f16>(pair_of(now.x[i].x), pair_of(now.x[i].y));
-        tile_x[to + 2u * i + 1u] = vec4<f16>(pair_of(now.x[i].z), pair_of(now.x[i].w));
-        if TOKENS == 64u {
-            tile_x[to + 2u * i + 576u] = vec4<f16>(pair_of(now.y[i].x), pair_of(now.y[i].y));
-            tile_x[to + 2u * i + 577u] = vec4<f16>(pair_of(now.y[i].z), pair_of(now.y[i].w));
-        }
+    for (var i = 0u; i < TOKENS / 16u; i++) {
+        let x = now.x[i];
+        let first = (thread / 8u + 16u * i) * 18u + thread % 8u * 2u;
+        tile_x[first] = vec4<f16>(pair_of(x.x), pair_of(x.y));
+        tile_x[first + 1u] = vec4<f16>(pair_of(x.z), pair_of(x.w));
     }
     var later = now;
     later.w[0] = now.w[0].yzwx;
     later.w[1] = now.w[1].yzwx;
     later.turn += 1u;
-    later.x_at += 8u;
-    later.y_at += 8u;
+    for (var i = 0u; i < TOKENS / 16u; i++) {
+        later.x_at[i] += 8u;
+    }
     if later.turn == TURNS {
         return later;
     }

@@ -12,10 +12,8 @@ struct Weights {
     s: vec3<f32>,
 }
 
-// A run of a token.
-struct Activations {
-    x: array<vec4<u32>, 4>,
-}
+// Vectors of a token's 64 columns.
+const X_PARTS: u32 = 8u;
 
 // How many times 64 columns a row has.
 fn chunks() -> u32 {
@@ -32,10 +30,14 @@ fn fetch_w(row: u32, chunk: u32, half: u32) -> Weights {
     return Weights(run_codes(stored, run), run_scales(stored, run));
 }
 
-// Half `half` of a chunk. Rows of activations are padded to eight runs.
-fn fetch_x(token: u32, chunk: u32, half: u32) -> Activations {
-    let at = 2u * token * params.q_len + 8u * chunk + 4u * half;
-    return Activations(array<vec4<u32>, 4>(q[at], q[at + 1u], q[at + 2u], q[at + 3u]));
+// Where one of the parts of a token's first chunk is, and how much further that of another chunk. Rows of activations are
+// padded to eight runs.
+fn x_begin(token: u32, part: u32) -> u32 {
+    return 2u * token * params.q_len + part;
+}
+
+fn x_of_chunk(chunk: u32) -> u32 {
+    return 8u * chunk;
 }
 
 // Eight vectors from `to` on.
@@ -47,10 +49,8 @@ fn stage_w(to: u32, f: Weights, half: u32) {
     }
 }
 
-// Likewise.
-fn stage_x(to: u32, f: Activations) {
-    for (var i = 0u; i < 4u; i++) {
-        tile_x[to + 2u * i] = vec4<f16>(pair_of(f.x[i].x), pair_of(f.x[i].y));
-        tile_x[to + 2u * i + 1u] = vec4<f16>(pair_of(f.x[i].z), pair_of(f.x[i].w));
-    }
+// Two vectors, of the line that begins at `first`.
+fn stage_x(first: u32, part: u32, x: vec4<u32>) {
+    tile_x[first + 2u * part] = vec4<f16>(pair_of(x.x), pair_of(x.y));
+    tile_x[first + 2u * part + 1u] = vec4<f16>(pair_of(x.z), pair_of(x.w));
 }

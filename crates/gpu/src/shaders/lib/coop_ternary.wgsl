@@ -10,11 +10,8 @@ struct Weights {
     w: vec4<u32>,
 }
 
-// Of two quarters of a block.
-struct Activations {
-    x0: vec4<u32>,
-    x1: vec4<u32>,
-}
+// Vectors of a token's 64 columns: of each quarter of a block half.
+const X_PARTS: u32 = 4u;
 
 // How many times 64 columns a row has.
 fn chunks() -> u32 {
@@ -27,10 +24,13 @@ fn fetch_w(row: u32, chunk: u32, half: u32) -> Weights {
     return Weights(codes[stored * params.row_blocks * 2u + chunk]);
 }
 
-// Half `half` of a chunk.
-fn fetch_x(token: u32, chunk: u32, half: u32) -> Activations {
-    let at = token * params.q_len + chunk / 2u * 8u + half * 4u + chunk % 2u;
-    return Activations(q[at], q[at + 2u]);
+// Where one of the parts of a token's first chunk is, and how much further that of another chunk.
+fn x_begin(token: u32, part: u32) -> u32 {
+    return token * params.q_len + 2u * part;
+}
+
+fn x_of_chunk(chunk: u32) -> u32 {
+    return chunk / 2u * 8u + chunk % 2u;
 }
 
 // Eight vectors from `to` on: two quarters.
@@ -41,10 +41,9 @@ fn stage_w(to: u32, f: Weights, half: u32) {
     }
 }
 
-// Likewise.
-fn stage_x(to: u32, f: Activations) {
+// Four vectors, of the line that begins at `first`.
+fn stage_x(first: u32, part: u32, x: vec4<u32>) {
     for (var i = 0u; i < 4u; i++) {
-        tile_x[to + i] = halves_of(f.x0[i]);
-        tile_x[to + 4u + i] = halves_of(f.x1[i]);
+        tile_x[first + 4u * part + i] = halves_of(x[i]);
     }
 }
