@@ -2,8 +2,14 @@
 
 use sterna_format::DType;
 use sterna_gpu::Device;
-use sterna_gpu::graph::{Matrix, Op, Output, SharedGraph, View};
+use sterna_gpu::graph::{
+    HeadInputs, Matrix, Op, Output, RopeTable, SequencesRef, Shared, SharedGraph, View,
+};
+use sterna_gpu::kernels::attention::{
+    AttentionShape, CacheLayer, CacheType, CachedValues, RopeLayout,
+};
 use sterna_gpu::kernels::linear::{Epilogue, Linear};
+use sterna_gpu::kernels::{SequenceRows, sequence_table};
 
 use crate::common::{emulated, floats, spread};
 use crate::{blocks, ternary};
@@ -102,4 +108,132 @@ fn trits_before_blocks_are_added_by_themselves() {
     let weights = [w, next.clone(), next];
     let (one_by_one, n_dispatches) = both(&device, &weights, 9, false);
     assert_eq!(both(&device, &weights, 9, true), (one_by_one, n_dispatches));
+}
+
+/// Attention of one new row of each sequence, whose queries, keys and values are a product by trits, in a cache of this type:
+/// twice, so that what the first has cached is read; with the number of dispatches.
+fn attended(
+    device: &Device,
+    dtype: CacheType,
+    is_read_later: bool,
+    together: bool,
+) -> (Vec<u32>, u64) {
+    let (n_heads, n_kv_heads, d, n) = (6, 2, 40, 9);
+    let (k, q_width, width) = (768, n_heads * d, (n_heads + 2 * n_kv_heads) * d);
+    let codes = ternary::codes(width, k, 8);
+    let scales: Vec<f32> = (0..width).map(|i| 0.5 + (i / 240) as f32 / 8.0).collect();
+    let w = Matrix::new(ternary::upload(device, width, k, &scales, &codes));
+    let layer = CacheLayer::new(device, n_kv_heads, d, dtype, CachedValues::Own, n).unwrap();
+    let angles: Vec<[f32; 2]> = (0..70 * d / 2)
+        .map(|i| [(i as f32).cos(), (i as f32).sin()])
+        .collect();
+    let angles = device.upload(&angles).unwrap();
+    let pages: Vec<u32> = (0..n as u32).rev().collect();
+    let table = |step: usize| {
+        let own = |i: usize| SequenceRows {
+            position: 5 * i + step,
+            first_row: n - 1 - i,
+            n_rows: 1,
+            first_angle: 5 * i + step,
+            pages: &pages[i..=i],
+            place: 0,
+        };
+        let rows: Vec<_> = (0..n).map(own).collect();
+        device.upload(&sequence_table(&rows, 1)).unwrap()
+    };
+    let rows = |width: usize, seed| {
+        let buffer = spread(device, &floats(n * width, seed), width, 0, width);
+        View::new(&buffer, n, width)
+    };
+    let (qkv, out) = (rows(width, 2), rows(q_width, 3));
+    let cache = Shared::new(layer);
+    let product = |seed| Op::Linear {
+        x: rows(k, seed),
+        norm: None,
+        outputs: vec![Output {
+            w: w.clone(),
+            out: qkv.clone(),
+            epilogue: Epilogue::Store,
+        }],
+    };
+    let graph = SharedGraph::new(device);
+    let mut graph = graph.lock();
+    let mut results = Vec::new();
+    for step in 0..2 {
+        let sequences = SequencesRef {
+            table: table(step),
+            n_all: n,
+            page_stride: 1,
+            first: 0,
+            n,
+            n_rows: 1,
+        };
+        graph.push(product(4 + step as u64));
+        if !together {
+            graph.flush().unwrap();
+        }
+        graph.push(Op::Heads {
+            heads: HeadInputs {
+                qkv: qkv.clone(),
+                has_keys: true,
+                n_heads,
+                whole_norms: false,
+                q_norm: None,
+                k_norm: None,
+                rope: Some(RopeTable {
+                    table: angles.clone(),
+                    pairs: d / 2,
+                    layout: RopeLayout::Halves,
+                }),
+                sequences: sequences.clone(),
+            },
+            cache: cache.clone(),
+        });
+        graph.push(Op::Attention {
+            shape: AttentionShape {
+                n_heads,
+                n_kv_heads,
+                head_dim: d,
+                scale: 0.2,
+                softcap: None,
+                window: None,
+            },
+            sinks: None,
+            q: qkv.columns(0, q_width),
+            sequences,
+            cache: cache.clone(),
+            most_len: Some(64),
+            is_causal: true,
+            out: out.clone(),
+        });
+        // Either reads what the product gives, or is seen to replace it.
+        match is_read_later {
+            true => graph.push(Op::Copy {
+                x: out.clone(),
+                y: qkv.columns(0, q_width),
+            }),
+            false => graph.push(product(9)),
+        }
+        graph.flush().unwrap();
+        results.extend(device.read::<u32>(&out.buffer, 0..n * q_width).unwrap());
+    }
+    (results, graph.work().n_dispatches)
+}
+
+#[test]
+fn parts_of_a_product_are_added_as_attention_reads_them() {
+    let Some(device) = emulated() else { return };
+    for dtype in [CacheType::F32, CacheType::F16, CacheType::Q8_0] {
+        let (one_by_one, most) = attended(&device, dtype, false, false);
+        let (together, n_dispatches) = attended(&device, dtype, false, true);
+        assert_eq!(together, one_by_one, "{dtype:?}");
+        assert_eq!(n_dispatches, most - 2, "{dtype:?}");
+    }
+}
+
+#[test]
+fn a_product_that_is_read_after_attention_is_stored() {
+    let Some(device) = emulated() else { return };
+    let apart = attended(&device, CacheType::F32, true, false);
+    assert_eq!(attended(&device, CacheType::F32, true, true), apart);
 }
