@@ -23,6 +23,8 @@ use std::{
     collections::{HashMap, VecDeque},
 };
 
+use sterna_kernels::logits;
+
 /// How tokens are sampled. The default is greedy, with every other stage off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplerConfig {
@@ -268,6 +270,14 @@ impl Sampler {
         self.logits.resize(logits.len(), f32::NEG_INFINITY);
         let words = self.logits.chunks_mut(32).zip(logits.chunks(32));
         for ((kept, logits), &bits) in words.zip(allowed) {
+            // Most words are of tokens that are all alike.
+            if bits == 0 {
+                continue;
+            }
+            if bits == u32::MAX {
+                kept.copy_from_slice(logits);
+                continue;
+            }
             for (bit, (kept, &logit)) in kept.iter_mut().zip(logits).enumerate() {
                 if bits >> bit & 1 == 1 {
                     *kept = logit;
@@ -328,49 +338,32 @@ impl Sampler {
 
     /// The best token and its logit; token 0 at −∞ if there is no better one.
     fn best(&self) -> (u32, f32) {
-        let mut best = (0, f32::NEG_INFINITY);
-        for (id, &logit) in self.logits.iter().enumerate() {
-            // False for NaN, and for the higher id of two equals.
-            if logit > best.1 {
-                best = (id as u32, logit);
-            }
-        }
-        best
+        let best = logits::largest(&self.logits);
+        best.map_or((0, f32::NEG_INFINITY), |(id, logit)| (id as u32, logit))
     }
 
-    /// Fills `self.candidates` with the `top_k` best tokens above −∞, in no particular order.
+    /// Fills `self.candidates` with the `top_k` best tokens above −∞, by id.
     fn keep_top_k(&mut self) {
         let k = if self.config.top_k == 0 {
             usize::MAX
         } else {
             self.config.top_k
         };
-        // Candidates accumulate until there are several times `k`, and are then reduced to the `k` best,
-        // whose worst becomes the threshold for later ones: one pass over the vocabulary, mostly a comparison
-        // that fails.
-        let full = k.saturating_mul(4).max(256);
-        let mut bar = f32::NEG_INFINITY;
+        let candidate = |id: u32| Candidate {
+            // Makes −0 a 0, which it equals, but not in the total order of floats.
+            logit: self.logits[id as usize] + 0.0,
+            id,
+            weight: 0,
+        };
         self.candidates.clear();
-        for (id, &logit) in self.logits.iter().enumerate() {
-            // A later id must be better to displace an equal; NaN never is.
-            if logit > bar {
-                self.candidates.push(Candidate {
-                    // Makes −0 a 0, which it equals, but not in the total order of floats.
-                    logit: logit + 0.0,
-                    id: id as u32,
-                    weight: 0,
-                });
-                if self.candidates.len() == full {
-                    bar = keep_best(&mut self.candidates, k);
-                }
-            }
-        }
-        if self.candidates.len() > k {
-            keep_best(&mut self.candidates, k);
-        }
         if k < self.logits.len() {
-            // Selection leaves candidates in an arbitrary order; the draw needs a stable one.
-            self.candidates.sort_unstable_by_key(|c| c.id);
+            let mut best = logits::best(&self.logits, k);
+            best.sort_unstable();
+            self.candidates.extend(best.into_iter().map(candidate));
+        } else {
+            let all = 0..self.logits.len() as u32;
+            let possible = all.filter(|id| self.logits[*id as usize] > f32::NEG_INFINITY);
+            self.candidates.extend(possible.map(candidate));
         }
     }
 
@@ -444,14 +437,6 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
 
 fn total_weight(candidates: &[Candidate]) -> u64 {
     candidates.iter().map(|c| c.weight).sum()
-}
-
-/// Reduces `candidates`, more than `k` of them, to the `k` best; returns the worst logit kept.
-fn keep_best(candidates: &mut Vec<Candidate>, k: usize) -> f32 {
-    let (_, worst, _) = candidates.select_nth_unstable_by(k - 1, best_first);
-    let bar = worst.logit;
-    candidates.truncate(k);
-    bar
 }
 
 /// The last of the fewest best candidates that weigh `target` together. Partitions, as quickselect

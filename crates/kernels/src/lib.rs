@@ -43,6 +43,7 @@ pub mod gemm;
 mod golden;
 pub mod hadamard;
 mod isa;
+pub mod logits;
 pub mod mamba;
 mod math;
 mod memory;

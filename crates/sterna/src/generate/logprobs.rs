@@ -1,5 +1,7 @@
 //! Log-probabilities of tokens.
 
+use sterna_kernels::logits as kernels;
+
 /// The log-probability of a token that was chosen, and those of the most probable ones: the log-softmax of
 /// the model's logits, before bias, penalties and temperature.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,34 +15,21 @@ pub struct Logprobs {
 impl Logprobs {
     /// Those of token `id` and of the `n` most probable ones, by `logits`, `[n_vocab]`. NaN counts as −∞.
     pub fn new(logits: &[f32], id: u32, n: usize) -> Logprobs {
-        let value = |logit: f32| {
-            if logit.is_nan() {
-                f32::NEG_INFINITY
-            } else {
-                logit
-            }
+        let max = kernels::largest(logits).map_or(f32::NEG_INFINITY, |(_, max)| max);
+        let log_total = kernels::log_sum(logits, max);
+        let logprob = |logit: f32| {
+            // Several that are infinite are equal.
+            let below = match logit {
+                logit if logit == max => 0.0,
+                logit if logit.is_nan() => f64::NEG_INFINITY,
+                logit => f64::from(logit) - f64::from(max),
+            };
+            (below - log_total) as f32
         };
-        let values = || logits.iter().map(|&logit| value(logit));
-        let max = values().fold(f32::NEG_INFINITY, f32::max);
-        // Relative to the best; several that are infinite are equal.
-        let below = |logit: f32| match value(logit) {
-            logit if logit == max => 0.0,
-            logit => f64::from(logit) - f64::from(max),
-        };
-        let total: f64 = logits.iter().map(|&logit| below(logit).exp()).sum();
-        let log_total = total.ln();
-        let logprob = |logit: f32| (below(logit) - log_total) as f32;
-        let mut best: Vec<u32> = (0..logits.len() as u32).collect();
-        let order = |&a: &u32, &b: &u32| {
-            let [a_value, b_value] = [a, b].map(|id| value(logits[id as usize]) + 0.0);
-            b_value.total_cmp(&a_value).then(a.cmp(&b))
-        };
-        let n = n.min(best.len());
-        if n > 0 && n < best.len() {
-            best.select_nth_unstable_by(n - 1, order);
-        }
-        best.truncate(n);
-        best.sort_unstable_by(order);
+        let mut best = kernels::best(logits, n);
+        let others = (0..logits.len() as u32)
+            .filter(|id| logits[*id as usize].is_nan() || logits[*id as usize] == f32::NEG_INFINITY);
+        best.extend(others.take(n.saturating_sub(best.len())));
         Logprobs {
             chosen: logits
                 .get(id as usize)
