@@ -39,7 +39,7 @@ pub struct CacheFolder {
 }
 
 /// What a sequence was computed by: only one that is computed by the same may go on with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     label: SequenceLabel,
     /// How often the model's weights had been replaced.
@@ -377,13 +377,13 @@ impl Tiers {
         }
     }
 
-    /// A sequence of `identity` from which more of `prompt` can be taken than the tokens that are held elsewhere, which are
-    /// counted if there is one, if it `pays` to copy it. `wake` is called once what isn't in memory was read, or can't be.
+    /// A sequence of `identity` from which more of `prompt` can be taken than the `n_held` tokens that are held elsewhere,
+    /// if it `pays` to copy it. `wake` is called once what isn't in memory was read, or can't be.
     pub(super) fn find(
         &self,
         identity: &Identity,
         prompt: &[u32],
-        n_held: impl FnOnce() -> usize,
+        n_held: usize,
         pays: impl FnOnce(Copied) -> bool,
         wake: impl FnOnce() + Send + 'static,
     ) -> Option<Found> {
@@ -399,7 +399,7 @@ impl Tiers {
             tier,
             n_bytes,
             n_tokens: ids.len(),
-            n_saved: n_common.saturating_sub(n_held()),
+            n_saved: n_common.saturating_sub(n_held),
         };
         if !pays(copied) {
             return None;

@@ -57,7 +57,6 @@ fn report(given: &[Given]) -> Report {
     Report {
         busy: given.iter().map(|given| given.busy.clone()).collect(),
         is_waiting: false,
-        kept: None,
     }
 }
 
