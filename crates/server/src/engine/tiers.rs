@@ -627,7 +627,6 @@ impl Tiers {
     ) {
         let is_wanted = state.is_leaving(number);
         match written {
-            None => {}
             Some(Ok(name)) if is_wanted => {
                 let stored = Stored {
                     number,
@@ -638,12 +637,11 @@ impl Tiers {
                     kept.place = Place::Disk(name);
                 }
             }
-            Some(Ok(name)) => {
-                // It was forgotten meanwhile, unless what came instead is on its way to the same file.
-                if state.exact(label, saved.ids()).is_none() {
-                    state.writes.push_back(Write::Remove(name));
-                }
+            // It was forgotten meanwhile, unless what came instead is on its way to the same file.
+            Some(Ok(name)) if state.exact(label, saved.ids()).is_none() => {
+                state.writes.push_back(Write::Remove(name));
             }
+            None | Some(Ok(_)) => {}
             Some(Err(error)) => {
                 if is_wanted {
                     state.take(number);

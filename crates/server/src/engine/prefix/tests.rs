@@ -245,3 +245,68 @@ fn depth_takes_no_stack() {
     let thread = std::thread::Builder::new().stack_size(128 << 10);
     thread.spawn(deep).unwrap().join().unwrap();
 }
+
+/// Prints what docs/benchmarks-history.md has.
+#[test]
+#[ignore = "a measurement"]
+fn what_finding_takes() {
+    let mut state = 0u64;
+    let mut random = |n: usize| -> Vec<u32> {
+        let mut next = || {
+            // The numbers of Knuth's MMIX.
+            state = state.wrapping_mul(6_364_136_223_846_793_005);
+            state = state.wrapping_add(1_442_695_040_888_963_407);
+            (state >> 48) as u32
+        };
+        (0..n).map(|_| next()).collect()
+    };
+    let instructions = random(2_000);
+    for n in [1_000, 10_000] {
+        let mut tree = Tree::default();
+        let mut all = Sequences::new();
+        for id in 0..n {
+            all.push((id, [&instructions[..], &random(2_000)].concat()));
+        }
+        let own = all.iter();
+        let inserts = median(own.map(|(id, ids)| timed(|| tree.insert(*id, ids)).1));
+        println!("{n} sequences of {} tokens:", tree.size().1);
+        let turns = (0..20).map(|at| {
+            let (_, ids) = &all[at * all.len() / 20];
+            [&ids[..], &random(50)].concat()
+        });
+        let turns: Vec<Vec<u32>> = turns.collect();
+        let others = (0..20).map(|_| [&instructions[..], &random(2_000)].concat());
+        let others: Vec<Vec<u32>> = others.collect();
+        for (name, prompts) in [("next turns", turns), ("other conversations", others)] {
+            let times = prompts.iter().map(|prompt| {
+                let (expected, by_each) = timed(|| nearest(&all, prompt));
+                // What comparing has read isn't near any more where it is looked for.
+                let (found, by_tree) = timed(|| tree.nearest(prompt));
+                assert_eq!(found, expected);
+                (by_each, by_tree)
+            });
+            let (by_each, by_tree): (Vec<_>, Vec<_>) = times.unzip();
+            let (by_each, by_tree) = (median(by_each.into_iter()), median(by_tree.into_iter()));
+            println!("  {name}: {by_each:.1} µs by comparing, {by_tree:.1} µs by the tree");
+        }
+        let grows = median(all.iter_mut().map(|(id, ids)| {
+            ids.push(1);
+            timed(|| tree.grow(*id, ids)).1
+        }));
+        let removes = median(all.iter().map(|(id, _)| timed(|| tree.remove(*id)).1));
+        println!("  insert {inserts:.2} µs, a token more {grows:.2} µs, remove {removes:.2} µs");
+    }
+}
+
+/// What `run` returns, and how many microseconds it took.
+fn timed<T>(run: impl FnOnce() -> T) -> (T, f64) {
+    let begun = std::time::Instant::now();
+    let out = std::hint::black_box(run());
+    (out, begun.elapsed().as_secs_f64() * 1e6)
+}
+
+fn median(times: impl Iterator<Item = f64>) -> f64 {
+    let mut times: Vec<f64> = times.collect();
+    times.sort_unstable_by(f64::total_cmp);
+    times[times.len() / 2]
+}
