@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::prefix::{Prefixes, WORTH, n_common};
+use super::prefix::{Near, Prefixes, WORTH, n_common};
 use super::tiers::Identity;
 use super::{AdapterKey, Job, Work};
 
@@ -36,18 +36,43 @@ pub(super) struct Key {
 /// The sequences that an engine keeps for prompts to come, by when they were used last. The engine changes them, and
 /// jobs are routed by them as they are.
 #[derive(Clone, Default)]
-pub(super) struct Kept(Arc<Mutex<Prefixes<Key, u64>>>);
+pub(super) struct Kept(Arc<Mutex<Prefixes<Key, Part>>>);
+
+/// The first tokens, so many, of the sequence that was used last at that time: all, unless its model has states.
+pub(super) type Part = (u64, usize);
 
 impl Kept {
-    pub(super) fn all(&self) -> MutexGuard<'_, Prefixes<Key, u64>> {
+    fn all(&self) -> MutexGuard<'_, Prefixes<Key, Part>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many tokens of `prompt` one of them begins with that was computed by `of`.
+    /// Adds the sequence of `ids` that was used last at `used`, which can be gone on with from `parts`.
+    pub(super) fn insert(&self, key: Key, used: u64, ids: &[u32], parts: &[usize]) {
+        let mut all = self.all();
+        for &len in parts {
+            all.insert(key, (used, len), &ids[..len]);
+        }
+    }
+
+    /// Removes what was added so.
+    pub(super) fn remove(&self, key: &Key, used: u64, parts: &[usize]) {
+        let mut all = self.all();
+        for &len in parts {
+            all.remove(key, (used, len));
+        }
+    }
+
+    /// Those from which most of `prompt` can be taken.
+    pub(super) fn nearest(&self, key: &Key, prompt: &[u32]) -> Vec<Near<Part>> {
+        let all = self.all();
+        all.continued(key, prompt, key.identity.is_whole).collect()
+    }
+
+    /// How many tokens of `prompt` can be taken of one that was computed by `of`.
     pub(super) fn n_common(&self, of: Held, prompt: &[u32]) -> usize {
         let all = self.all();
-        let near = all.keys().filter(|key| key.of == of);
-        let near = near.filter_map(|key| all.nearest(key, prompt));
+        let keys = all.keys().filter(|key| key.of == of);
+        let near = keys.flat_map(|key| all.continued(key, prompt, key.identity.is_whole));
         near.map(|near| near.n_common).max().unwrap_or(0)
     }
 }
@@ -221,7 +246,8 @@ mod tests {
         let all = engines.iter().map(|(sequences, _)| {
             let kept = Kept::default();
             for (id, sequence) in (0..).zip(*sequences) {
-                kept.all().insert(key(sequence.of), id, &sequence.prompt);
+                let ids = &sequence.prompt;
+                kept.insert(key(sequence.of), id, ids, &[ids.len()]);
             }
             kept
         });

@@ -46,7 +46,7 @@ pub(super) struct Identity {
     /// It means the same to another process.
     is_lasting: bool,
     /// Its model has states: a sequence can't be cut off where it likes, and is continued as a whole.
-    is_whole: bool,
+    pub(super) is_whole: bool,
 }
 
 /// What makes an [`Identity`].
@@ -783,9 +783,8 @@ impl State {
     /// The sequence of `identity` from which most of `prompt` can be taken: of those that can be cut, any; of others, one
     /// that is a beginning of it.
     fn longest(&self, identity: &Identity, prompt: &[u32]) -> Option<Near<u64>> {
-        match identity.is_whole {
-            true => self.sequences.beginnings(&identity.label, prompt).next(),
-            false => self.sequences.nearest(&identity.label, prompt),
-        }
+        let sequences = &self.sequences;
+        let mut longest = sequences.continued(&identity.label, prompt, identity.is_whole);
+        longest.next()
     }
 }

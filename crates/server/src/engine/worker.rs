@@ -14,7 +14,7 @@ use sterna_engine::{Backend, EngineError, Logits, Session};
 
 use super::dispatch::{Dispatch, Given, Report, names};
 use super::models::{EngineModel, Table};
-use super::prefix::{Candidate, Choice, Prefixes, choose};
+use super::prefix::{Candidate, Choice, Prefixes, choose, n_common};
 use super::rates::{Copied, Rates};
 use super::route::{Busy, Held, Kept, Key};
 use super::tiers::{Computing, Fetch, Found, Identity, Tiers};
@@ -161,6 +161,8 @@ struct Idle<B: Backend> {
     sequence: Sequence<B>,
     /// Tokens of the prompt of its last answer.
     n_prompt: usize,
+    /// The lengths by which it is found.
+    parts: Vec<usize>,
 }
 
 /// A sequence that a prompt may continue.
@@ -176,6 +178,19 @@ fn form(id: &AdapterId) -> String {
     format!("{} {:?}", id.blake3, id.scale)
 }
 
+/// The lengths by which `sequence` is found: where it can be cut if its model has states, the longest first; otherwise
+/// all of it, of which any part can be taken.
+fn parts<B: Backend>(sequence: &Sequence<B>, is_whole: bool) -> Vec<usize> {
+    let remembered = |len: usize| Some(sequence.session().len_within(len)).filter(|len| *len > 0);
+    match is_whole {
+        true => {
+            let last = remembered(sequence.len());
+            std::iter::successors(last, |len| remembered(len - 1)).collect()
+        }
+        false => vec![sequence.len()],
+    }
+}
+
 /// Templates write the end of a prompt otherwise once the answer is a part of it: fewer tokens than this.
 const REWRITTEN: usize = 8;
 
@@ -184,6 +199,7 @@ impl<B: Backend> Idle<B> {
         Idle {
             key: of.key(),
             model: Arc::clone(&of.model),
+            parts: parts(&sequence, of.identity.is_whole),
             sequence,
             n_prompt,
         }
@@ -724,22 +740,37 @@ impl<B: Backend> Worker<B> {
     }
 
     /// What has most in common with `prompt`, of the sequences that are idle and of those that aren't.
-    fn nearest(
-        &mut self,
-        of: &Of<B>,
-        prompt: &[u32],
-    ) -> impl Iterator<Item = Candidate<Place>> + use<B> {
+    fn nearest(&mut self, of: &Of<B>, prompt: &[u32]) -> impl Iterator<Item = Candidate<Place>> {
         let key = of.key();
         for running in self.running.iter().filter(|own| own.of.key() == key) {
             if let Some(ids) = held(&self.scheduler, running.id) {
                 self.held.grow(key, running.id, ids);
             }
         }
-        let idle = self.kept.all().nearest(&key, prompt);
-        let idle = idle.map(|near| near.candidate(Place::Idle(near.id), false));
-        let running = self.held.nearest(&key, prompt);
-        let running = running.map(|near| near.candidate(Place::Running(near.id), true));
-        idle.into_iter().chain(running)
+        let idle = self.kept.nearest(&key, prompt).into_iter();
+        let idle = idle.filter_map(|near| {
+            let ((number, _), n) = (near.id, near.n_common);
+            let ids = self.idle.get(&number)?.sequence.ids();
+            // What is computed again, as its states aren't remembered, isn't lost.
+            let n_again = n_common(&ids[n..], &prompt[n..]);
+            Some(Candidate {
+                id: Place::Idle(number),
+                len: ids.len() - n_again,
+                n_common: n,
+                is_busy: false,
+            })
+        });
+        let running = self.held.nearest(&key, prompt).and_then(|near| {
+            let session = self.scheduler.sequence(near.id)?.session();
+            Some(Candidate {
+                id: Place::Running(near.id),
+                len: near.len,
+                // Where those that run have states isn't in the tree, since it changes with each step.
+                n_common: session.len_within(near.n_common),
+                is_busy: true,
+            })
+        });
+        idle.chain(running)
     }
 
     /// A sequence for `prompt`: one that holds as much of it as possible.
@@ -773,15 +804,15 @@ impl<B: Backend> Worker<B> {
 
     /// Puts an idle sequence where it was.
     fn put_idle(&mut self, number: u64, idle: Idle<B>) {
-        let mut kept = self.kept.all();
-        kept.insert(idle.key, number, idle.sequence.ids());
+        let ids = idle.sequence.ids();
+        self.kept.insert(idle.key, number, ids, &idle.parts);
         self.idle.insert(number, idle);
     }
 
     /// Takes an idle sequence.
     fn take_idle(&mut self, number: u64) -> Option<Idle<B>> {
         let idle = self.idle.remove(&number)?;
-        self.kept.all().remove(&idle.key, number);
+        self.kept.remove(&idle.key, number, &idle.parts);
         Some(idle)
     }
 

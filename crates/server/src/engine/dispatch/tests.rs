@@ -350,11 +350,11 @@ fn nothing_is_routed_by_what_a_lost_engine_had() {
         identity,
         copy: 0,
     };
-    dispatch.kept(0).all().insert(key, 1, &[1, 2, 3]);
+    dispatch.kept(0).insert(key, 1, &[1, 2, 3], &[3]);
     assert_eq!(dispatch.kept(0).n_common(of, &[1, 2, 4]), 2);
     let before = dispatch.kept(0);
     dispatch.lose(0, Vec::new(), "gone");
     // Even if it is still at it.
-    before.all().insert(key, 2, &[1, 2, 4]);
+    before.insert(key, 2, &[1, 2, 4], &[3]);
     assert_eq!(dispatch.kept(0).n_common(of, &[1, 2, 4]), 0);
 }

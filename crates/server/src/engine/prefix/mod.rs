@@ -59,18 +59,6 @@ pub(super) struct Near<Id> {
     pub(super) n_common: usize,
 }
 
-impl<Id> Near<Id> {
-    /// The sequence as one that a prompt may continue, which `id` finds.
-    pub(super) fn candidate<Other>(self, id: Other, is_busy: bool) -> Candidate<Other> {
-        Candidate {
-            id,
-            len: self.len,
-            n_common: self.n_common,
-            is_busy,
-        }
-    }
-}
-
 /// Sequences by what computed them, `K`, and their tokens.
 pub(super) struct Prefixes<K, Id> {
     /// Each has sequences.
@@ -117,6 +105,24 @@ impl<K: Eq + Hash, Id: Copy + Ord + Hash> Prefixes<K, Id> {
     pub(super) fn beginnings(&self, key: &K, prompt: &[u32]) -> impl Iterator<Item = Near<Id>> {
         let tree = self.trees.get(key);
         tree.into_iter().flat_map(|tree| tree.beginnings(prompt))
+    }
+
+    /// The sequences from which most of `prompt` can be taken: the nearest, or, of those that can only be taken whole, the
+    /// longest that it begins with.
+    pub(super) fn continued(
+        &self,
+        key: &K,
+        prompt: &[u32],
+        is_whole: bool,
+    ) -> impl Iterator<Item = Near<Id>> {
+        let (nearest, beginnings) = match is_whole {
+            true => (None, Some(self.beginnings(key, prompt))),
+            false => (self.nearest(key, prompt), None),
+        };
+        let mut longest = None;
+        let is_longest = move |near: &Near<Id>| *longest.get_or_insert(near.len) == near.len;
+        let whole = beginnings.into_iter().flatten().take_while(is_longest);
+        nearest.into_iter().chain(whole)
     }
 
     /// The keys of all sequences.

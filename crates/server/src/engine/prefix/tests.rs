@@ -184,13 +184,22 @@ proptest! {
         for (id, (ids, is_busy)) in kinds.enumerate() {
             trees[usize::from(is_busy)].insert((), id, ids);
             let near = Near { id, len: ids.len(), n_common: n_common(ids, &prompt) };
-            all.push(near.candidate(id, is_busy));
+            all.push(candidate(near, is_busy));
         }
         let nearest = [false, true].into_iter().filter_map(|is_busy| {
             let near = trees[usize::from(is_busy)].nearest(&(), &prompt)?;
-            Some(near.candidate(near.id, is_busy))
+            Some(candidate(near, is_busy))
         });
         prop_assert_eq!(choose(nearest), choose(all.into_iter()));
+    }
+}
+
+fn candidate(Near { id, len, n_common }: Near<usize>, is_busy: bool) -> Candidate<usize> {
+    Candidate {
+        id,
+        len,
+        n_common,
+        is_busy,
     }
 }
 
