@@ -979,6 +979,10 @@ pub trait KvCache: Sized {
     fn pin(&mut self) {}
     /// Truncates to the first `len` tokens; to fewer, if there are states and none is remembered there.
     fn truncate(&mut self, len: usize);
+    /// How many tokens [`KvCache::truncate`] to the first `len` leaves, where no step was begun that it didn't advance by.
+    fn len_within(&self, len: usize) -> usize {
+        len.min(self.len())
+    }
     /// A cache of the first `len` tokens, sharing memory with this one; of fewer, as [`KvCache::truncate`].
     fn fork(&self, len: usize) -> Self;
 }

@@ -124,6 +124,12 @@ impl<S> Checkpoints<S> {
         self.kept = self.kept.min(self.end());
     }
 
+    /// The position of the last one within the first `len`; zero if there is none.
+    pub(crate) fn end_within(&self, len: usize) -> usize {
+        let n = self.all.partition_point(|one| one.position <= len);
+        self.before(n)
+    }
+
     /// What the last one remembers.
     pub(crate) fn last(&self) -> Option<&S> {
         self.all.last().map(|one| &one.states)
@@ -183,8 +189,10 @@ mod tests {
         // Whatever has to go, no more than about as much again is computed twice.
         for len in [5098, 5050, 4800, 4000, 2500, 200] {
             let mut shorter = checkpoints.clone();
+            let within = checkpoints.end_within(len);
             shorter.truncate(len);
             let kept = shorter.end();
+            assert_eq!(within, kept);
             assert!(5100 - kept <= 2 * (5100 - len) + 2, "{len}: {kept}");
         }
         checkpoints.truncate(100);

@@ -595,6 +595,11 @@ impl<B: Backend> Session<B> {
         self.cache.truncate(len);
     }
 
+    /// How many tokens [`Session::truncate`] to the first `len` leaves: fewer, where states aren't remembered there.
+    pub fn len_within(&self, len: usize) -> usize {
+        self.cache.len_within(len)
+    }
+
     /// A sequence that begins with the first `len` tokens of this one, or fewer, as [`Session::truncate`], sharing
     /// their memory.
     pub fn fork(&self, len: usize) -> Session<B> {

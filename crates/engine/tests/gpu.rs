@@ -499,7 +499,9 @@ fn forks(model: &Arc<Model<Gpu>>, bound: f64) {
         &fresh(&joined(&ids[..10], &other[..9])),
     );
     same(&last(&mut first, &ids[20..]), &fresh(&ids));
+    let within = first.len_within(5);
     first.truncate(5);
+    assert_eq!(first.len(), within);
     same(
         &last(&mut first, &other[..3]),
         &fresh(&joined(&ids[..5], &other[..3])),

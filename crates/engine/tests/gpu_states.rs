@@ -158,7 +158,9 @@ fn sequences_go_back_to_checkpoints_fork_and_never_meet() {
                     (part, rest) = rest.split_at(n);
                     again.forward(part, Logits::Last).unwrap();
                 }
+                let within = again.len_within(kept);
                 again.truncate(kept);
+                assert_eq!(again.len(), within);
                 let n = again.len();
                 assert!(n <= kept, "{name}: {parts:?}, {kept}: {n}");
                 // The ends of calls are remembered.

@@ -282,7 +282,9 @@ fn forks(source: &Source, device: &Device, bound: f64) {
         let joined = [&ids[..10], &ids[5..12]].concat();
         same(&last(&mut second, &ids[5..12]), &fresh(&joined));
         same(&last(&mut first, &ids[20..]), &fresh(&ids));
+        let within = first.len_within(5);
         first.truncate(5);
+        assert_eq!(first.len(), within);
         let back = [&ids[..5], &ids[17..19]].concat();
         same(&last(&mut first, &ids[17..19]), &fresh(&back));
 

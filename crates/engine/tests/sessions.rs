@@ -214,7 +214,9 @@ fn check_truncation(model: &Arc<Model<Cpu>>) {
                 (part, rest) = rest.split_at(n);
                 again.forward(part, Logits::Last).unwrap();
             }
+            let within = again.len_within(kept);
             again.truncate(kept);
+            assert_eq!(again.len(), within);
             let checkpoint = ends.iter().filter(|end| **end <= kept).max();
             assert_eq!(Some(&again.len()), checkpoint, "{parts:?}, {kept}");
             let n = again.len();

@@ -208,6 +208,10 @@ impl<R: KvCache, T: KvCache> KvCache for Both<R, T> {
         self.tested.pin();
     }
 
+    fn len_within(&self, len: usize) -> usize {
+        halves::len_within(&self.reference, &self.tested, len)
+    }
+
     fn truncate(&mut self, len: usize) {
         halves::truncate(&mut self.reference, &mut self.tested, len);
     }

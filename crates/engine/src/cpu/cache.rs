@@ -160,6 +160,12 @@ impl KvCache for CpuCache {
         }
     }
 
+    fn len_within(&self, len: usize) -> usize {
+        let len = len.min(self.len);
+        let states = self.states.as_ref();
+        states.map_or(len, |states| states.len_within(len))
+    }
+
     fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         if let Some(states) = &mut self.states {

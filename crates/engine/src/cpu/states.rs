@@ -149,6 +149,11 @@ impl States {
         self.checkpoints.pin(self.checkpoints.end());
     }
 
+    /// Where the last checkpoint within the first `len` positions is.
+    pub(super) fn len_within(&self, len: usize) -> usize {
+        self.checkpoints.end_within(len)
+    }
+
     /// Truncates to the last checkpoint within the first `len` positions, and returns where that is. It is whole: what a
     /// step left that was begun, and by which the sequence didn't advance, is dropped.
     pub(super) fn truncate(&mut self, len: usize) -> usize {

@@ -650,6 +650,13 @@ impl KvCache for GpuCache {
         self.states.pin(self.len);
     }
 
+    fn len_within(&self, len: usize) -> usize {
+        match len < self.len && !self.states.is_empty() {
+            true => self.states.len_within(len),
+            false => len.min(self.len),
+        }
+    }
+
     fn truncate(&mut self, len: usize) {
         if len < self.len || self.states.are_overwritten() {
             let len = len.min(self.len);

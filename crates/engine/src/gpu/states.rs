@@ -197,6 +197,11 @@ impl States {
         self.ready = None;
     }
 
+    /// Where the last checkpoint within the first `len` positions is.
+    pub(super) fn len_within(&self, len: usize) -> usize {
+        self.checkpoints.end_within(len)
+    }
+
     /// Truncates to the last checkpoint within the first `len` positions, and returns where that is.
     pub(super) fn truncate(&mut self, len: usize) -> usize {
         self.checkpoints.truncate(len);

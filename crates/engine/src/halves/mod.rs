@@ -73,6 +73,18 @@ pub(crate) fn layer_norm<P: Backend, H: Half<P>>(
     H::backend(parent)?.layer_norm(stage, x, weights, eps, H::fill(out))
 }
 
+/// How many tokens truncating both caches of a sequence to its first `len` leaves.
+pub(crate) fn len_within(first: &impl KvCache, second: &impl KvCache, len: usize) -> usize {
+    let mut len = first.len_within(len);
+    loop {
+        let both = first.len_within(second.len_within(len));
+        if both == len {
+            return len;
+        }
+        len = both;
+    }
+}
+
 /// Truncates both caches of a sequence to its first `len` tokens, or to as many fewer as both remember states of.
 pub(crate) fn truncate(first: &mut impl KvCache, second: &mut impl KvCache, len: usize) {
     first.truncate(len);

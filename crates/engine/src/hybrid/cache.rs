@@ -38,6 +38,13 @@ impl KvCache for HybridCache {
         }
     }
 
+    fn len_within(&self, len: usize) -> usize {
+        match &self.gpu {
+            Some(gpu) => halves::len_within(&self.cpu, gpu, len),
+            None => self.cpu.len_within(len),
+        }
+    }
+
     fn truncate(&mut self, len: usize) {
         match &mut self.gpu {
             Some(gpu) => halves::truncate(&mut self.cpu, gpu, len),

@@ -60,7 +60,10 @@ struct Place {
     given: Vec<Given>,
     /// Those that aren't in its report yet.
     taken: Vec<Busy>,
+    /// Those that it has done since its report.
+    done: Vec<Busy>,
     report: Report,
+    kept: Kept,
 }
 
 /// What tests do to an engine.
@@ -186,8 +189,6 @@ pub(super) struct Report {
     pub(super) busy: Vec<Busy>,
     /// It has nothing to compute before something is read that it waits for.
     pub(super) is_waiting: bool,
-    /// `None` if that is as before.
-    pub(super) kept: Option<Vec<Kept>>,
 }
 
 impl ModelState {
@@ -229,11 +230,7 @@ impl Place {
         self.taken.retain(is_other);
         self.report.busy.retain(is_other);
         if busy.n_left == 0 {
-            let kept = self.report.kept.get_or_insert_default();
-            kept.push(Kept {
-                of: busy.of,
-                ids: Arc::clone(&busy.prompt),
-            });
+            self.done.push(busy.clone());
         }
     }
 
@@ -241,7 +238,8 @@ impl Place {
         let given = self.given.iter().map(|given| &given.busy);
         let busy = self.report.busy.iter().chain(&self.taken).chain(given);
         Offer {
-            kept: self.report.kept.as_deref().unwrap_or_default(),
+            kept: &self.kept,
+            done: &self.done,
             busy: busy.collect(),
         }
     }
@@ -417,10 +415,10 @@ impl Dispatch {
         let mut state = self.state();
         let place = &mut state.engines[number];
         place.taken.clear();
+        place.done.clear();
         let is_idle = report.busy.is_empty();
         let may_wait = is_idle || report.is_waiting;
-        let kept = report.kept.or(place.report.kept.take());
-        place.report = Report { kept, ..report };
+        place.report = report;
         self.hand_out(&mut state);
         loop {
             let place = &mut state.engines[number];
@@ -442,6 +440,11 @@ impl Dispatch {
     pub(super) fn wake(&self, number: usize) {
         self.state().engines[number].has_to_look = true;
         self.changed.notify_all();
+    }
+
+    /// The sequences that the engine `number` keeps.
+    pub(super) fn kept(&self, number: usize) -> Kept {
+        self.state().engines[number].kept.clone()
     }
 
     /// Records that the engine `number` has done a job.
@@ -529,7 +532,9 @@ impl Dispatch {
         }
         place.n_jobs_of.clear();
         place.report = Report::default();
+        place.kept = Kept::default();
         place.taken.clear();
+        place.done.clear();
         let device = place.device.clone();
         let given = std::mem::take(&mut place.given);
         let mut back = Vec::with_capacity(jobs.len() + given.len());

@@ -1,13 +1,14 @@
 //! Which engine a job goes to.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::prefix::{WORTH, n_common};
+use super::prefix::{Near, Prefixes, WORTH, n_common};
+use super::tiers::Identity;
 use super::{AdapterKey, Job, Work};
 
 /// What a sequence is computed by: only one that is computed by the same may go on with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Held {
     pub(super) model: usize,
     /// The number of the adapter.
@@ -23,11 +24,57 @@ impl Held {
     }
 }
 
-/// The tokens of a sequence that an engine keeps for prompts to come.
-#[derive(Debug, Clone)]
-pub(super) struct Kept {
+/// What tells sequences of an engine apart: one is continued only by what computed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Key {
     pub(super) of: Held,
-    pub(super) ids: Arc<[u32]>,
+    pub(super) identity: Identity,
+    /// The address of the copy of the model, which its sequences hold: there is no other.
+    pub(super) copy: usize,
+}
+
+/// The sequences that an engine keeps for prompts to come, by when they were used last. The engine changes them, and
+/// jobs are routed by them as they are.
+#[derive(Clone, Default)]
+pub(super) struct Kept(Arc<Mutex<Prefixes<Key, Part>>>);
+
+/// The first tokens, so many, of the sequence that was used last at that time: all, unless its model has states.
+pub(super) type Part = (u64, usize);
+
+impl Kept {
+    fn all(&self) -> MutexGuard<'_, Prefixes<Key, Part>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the sequence of `ids` that was used last at `used`, which can be gone on with from `parts`.
+    pub(super) fn insert(&self, key: Key, used: u64, ids: &[u32], parts: &[usize]) {
+        let mut all = self.all();
+        for &len in parts {
+            all.insert(key, (used, len), &ids[..len]);
+        }
+    }
+
+    /// Removes what was added so.
+    pub(super) fn remove(&self, key: &Key, used: u64, parts: &[usize]) {
+        let mut all = self.all();
+        for &len in parts {
+            all.remove(key, (used, len));
+        }
+    }
+
+    /// Those from which most of `prompt` can be taken.
+    pub(super) fn nearest(&self, key: &Key, prompt: &[u32]) -> Vec<Near<Part>> {
+        let all = self.all();
+        all.continued(key, prompt, key.identity.is_whole).collect()
+    }
+
+    /// How many tokens of `prompt` can be taken of one that was computed by `of`.
+    pub(super) fn n_common(&self, of: Held, prompt: &[u32]) -> usize {
+        let all = self.all();
+        let keys = all.keys().filter(|key| key.of == of);
+        let near = keys.flat_map(|key| all.continued(key, prompt, key.identity.is_whole));
+        near.map(|near| near.n_common).max().unwrap_or(0)
+    }
 }
 
 /// Work that an engine has.
@@ -74,9 +121,10 @@ impl Busy {
 const ANSWER: usize = 128;
 
 /// An engine that has room for a job, and what it has.
-#[derive(Debug)]
 pub(super) struct Offer<'a> {
-    pub(super) kept: &'a [Kept],
+    pub(super) kept: &'a Kept,
+    /// Jobs that are done, and aren't kept yet.
+    pub(super) done: &'a [Busy],
     pub(super) busy: Vec<&'a Busy>,
 }
 
@@ -125,12 +173,13 @@ struct Prefix {
 
 impl Offer<'_> {
     fn prefix_of(&self, job: &Busy) -> Prefix {
-        let kept = self.kept.iter().filter(|kept| kept.of == job.of);
-        let kept = kept.map(|kept| n_common(&kept.ids, &job.prompt));
         let mut prefix = Prefix {
-            now: kept.max().unwrap_or(0),
+            now: self.kept.n_common(job.of, &job.prompt),
             soon: 0,
         };
+        for done in self.done.iter().filter(|done| done.of == job.of) {
+            prefix.now = prefix.now.max(n_common(&done.prompt, &job.prompt));
+        }
         for busy in self.busy.iter().filter(|busy| busy.of == job.of) {
             let common = n_common(&busy.prompt, &job.prompt);
             prefix.now = prefix.now.max(common.min(busy.n_held()));
@@ -144,6 +193,7 @@ impl Offer<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tiers::Computing;
     use super::*;
 
     const OF: Held = Held {
@@ -151,11 +201,9 @@ mod tests {
         adapter: None,
     };
 
-    fn kept(n: u32) -> Kept {
-        Kept {
-            of: OF,
-            ids: (0..n).collect(),
-        }
+    /// An idle sequence of the first `n` tokens.
+    fn kept(n: u32) -> Busy {
+        busy(n, 0)
     }
 
     /// An answer to the first `n` tokens, of which `n_left` are to be computed.
@@ -178,9 +226,35 @@ mod tests {
         }
     }
 
-    fn routed(job: &Busy, engines: &[(&[Kept], &[Busy])]) -> Route {
-        let offers = engines.iter().map(|(kept, busy)| Offer {
+    fn key(of: Held) -> Key {
+        let identity = Identity::of(&Computing {
+            model: None,
+            number: of.model,
+            generation: 0,
+            settings: "",
+            device: "",
+            has_states: false,
+        });
+        Key {
+            of,
+            identity,
+            copy: 0,
+        }
+    }
+
+    fn routed(job: &Busy, engines: &[(&[Busy], &[Busy])]) -> Route {
+        let all = engines.iter().map(|(sequences, _)| {
+            let kept = Kept::default();
+            for (id, sequence) in (0..).zip(*sequences) {
+                let ids = &sequence.prompt;
+                kept.insert(key(sequence.of), id, ids, &[ids.len()]);
+            }
+            kept
+        });
+        let all: Vec<Kept> = all.collect();
+        let offers = all.iter().zip(engines).map(|(kept, (_, busy))| Offer {
             kept,
+            done: &[],
             busy: busy.iter().collect(),
         });
         route(job, offers.enumerate())
@@ -245,11 +319,25 @@ mod tests {
                 To(0),
             ),
         ] {
-            let engines: Vec<(&[Kept], &[Busy])> = (engines.iter())
+            let engines: Vec<(&[Busy], &[Busy])> = (engines.iter())
                 .map(|(kept, busy)| (&kept[..], &busy[..]))
                 .collect();
             assert_eq!(routed(&job, &engines), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn what_is_done_and_not_kept_yet_counts_as_kept() {
+        let (job, kept) = (busy(600, 600), Kept::default());
+        let offers = [(vec![], vec![]), (vec![busy(500, 0)], vec![])];
+        let offers = offers
+            .each_ref()
+            .map(|(done, busy): &(Vec<Busy>, Vec<_>)| Offer {
+                kept: &kept,
+                done,
+                busy: busy.clone(),
+            });
+        assert_eq!(route(&job, offers.into_iter().enumerate()), Route::To(1));
     }
 
     #[test]
@@ -262,7 +350,7 @@ mod tests {
                 ..OF
             },
         ] {
-            let kept = Kept { of, ..kept(600) };
+            let kept = Busy { of, ..kept(600) };
             let computed = Busy {
                 of,
                 ..busy(600, 100)

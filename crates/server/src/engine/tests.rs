@@ -359,6 +359,26 @@ fn two_with_the_same_beginning_are_answered_as_without_a_cache() {
 }
 
 #[test]
+fn a_prompt_goes_on_where_most_is_remembered() {
+    for (folder, has_states) in MODELS {
+        let cached = engine(folder, options(1 << 30, 4));
+        let fresh = engine(folder, options(0, 1));
+        let long = prompt(200, 1);
+        // States are remembered at ends of chunks, and of prompts: the second has some at 86, the first hasn't.
+        for beginning in [&long[..], &long[..86]] {
+            let (with, without) = (cached.answer(beginning), fresh.answer(beginning));
+            assert_eq!(with.ids, without.ids, "{folder}");
+        }
+        // With the first, it has more in common.
+        let other = [&long[..90], &prompt(20, 5)].concat();
+        let (with, without) = (cached.answer(&other), fresh.answer(&other));
+        assert_eq!(with.ids, without.ids, "{folder}");
+        let expected = if has_states { 86 } else { 90 };
+        assert_eq!(with.n_cached, expected, "{folder}");
+    }
+}
+
+#[test]
 fn what_a_cancelled_answer_computed_is_kept() {
     for (folder, has_states) in MODELS {
         let beginning = prompt(70, 1);

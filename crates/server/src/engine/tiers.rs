@@ -5,7 +5,6 @@
 //! memory, and is woken when what it waits for was read.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::ops::Bound;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +16,7 @@ use sterna::native::{SequenceFolder, SequenceLabel, StoredSequence};
 use sterna::sequence::SavedSequence;
 use sterna::{Error, ErrorCode, Result};
 
-use super::prefix::n_common;
+use super::prefix::{Near, Prefixes};
 use super::rates::Copied;
 use crate::metrics::{DropReason, Metrics, Tier};
 use crate::settings::{Log, tell};
@@ -39,7 +38,7 @@ pub struct CacheFolder {
 }
 
 /// What a sequence was computed by: only one that is computed by the same may go on with it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     label: SequenceLabel,
     /// How often the model's weights had been replaced.
@@ -47,7 +46,7 @@ pub(super) struct Identity {
     /// It means the same to another process.
     is_lasting: bool,
     /// Its model has states: a sequence can't be cut off where it likes, and is continued as a whole.
-    is_whole: bool,
+    pub(super) is_whole: bool,
 }
 
 /// What makes an [`Identity`].
@@ -118,9 +117,13 @@ struct Disk {
 
 #[derive(Default)]
 struct State {
-    shelves: HashMap<SequenceLabel, Shelf>,
+    /// All sequences, each by a number of its own, by what computed them and their tokens: no two are of the same.
+    sequences: Prefixes<SequenceLabel, u64>,
+    kept: HashMap<u64, Kept>,
+    /// The number of the last one.
+    last: u64,
     /// What is in memory of the host, by when it was used last.
-    recent: BTreeMap<u64, (SequenceLabel, Arc<[u32]>)>,
+    recent: BTreeMap<u64, u64>,
     /// All files in the folder, by name.
     files: HashMap<String, Stored>,
     /// Counts uses.
@@ -138,8 +141,11 @@ struct State {
     is_done: bool,
 }
 
-/// Sequences of an identity by their tokens, in whose order the longest prefix of a prompt is found.
-type Shelf = BTreeMap<Arc<[u32]>, Place>;
+/// A sequence.
+struct Kept {
+    label: SequenceLabel,
+    place: Place,
+}
 
 enum Place {
     /// In memory of the host, used last at this time.
@@ -156,8 +162,8 @@ enum Place {
 
 /// A file.
 struct Stored {
-    label: SequenceLabel,
-    ids: Arc<[u32]>,
+    /// The number of its sequence.
+    number: u64,
     n_bytes: u64,
 }
 
@@ -170,7 +176,11 @@ struct Read {
 }
 
 enum Write {
-    Sequence(SequenceLabel, Arc<SavedSequence>),
+    Sequence {
+        number: u64,
+        label: SequenceLabel,
+        saved: Arc<SavedSequence>,
+    },
     Touch(String),
     Remove(String),
 }
@@ -264,17 +274,13 @@ impl Tiers {
             return false;
         }
         let mut state = self.state();
-        let known = state.shelves.get(&identity.label).and_then(|shelf| {
-            let next = after(shelf, Bound::Included(ids))?;
-            let is_known = match identity.is_whole {
-                true => next[..] == *ids,
-                false => next.starts_with(ids),
-            };
-            is_known.then(|| Arc::clone(next))
-        });
+        // One that goes on may be cut.
+        let nearest = state.sequences.nearest(&identity.label, ids);
+        let part = nearest.filter(|near| near.n_common == ids.len());
+        let known = part.filter(|near| !identity.is_whole || near.len == ids.len());
         match known {
             Some(known) => {
-                self.use_again(&mut state, &identity.label, &known);
+                self.use_again(&mut state, known.id);
                 false
             }
             None => true,
@@ -283,26 +289,27 @@ impl Tiers {
 
     /// Takes `saved`, which was computed as `identity` says.
     pub(super) fn put(&self, identity: &Identity, saved: SavedSequence) {
-        let (label, saved) = (&identity.label, Arc::new(saved));
-        let ids: Arc<[u32]> = saved.ids().into();
+        let (label, saved) = (identity.label, Arc::new(saved));
+        let ids = saved.ids();
         let mut state = self.state();
         // What is a part of it is of no use any more, unless it is one that can be gone on from.
         let n_kept = if identity.is_whole { MAX_BEGINNINGS } else { 0 };
-        for part in state.prefixes(label, &ids).iter().skip(n_kept) {
-            self.forget(&mut state, label, part);
+        let beginnings = state.sequences.beginnings(&label, ids);
+        let (same, parts): (Vec<_>, Vec<_>) = beginnings.partition(|near| near.len == ids.len());
+        for near in same.iter().chain(parts.iter().skip(n_kept)) {
+            self.forget(&mut state, near.id);
         }
-        self.forget(&mut state, label, &ids);
         let n_bytes = saved.n_bytes();
         if n_bytes <= self.host_bytes {
             state.n_host_bytes += n_bytes;
-            let used = state.tick();
-            state.recent.insert(used, (*label, Arc::clone(&ids)));
+            let (used, number) = (state.tick(), state.number(label, ids));
+            state.recent.insert(used, number);
             let place = Place::Host {
                 saved,
                 used,
                 is_lasting: identity.is_lasting,
             };
-            state.shelf(label).insert(ids, place);
+            state.kept.insert(number, Kept { label, place });
         } else if identity.is_lasting {
             self.send_to_disk(&mut state, label, saved);
         }
@@ -313,22 +320,17 @@ impl Tiers {
     /// Moves sequences out of memory, the least recently used first, until there are at most `most` bytes.
     fn bound_host(&self, state: &mut State, most: u64) {
         while state.n_host_bytes > most {
-            let Some((label, ids)) = state.recent.first_key_value().map(|(_, of)| of.clone())
-            else {
+            let Some((label, saved)) = state.take_oldest() else {
                 return;
             };
-            if let Some(Place::Host {
-                saved, is_lasting, ..
-            }) = state.take(&label, &ids)
-                && is_lasting
-            {
-                self.send_to_disk(state, &label, saved);
+            if let Some(saved) = saved {
+                self.send_to_disk(state, label, saved);
             }
         }
     }
 
     /// Has `saved` written to disk, if there is one with room for it, and it keeps up.
-    fn send_to_disk(&self, state: &mut State, label: &SequenceLabel, saved: Arc<SavedSequence>) {
+    fn send_to_disk(&self, state: &mut State, label: SequenceLabel, saved: Arc<SavedSequence>) {
         let Some(disk) = &self.disk else { return };
         let n_bytes = saved.n_bytes();
         if SequenceFolder::file_bytes(&saved) > disk.max_bytes {
@@ -340,24 +342,25 @@ impl Tiers {
         }
         state.n_unwritten += n_bytes;
         let place = Place::Leaving(Arc::clone(&saved));
-        state.shelf(label).insert(saved.ids().into(), place);
-        state.writes.push_back(Write::Sequence(*label, saved));
+        let number = state.number(label, saved.ids());
+        state.kept.insert(number, Kept { label, place });
+        let write = Write::Sequence {
+            number,
+            label,
+            saved,
+        };
+        state.writes.push_back(write);
         self.writable.notify_all();
     }
 
     /// Records that a sequence was used.
-    fn use_again(&self, state: &mut State, label: &SequenceLabel, ids: &Arc<[u32]>) {
+    fn use_again(&self, state: &mut State, number: u64) {
         let now = state.tick();
-        let place = state
-            .shelves
-            .get_mut(label)
-            .and_then(|shelf| shelf.get_mut(ids));
-        match place {
+        match state.kept.get_mut(&number).map(|kept| &mut kept.place) {
             Some(Place::Host { used, .. }) => {
                 let before = std::mem::replace(used, now);
-                if let Some(of) = state.recent.remove(&before) {
-                    state.recent.insert(now, of);
-                }
+                state.recent.remove(&before);
+                state.recent.insert(now, number);
             }
             Some(Place::Disk(name)) => {
                 let touch = Write::Touch(name.clone());
@@ -369,28 +372,27 @@ impl Tiers {
     }
 
     /// Forgets a sequence, wherever it is.
-    fn forget(&self, state: &mut State, label: &SequenceLabel, ids: &[u32]) {
-        if let Some(Place::Disk(name)) = state.take(label, ids) {
+    fn forget(&self, state: &mut State, number: u64) {
+        if let Some(Place::Disk(name)) = state.take(number) {
             state.files.remove(&name);
             state.writes.push_back(Write::Remove(name));
             self.writable.notify_all();
         }
     }
 
-    /// A sequence of `identity` from which more of `prompt` can be taken than the tokens that are held elsewhere, which are
-    /// counted if there is one, if it `pays` to copy it. `wake` is called once what isn't in memory was read, or can't be.
+    /// A sequence of `identity` from which more of `prompt` can be taken than the `n_held` tokens that are held elsewhere,
+    /// if it `pays` to copy it. `wake` is called once what isn't in memory was read, or can't be.
     pub(super) fn find(
         &self,
         identity: &Identity,
         prompt: &[u32],
-        n_held: impl FnOnce() -> usize,
+        n_held: usize,
         pays: impl FnOnce(Copied) -> bool,
         wake: impl FnOnce() + Send + 'static,
     ) -> Option<Found> {
-        let label = &identity.label;
         let mut state = self.state();
-        let (ids, n_common) = state.longest(identity, prompt)?;
-        let place = state.shelves.get(label)?.get(&ids)?;
+        let near = state.longest(identity, prompt)?;
+        let place = &state.kept.get(&near.id)?.place;
         let (tier, n_bytes) = match place {
             Place::Host { saved, .. } | Place::Leaving(saved) => (Tier::Host, saved.n_bytes()),
             Place::Disk(name) => (Tier::Disk, state.files.get(name)?.n_bytes),
@@ -398,8 +400,8 @@ impl Tiers {
         let copied = Copied {
             tier,
             n_bytes,
-            n_tokens: ids.len(),
-            n_saved: n_common.saturating_sub(n_held()),
+            n_tokens: near.len,
+            n_saved: near.n_common.saturating_sub(n_held),
         };
         if !pays(copied) {
             return None;
@@ -412,7 +414,7 @@ impl Tiers {
                 let (to, from) = channel();
                 let read = Read {
                     name: name.clone(),
-                    label: *label,
+                    label: identity.label,
                     to,
                     wake: Box::new(wake),
                 };
@@ -421,14 +423,16 @@ impl Tiers {
                 return Some(Found::Fetched(Fetch { from }));
             }
         };
-        self.use_again(&mut state, label, &ids);
+        self.use_again(&mut state, near.id);
         Some(found)
     }
 
     /// Drops a sequence that an engine refuses, whatever it says to be.
     pub(super) fn refuse(&self, identity: &Identity, ids: &[u32], error: &Error) {
         let mut state = self.state();
-        self.forget(&mut state, &identity.label, ids);
+        if let Some(number) = state.exact(&identity.label, ids) {
+            self.forget(&mut state, number);
+        }
         self.figure(&state);
         drop(state);
         self.tell_drop(None, error);
@@ -496,17 +500,12 @@ impl Tiers {
         if state.n_engines > 0 {
             return;
         }
-        while let Some((_, (label, ids))) = state.recent.first_key_value() {
-            let (label, ids) = (*label, Arc::clone(ids));
-            if let Some(Place::Host {
-                saved, is_lasting, ..
-            }) = state.take(&label, &ids)
-                && is_lasting
-            {
+        while let Some((label, saved)) = state.take_oldest() {
+            if let Some(saved) = saved {
                 while state.n_unwritten > 0 && self.disk.is_some() {
                     state = self.wait(&self.writable, state, None);
                 }
-                self.send_to_disk(&mut state, &label, saved);
+                self.send_to_disk(&mut state, label, saved);
             }
         }
         state.is_closed = true;
@@ -579,13 +578,18 @@ impl Tiers {
                 state = self.wait(&self.writable, state, None);
                 continue;
             };
-            if let Write::Sequence(label, saved) = write {
-                let is_wanted = state.is_leaving(&label, &saved);
+            if let Write::Sequence {
+                number,
+                label,
+                saved,
+            } = write
+            {
+                let is_wanted = state.is_leaving(number);
                 drop(state);
                 let written = is_wanted.then(|| self.write_sequence(disk, &label, &saved));
                 state = self.state();
                 state.n_unwritten -= saved.n_bytes();
-                self.settle_written(&mut state, &label, &saved, written);
+                self.settle_written(&mut state, number, (&label, &saved), written);
                 self.figure(&state);
                 self.writable.notify_all();
                 continue;
@@ -594,7 +598,7 @@ impl Tiers {
             let done = match &write {
                 Write::Touch(name) => disk.folder.touch(name),
                 Write::Remove(name) => disk.folder.remove(name),
-                Write::Sequence(..) => Ok(()),
+                Write::Sequence { .. } => Ok(()),
             };
             if let Err(error) = done {
                 self.tell_failure("change_failed", &error);
@@ -613,40 +617,34 @@ impl Tiers {
         disk.folder.write(label, saved)
     }
 
-    /// Records where `saved` is once it was `written`, or was not to be.
+    /// Records where the sequence `number`, which was `saved`, is once it was `written`, or was not to be.
     fn settle_written(
         &self,
         state: &mut State,
-        label: &SequenceLabel,
-        saved: &Arc<SavedSequence>,
+        number: u64,
+        (label, saved): (&SequenceLabel, &SavedSequence),
         written: Option<Result<String>>,
     ) {
-        let is_wanted = state.is_leaving(label, saved);
+        let is_wanted = state.is_leaving(number);
         match written {
-            None => {}
             Some(Ok(name)) if is_wanted => {
-                let ids: Arc<[u32]> = saved.ids().into();
                 let stored = Stored {
-                    label: *label,
-                    ids: Arc::clone(&ids),
+                    number,
                     n_bytes: SequenceFolder::file_bytes(saved),
                 };
                 state.files.insert(name.clone(), stored);
-                state.shelf(label).insert(ids, Place::Disk(name));
-            }
-            Some(Ok(name)) => {
-                // It was forgotten meanwhile, unless what came instead is on its way to the same file.
-                let leaves = state
-                    .shelves
-                    .get(label)
-                    .is_some_and(|shelf| shelf.contains_key(saved.ids()));
-                if !leaves {
-                    state.writes.push_back(Write::Remove(name));
+                if let Some(kept) = state.kept.get_mut(&number) {
+                    kept.place = Place::Disk(name);
                 }
             }
+            // It was forgotten meanwhile, unless what came instead is on its way to the same file.
+            Some(Ok(name)) if state.exact(label, saved.ids()).is_none() => {
+                state.writes.push_back(Write::Remove(name));
+            }
+            None | Some(Ok(_)) => {}
             Some(Err(error)) => {
                 if is_wanted {
-                    state.take(label, saved.ids());
+                    state.take(number);
                 }
                 self.tell_failure("write_failed", &error);
             }
@@ -709,17 +707,17 @@ impl State {
         self.clock
     }
 
-    fn shelf(&mut self, label: &SequenceLabel) -> &mut Shelf {
-        self.shelves.entry(*label).or_default()
+    /// A number for a sequence of `label`, which there is none of with the same tokens.
+    fn number(&mut self, label: SequenceLabel, ids: &[u32]) -> u64 {
+        self.last += 1;
+        self.sequences.insert(label, self.last, ids);
+        self.last
     }
 
     /// Takes a sequence out of its place.
-    fn take(&mut self, label: &SequenceLabel, ids: &[u32]) -> Option<Place> {
-        let shelf = self.shelves.get_mut(label)?;
-        let place = shelf.remove(ids)?;
-        if shelf.is_empty() {
-            self.shelves.remove(label);
-        }
+    fn take(&mut self, number: u64) -> Option<Place> {
+        let Kept { label, place } = self.kept.remove(&number)?;
+        self.sequences.remove(&label, number);
         if let Place::Host { saved, used, .. } = &place {
             self.n_host_bytes -= saved.n_bytes();
             self.recent.remove(used);
@@ -727,91 +725,66 @@ impl State {
         Some(place)
     }
 
-    /// Whether `saved` is on its way to disk, and wasn't forgotten meanwhile.
-    fn is_leaving(&self, label: &SequenceLabel, saved: &Arc<SavedSequence>) -> bool {
-        let place = self
-            .shelves
-            .get(label)
-            .and_then(|shelf| shelf.get(saved.ids()));
-        matches!(place, Some(Place::Leaving(own)) if Arc::ptr_eq(own, saved))
+    /// Takes what was used least recently out of memory of the host: what it was computed by, and it itself if it may go
+    /// to disk.
+    fn take_oldest(&mut self) -> Option<(SequenceLabel, Option<Arc<SavedSequence>>)> {
+        let number = *self.recent.first_key_value()?.1;
+        let label = self.kept.get(&number)?.label;
+        let saved = match self.take(number)? {
+            Place::Host {
+                saved,
+                is_lasting: true,
+                ..
+            } => Some(saved),
+            _ => None,
+        };
+        Some((label, saved))
+    }
+
+    /// Whether a sequence is on its way to disk, and wasn't forgotten meanwhile.
+    fn is_leaving(&self, number: u64) -> bool {
+        let kept = self.kept.get(&number);
+        kept.is_some_and(|kept| matches!(kept.place, Place::Leaving(_)))
     }
 
     fn add_file(&mut self, label: SequenceLabel, ids: &[u32], stored: &StoredSequence) {
-        let ids: Arc<[u32]> = ids.into();
+        let number = self.exact(&label, ids).unwrap_or_else(|| {
+            let number = self.number(label, ids);
+            let place = Place::Disk(stored.name.clone());
+            self.kept.insert(number, Kept { label, place });
+            number
+        });
         let file = Stored {
-            label,
-            ids: Arc::clone(&ids),
+            number,
             n_bytes: stored.n_bytes,
         };
         self.files.insert(stored.name.clone(), file);
-        let place = Place::Disk(stored.name.clone());
-        self.shelf(&label).entry(ids).or_insert(place);
     }
 
     /// Forgets the file called `name`.
     fn remove_file(&mut self, name: &str) {
-        let Some(Stored { label, ids, .. }) = self.files.remove(name) else {
+        let Some(Stored { number, .. }) = self.files.remove(name) else {
             return;
         };
-        let place = self.shelves.get(&label).and_then(|shelf| shelf.get(&ids));
+        let place = self.kept.get(&number).map(|kept| &kept.place);
         if matches!(place, Some(Place::Disk(own)) if own == name) {
-            self.take(&label, &ids);
+            self.take(number);
         }
     }
 
-    /// The sequences that are beginnings of `ids`, the longest first.
-    fn prefixes(&self, label: &SequenceLabel, ids: &[u32]) -> Vec<Arc<[u32]>> {
-        let mut all = Vec::new();
-        let Some(shelf) = self.shelves.get(label) else {
-            return all;
-        };
-        let mut bound = Bound::Excluded(ids);
-        while let Some(own) = before(shelf, bound) {
-            let n = n_common(own, ids);
-            bound = match n == own.len() {
-                true => {
-                    all.push(Arc::clone(own));
-                    Bound::Excluded(&ids[..n])
-                }
-                false => Bound::Included(&ids[..n]),
-            };
-        }
-        all
+    /// The sequence of these tokens.
+    fn exact(&self, label: &SequenceLabel, ids: &[u32]) -> Option<u64> {
+        let longest = self.sequences.beginnings(label, ids).next();
+        longest
+            .filter(|near| near.len == ids.len())
+            .map(|near| near.id)
     }
 
-    /// The sequence of `identity` from which most of `prompt` can be taken, and how many tokens.
-    fn longest(&self, identity: &Identity, prompt: &[u32]) -> Option<(Arc<[u32]>, usize)> {
-        let shelf = self.shelves.get(&identity.label)?;
-        if identity.is_whole {
-            let mut bound = prompt;
-            loop {
-                let own = before(shelf, Bound::Included(bound))?;
-                let n = n_common(own, prompt);
-                if n == own.len() {
-                    return Some((Arc::clone(own), n));
-                }
-                bound = &prompt[..n];
-            }
-        }
-        // Nothing has more in common with it than its neighbours.
-        let neighbours = [
-            before(shelf, Bound::Included(prompt)),
-            after(shelf, Bound::Excluded(prompt)),
-        ];
-        let common = |own: &Arc<[u32]>| (Arc::clone(own), n_common(own, prompt));
-        let all = neighbours.into_iter().flatten().map(common);
-        all.max_by_key(|(_, n)| *n)
+    /// The sequence of `identity` from which most of `prompt` can be taken: of those that can be cut, any; of others, one
+    /// that is a beginning of it.
+    fn longest(&self, identity: &Identity, prompt: &[u32]) -> Option<Near<u64>> {
+        let sequences = &self.sequences;
+        let mut longest = sequences.continued(&identity.label, prompt, identity.is_whole);
+        longest.next()
     }
-}
-
-/// The last in `shelf` up to `bound`.
-fn before<'a>(shelf: &'a Shelf, bound: Bound<&[u32]>) -> Option<&'a Arc<[u32]>> {
-    let range = shelf.range::<[u32], _>((Bound::Unbounded, bound));
-    Some(range.into_iter().next_back()?.0)
-}
-
-/// The first in `shelf` from `bound` on.
-fn after<'a>(shelf: &'a Shelf, bound: Bound<&[u32]>) -> Option<&'a Arc<[u32]>> {
-    let mut range = shelf.range::<[u32], _>((bound, Bound::Unbounded));
-    Some(range.next()?.0)
 }

@@ -1,6 +1,6 @@
 //! The thread that computes, of one engine.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ use sterna_engine::{Backend, EngineError, Logits, Session};
 
 use super::dispatch::{Dispatch, Given, Report, names};
 use super::models::{EngineModel, Table};
-use super::prefix::{Candidate, Choice, choose, n_common};
+use super::prefix::{Candidate, Choice, Prefixes, choose, n_common};
 use super::rates::{Copied, Rates};
-use super::route::{Busy, Held, Kept};
+use super::route::{Busy, Held, Kept, Key};
 use super::tiers::{Computing, Fetch, Found, Identity, Tiers};
 use super::{AdapterKey, Continued, Device, EngineOptions, Job, Output, Reply, Undelivered, Work};
 use crate::metrics::{EngineFigures, Metrics, Tier};
@@ -32,16 +32,21 @@ pub(super) struct Worker<B: Backend> {
     tiers: Arc<Tiers>,
     scheduler: Scheduler<B>,
     running: Vec<Running<B>>,
+    /// What their sequences held when a job was last begun: they grow with each step, and what came since is added where
+    /// it is looked for.
+    held: Prefixes<Key, SequenceId>,
     /// Jobs whose beginnings are being read from disk, or wait to be restored.
     fetching: Vec<Fetching>,
     /// Sequences that were restored since the last step.
     n_restored: usize,
     /// Work that isn't an answer, of which a part is done between steps, each in turn.
     aside: VecDeque<Aside<B>>,
-    /// Sequences that nobody uses, the least recently used first.
-    idle: Vec<Idle<B>>,
-    /// They aren't those that were reported.
-    idle_has_changed: bool,
+    /// Sequences that nobody uses, by when they were used last.
+    idle: BTreeMap<u64, Idle<B>>,
+    /// The same by their tokens.
+    kept: Kept,
+    /// Counts uses.
+    clock: u64,
     /// Jobs that could not be begun, as the device is lost.
     unbegun: Vec<Job>,
     /// Why nothing can be computed any more.
@@ -64,14 +69,14 @@ struct Of<B: Backend> {
 }
 
 impl<B: Backend> Of<B> {
-    /// The same without a claim on the adapter.
-    fn held(&self) -> Held {
-        Held::new(self.number, self.adapter.as_deref())
-    }
-
-    /// Whether what `other` says has computed the same.
-    fn is_of(&self, held: Held, model: &Arc<EngineModel<B>>, identity: &Identity) -> bool {
-        self.held() == held && Arc::ptr_eq(&self.model, model) && self.identity == *identity
+    /// What tells its sequences from others.
+    fn key(&self) -> Key {
+        Key {
+            // Without a claim on the adapter.
+            of: Held::new(self.number, self.adapter.as_deref()),
+            identity: self.identity,
+            copy: Arc::as_ptr(&self.model).addr(),
+        }
     }
 
     /// The same for receipts of answers.
@@ -151,19 +156,39 @@ struct ToRestore {
 type WasFetched = (Identity, Option<ToRestore>);
 
 struct Idle<B: Backend> {
-    of: Held,
+    key: Key,
     model: Arc<EngineModel<B>>,
-    identity: Identity,
     sequence: Sequence<B>,
     /// Tokens of the prompt of its last answer.
     n_prompt: usize,
-    /// Its tokens, to be reported.
-    ids: Arc<[u32]>,
+    /// The lengths by which it is found.
+    parts: Vec<usize>,
+}
+
+/// A sequence that a prompt may continue.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// An idle one, last used then.
+    Idle(u64),
+    Running(SequenceId),
 }
 
 /// What tells an adapter from those that compute something else.
 fn form(id: &AdapterId) -> String {
     format!("{} {:?}", id.blake3, id.scale)
+}
+
+/// The lengths by which `sequence` is found: where it can be cut if its model has states, the longest first; otherwise
+/// all of it, of which any part can be taken.
+fn parts<B: Backend>(sequence: &Sequence<B>, is_whole: bool) -> Vec<usize> {
+    let remembered = |len: usize| Some(sequence.session().len_within(len)).filter(|len| *len > 0);
+    match is_whole {
+        true => {
+            let last = remembered(sequence.len());
+            std::iter::successors(last, |len| remembered(len - 1)).collect()
+        }
+        false => vec![sequence.len()],
+    }
 }
 
 /// Templates write the end of a prompt otherwise once the answer is a part of it: fewer tokens than this.
@@ -172,10 +197,9 @@ const REWRITTEN: usize = 8;
 impl<B: Backend> Idle<B> {
     fn new(of: &Of<B>, sequence: Sequence<B>, n_prompt: usize) -> Idle<B> {
         Idle {
-            of: of.held(),
+            key: of.key(),
             model: Arc::clone(&of.model),
-            identity: of.identity,
-            ids: sequence.ids().into(),
+            parts: parts(&sequence, of.identity.is_whole),
             sequence,
             n_prompt,
         }
@@ -195,7 +219,7 @@ impl<B: Backend> Idle<B> {
 
     /// Whether the model still has the weights that have computed it.
     fn is_current(&self) -> bool {
-        self.model.adapted.model().generation() == self.identity.generation
+        self.model.adapted.model().generation() == self.key.identity.generation
     }
 }
 
@@ -274,15 +298,17 @@ impl<B: Backend> Worker<B> {
             kind: device.kind.clone(),
             models,
             options,
+            kept: dispatch.kept(device.number),
             dispatch,
             tiers,
             scheduler: Scheduler::new(scheduling),
             running: Vec::new(),
+            held: Prefixes::default(),
             fetching: Vec::new(),
             n_restored: 0,
             aside: VecDeque::new(),
-            idle: Vec::new(),
-            idle_has_changed: false,
+            idle: BTreeMap::new(),
+            clock: 0,
             unbegun: Vec::new(),
             lost: None,
             rates: HashMap::new(),
@@ -672,17 +698,8 @@ impl<B: Backend> Worker<B> {
 
     /// What the tiers have of `prompt`, if that is more than is held here.
     fn find(&mut self, of: &Of<B>, prompt: &[u32]) -> Option<Found> {
-        let n_held = || {
-            let idle = self.idle.iter();
-            let idle = idle.filter(|idle| of.is_of(idle.of, &idle.model, &idle.identity));
-            let idle = idle.map(|idle| n_common(idle.sequence.ids(), prompt));
-            let running = self.running.iter();
-            let running =
-                running.filter(|own| of.is_of(own.of.held(), &own.of.model, &own.of.identity));
-            let running = running.filter_map(|own| held(&self.scheduler, own.id));
-            let running = running.map(|held| n_common(held, prompt));
-            idle.chain(running).max().unwrap_or(0)
-        };
+        let nearest = self.nearest(of, prompt);
+        let n_held = nearest.map(|near| near.n_common).max().unwrap_or(0);
         // The last token is computed in any case.
         let (_, prompt) = prompt.split_last()?;
         let (dispatch, number) = (Arc::clone(&self.dispatch), self.number);
@@ -722,60 +739,94 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// A sequence for `prompt`: one that holds as much of it as possible.
-    fn sequence_for(&mut self, of: &Of<B>, prompt: &[u32]) -> Result<Sequence<B>> {
-        enum Place {
-            Idle(usize),
-            Running(SequenceId),
+    /// What has most in common with `prompt`, of the sequences that are idle and of those that aren't.
+    fn nearest(&mut self, of: &Of<B>, prompt: &[u32]) -> impl Iterator<Item = Candidate<Place>> {
+        let key = of.key();
+        for running in self.running.iter().filter(|own| own.of.key() == key) {
+            if let Some(ids) = held(&self.scheduler, running.id) {
+                self.held.grow(key, running.id, ids);
+            }
         }
-        let idle = self.idle.iter().enumerate();
-        let idle = idle.filter(|(_, idle)| of.is_of(idle.of, &idle.model, &idle.identity));
-        let idle = idle.map(|(at, idle)| Candidate {
-            id: at,
-            len: idle.sequence.len(),
-            n_common: n_common(idle.sequence.ids(), prompt),
-            is_busy: false,
-        });
-        let running = self.running.iter();
-        let running =
-            running.filter(|own| of.is_of(own.of.held(), &own.of.model, &own.of.identity));
-        let running = running.filter_map(|running| {
-            let held = held(&self.scheduler, running.id)?;
+        let idle = self.kept.nearest(&key, prompt).into_iter();
+        let idle = idle.filter_map(|near| {
+            let ((number, _), n) = (near.id, near.n_common);
+            let ids = self.idle.get(&number)?.sequence.ids();
+            // What is computed again, as its states aren't remembered, isn't lost.
+            let n_again = n_common(&ids[n..], &prompt[n..]);
             Some(Candidate {
-                id: self.idle.len() + running.id_index(&self.running),
-                len: held.len(),
-                n_common: n_common(held, prompt),
+                id: Place::Idle(number),
+                len: ids.len() - n_again,
+                n_common: n,
+                is_busy: false,
+            })
+        });
+        let running = self.held.nearest(&key, prompt).and_then(|near| {
+            let session = self.scheduler.sequence(near.id)?.session();
+            Some(Candidate {
+                id: Place::Running(near.id),
+                len: near.len,
+                // Where those that run have states isn't in the tree, since it changes with each step.
+                n_common: session.len_within(near.n_common),
                 is_busy: true,
             })
         });
-        let place = |id: usize| match id.checked_sub(self.idle.len()) {
-            None => Place::Idle(id),
-            Some(at) => Place::Running(self.running[at].id),
+        idle.chain(running)
+    }
+
+    /// A sequence for `prompt`: one that holds as much of it as possible.
+    fn sequence_for(&mut self, of: &Of<B>, prompt: &[u32]) -> Result<Sequence<B>> {
+        let held = match choose(self.nearest(of, prompt)) {
+            // Others need one that runs as it is.
+            Choice::Take(Place::Running(_)) | Choice::New => None,
+            Choice::Take(Place::Idle(number)) => self.take_idle(number).map(|idle| idle.sequence),
+            Choice::Fork(Place::Idle(number), len) => self.take_idle(number).map(|used| {
+                let fork = used.sequence.fork(len);
+                // It was of use.
+                self.add_idle(used);
+                fork
+            }),
+            Choice::Fork(Place::Running(id), len) => {
+                let sequence = self.scheduler.sequence(id);
+                sequence.map(|sequence| sequence.fork(len))
+            }
         };
-        match choose(idle.chain(running)) {
-            Choice::Take(at) => {
-                self.idle_has_changed = true;
-                Ok(self.idle.remove(at).sequence)
-            }
-            Choice::Fork(at, len) => {
-                let fork = match place(at) {
-                    Place::Idle(at) => {
-                        // It was of use.
-                        self.idle_has_changed = true;
-                        let used = self.idle.remove(at);
-                        let fork = used.sequence.fork(len);
-                        self.idle.push(used);
-                        Some(fork)
-                    }
-                    Place::Running(id) => self.scheduler.sequence(id).map(|s| s.fork(len)),
-                };
-                match fork {
-                    Some(fork) => Ok(fork),
-                    None => self.empty(of),
-                }
-            }
-            Choice::New => self.empty(of),
+        match held {
+            Some(sequence) => Ok(sequence),
+            None => self.empty(of),
         }
+    }
+
+    /// Adds an idle sequence, which was used now.
+    fn add_idle(&mut self, idle: Idle<B>) {
+        self.clock += 1;
+        self.put_idle(self.clock, idle);
+    }
+
+    /// Puts an idle sequence where it was.
+    fn put_idle(&mut self, number: u64, idle: Idle<B>) {
+        let ids = idle.sequence.ids();
+        self.kept.insert(idle.key, number, ids, &idle.parts);
+        self.idle.insert(number, idle);
+    }
+
+    /// Takes an idle sequence.
+    fn take_idle(&mut self, number: u64) -> Option<Idle<B>> {
+        let idle = self.idle.remove(&number)?;
+        self.kept.remove(&idle.key, number, &idle.parts);
+        Some(idle)
+    }
+
+    /// Takes the idle sequence that was used least recently.
+    fn take_oldest(&mut self) -> Option<(u64, Idle<B>)> {
+        let number = *self.idle.first_key_value()?.0;
+        Some((number, self.take_idle(number)?))
+    }
+
+    /// Takes the answer at `at` out of those in progress.
+    fn take_running(&mut self, at: usize) -> Running<B> {
+        let running = self.running.remove(at);
+        self.held.remove(&running.of.key(), running.id);
+        running
     }
 
     /// An empty sequence. Where there is no memory for it, idle ones make room.
@@ -783,11 +834,11 @@ impl<B: Backend> Worker<B> {
         loop {
             match self.session(of) {
                 Ok(session) => return Ok(Sequence::new(session)),
-                Err(error) if self.idle.is_empty() => return Err(error),
-                Err(_) => {
-                    self.idle_has_changed = true;
-                    let idle = self.idle.remove(0);
-                    self.save(idle);
+                Err(error) => {
+                    let Some((number, idle)) = self.take_oldest() else {
+                        return Err(error);
+                    };
+                    self.save(number, idle);
                 }
             }
         }
@@ -899,7 +950,7 @@ impl<B: Backend> Worker<B> {
             Ok(()) if !is_last => {}
             // What failed isn't built upon.
             _ if failed => {
-                let running = self.running.remove(at);
+                let running = self.take_running(at);
                 self.scheduler.remove(running.id);
             }
             Ok(()) => self.end(at),
@@ -915,7 +966,7 @@ impl<B: Backend> Worker<B> {
 
     /// Ends the answer at `at`, complete or not; its sequence is kept.
     fn end(&mut self, at: usize) {
-        let running = self.running.remove(at);
+        let running = self.take_running(at);
         if !running.is_done {
             self.done(&running.busy);
         }
@@ -937,8 +988,7 @@ impl<B: Backend> Worker<B> {
             // Its weights were replaced while it was computed.
             return;
         }
-        self.idle.push(Idle::new(of, sequence, n_prompt));
-        self.idle_has_changed = true;
+        self.add_idle(Idle::new(of, sequence, n_prompt));
     }
 
     /// Does a part of what isn't an answer.
@@ -969,7 +1019,6 @@ impl<B: Backend> Worker<B> {
     /// Forgets idle sequences, the least recently used first, until the rest has room. What there are lower tiers for
     /// is saved there: one after a step, as long as there are answers that wait for the next.
     fn forget(&mut self) {
-        let n_idle = self.idle.len();
         let mut may_save = usize::MAX;
         if !self.running.is_empty() || !self.aside.is_empty() {
             may_save = 1;
@@ -978,21 +1027,29 @@ impl<B: Backend> Worker<B> {
         let named = |model: &Arc<EngineModel<B>>| (Arc::clone(model), model.adapters.keep_named());
         let models = self.models.all();
         let named: Vec<_> = models.iter().map(|own| own.as_ref().map(named)).collect();
-        let gone = self.idle.extract_if(.., |idle| {
-            let Idle { of, model, .. } = &*idle;
-            let named = named.get(of.model).and_then(Option::as_ref);
+        let is_gone = |idle: &Idle<B>| {
+            let Idle { key, model, .. } = idle;
+            let Held {
+                model: number,
+                adapter,
+            } = key.of;
+            let named = named.get(number).and_then(Option::as_ref);
             let is_named = named.is_some_and(|(current, ids)| {
                 let is_named = |id: usize| ids.contains(&id);
-                Arc::ptr_eq(current, model) && of.adapter.is_none_or(is_named)
+                Arc::ptr_eq(current, model) && adapter.is_none_or(is_named)
             });
             !is_named || !idle.is_current()
-        });
-        let gone: Vec<Idle<B>> = gone.collect();
+        };
+        let gone = self.idle.iter().filter(|(_, idle)| is_gone(idle));
+        let gone: Vec<u64> = gone.map(|(number, _)| *number).collect();
         // Copies that are gone are not to be held for longer.
         drop((models, named));
         // The model may come back.
-        for idle in gone.into_iter().rev() {
-            if may_save > 0 && self.save(idle) {
+        for number in gone.into_iter().rev() {
+            if let Some(idle) = self.take_idle(number)
+                && may_save > 0
+                && self.save(number, idle)
+            {
                 may_save -= 1;
             }
         }
@@ -1003,13 +1060,14 @@ impl<B: Backend> Worker<B> {
             if may_save == 0 && used <= limit + limit / 4 {
                 break;
             }
-            let idle = self.idle.remove(0);
-            if may_save > 0 && self.save(idle) {
+            if let Some((number, idle)) = self.take_oldest()
+                && may_save > 0
+                && self.save(number, idle)
+            {
                 may_save -= 1;
             }
             used = self.n_bytes();
         }
-        self.idle_has_changed |= self.idle.len() < n_idle;
         let adapters = self.running.iter();
         let adapters = adapters.filter_map(|running| running.of.adapter.as_ref());
         let figures = EngineFigures {
@@ -1023,7 +1081,7 @@ impl<B: Backend> Worker<B> {
 
     /// Bytes of all sequences; what several have in common counts once.
     fn n_bytes(&self) -> u64 {
-        let idle: u64 = self.idle.iter().map(Idle::n_bytes).sum();
+        let idle: u64 = self.idle.values().map(Idle::n_bytes).sum();
         let busy = self.running.iter().map(|running| {
             let sequence = self.scheduler.sequence(running.id);
             let n_tokens = sequence.map_or(0, |sequence| sequence.session().share());
@@ -1035,18 +1093,18 @@ impl<B: Backend> Worker<B> {
     /// Saves what `idle` holds in the tiers below, if they lack it; whether that took the time of a step.
     ///
     /// Of a model with states that is two sequences. The first of them to be saved leaves the other one idle.
-    fn save(&mut self, mut idle: Idle<B>) -> bool {
+    fn save(&mut self, number: u64, mut idle: Idle<B>) -> bool {
         if !idle.is_current() {
             return false;
         }
-        let identity = idle.identity;
+        let identity = idle.key.identity;
         let model = Arc::clone(&idle.model);
         if let Some(mut beginning) = idle.beginning()
             && self.is_to_be_kept(&idle, &beginning)
         {
             self.save_sequence(&identity, &model, &mut beginning);
             idle.n_prompt = 0;
-            self.idle.insert(0, idle);
+            self.put_idle(number, idle);
             return true;
         }
         // The proof that it is the model's takes the room of a token.
@@ -1068,8 +1126,9 @@ impl<B: Backend> Worker<B> {
             n_tokens,
             n_saved: n_tokens,
         };
-        let rates = self.rates.entry(idle.of.model).or_default();
-        self.tiers.lacks(&idle.identity, sequence.ids()) && rates.pays(copied)
+        let Held { model, .. } = idle.key.of;
+        let rates = self.rates.entry(model).or_default();
+        self.tiers.lacks(&idle.key.identity, sequence.ids()) && rates.pays(copied)
     }
 
     fn save_sequence(
@@ -1097,8 +1156,9 @@ impl<B: Backend> Worker<B> {
     fn save_all(&mut self) {
         while self.lost.is_none() && !self.idle.is_empty() {
             self.tiers.settle();
-            let idle = self.idle.remove(0);
-            self.save(idle);
+            if let Some((number, idle)) = self.take_oldest() {
+                self.save(number, idle);
+            }
         }
     }
 
@@ -1118,26 +1178,10 @@ impl<B: Backend> Worker<B> {
         let is_read = |fetching: &Fetching| matches!(fetching.awaited, Awaited::Here(..));
         let is_waiting =
             self.running.is_empty() && self.aside.is_empty() && !self.fetching.iter().any(is_read);
-        let kept = std::mem::take(&mut self.idle_has_changed).then(|| {
-            let kept = |idle: &Idle<B>| Kept {
-                of: idle.of,
-                ids: Arc::clone(&idle.ids),
-            };
-            self.idle.iter().map(kept).collect()
-        });
         Report {
             busy: running.chain(aside).chain(fetching).cloned().collect(),
             is_waiting,
-            kept,
         }
-    }
-}
-
-impl<B: Backend> Running<B> {
-    /// Its index in `all`.
-    fn id_index(&self, all: &[Running<B>]) -> usize {
-        let index = all.iter().position(|other| other.id == self.id);
-        index.expect("it is one of them")
     }
 }
 

@@ -1,5 +1,7 @@
 //! The queue alone.
 
+use super::super::route::{Held, Key};
+use super::super::tiers::{Computing, Identity};
 use super::super::{Outputs, Work, replies};
 use super::*;
 
@@ -57,7 +59,6 @@ fn report(given: &[Given]) -> Report {
     Report {
         busy: given.iter().map(|given| given.busy.clone()).collect(),
         is_waiting: false,
-        kept: None,
     }
 }
 
@@ -330,4 +331,30 @@ fn a_model_that_is_wanted_no_more_goes_once_it_is_loaded() {
     dispatch.finish_unload(0, reason);
     assert!(gone.try_recv().is_ok());
     assert_eq!(dispatch.standing(0).stage, Stage::Unloaded);
+}
+
+#[test]
+fn nothing_is_routed_by_what_a_lost_engine_had() {
+    let dispatch = dispatch(1, 1);
+    let of = Held::new(0, None);
+    let identity = Identity::of(&Computing {
+        model: None,
+        number: 0,
+        generation: 0,
+        settings: "",
+        device: "",
+        has_states: false,
+    });
+    let key = Key {
+        of,
+        identity,
+        copy: 0,
+    };
+    dispatch.kept(0).insert(key, 1, &[1, 2, 3], &[3]);
+    assert_eq!(dispatch.kept(0).n_common(of, &[1, 2, 4]), 2);
+    let before = dispatch.kept(0);
+    dispatch.lose(0, Vec::new(), "gone");
+    // Even if it is still at it.
+    before.insert(key, 2, &[1, 2, 4], &[3]);
+    assert_eq!(dispatch.kept(0).n_common(of, &[1, 2, 4]), 0);
 }
