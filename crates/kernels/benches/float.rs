@@ -1,5 +1,5 @@
 //! Products with float weights at the shape of a 1B model, on every instruction set. Bytes are those
-//! of the weights, elements are multiplications.
+//! of the weights, elements are multiplications. And what is asked of the logits of a large vocabulary.
 
 use std::hint::black_box;
 
@@ -7,7 +7,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use sterna_format::DType;
 use sterna_kernels::gemm::{BlockMatrix, Matrix, Rounding, Scratch, linear};
 use sterna_kernels::quant::encode_row;
-use sterna_kernels::{Exec, Isa};
+use sterna_kernels::{Exec, Isa, logits};
 
 const K: usize = 2048;
 const N: usize = 8192;
@@ -58,5 +58,14 @@ fn products(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, products);
+fn vocabulary(c: &mut Criterion) {
+    let x = floats(128_256);
+    let mut group = c.benchmark_group("logits-128256");
+    group.throughput(Throughput::Elements(x.len() as u64));
+    group.bench_function("largest", |b| b.iter(|| logits::largest(black_box(&x))));
+    group.bench_function("best-20", |b| b.iter(|| logits::best(black_box(&x), 20)));
+    group.bench_function("log-sum", |b| b.iter(|| logits::log_sum(black_box(&x), 1.0)));
+}
+
+criterion_group!(benches, products, vocabulary);
 criterion_main!(benches);
