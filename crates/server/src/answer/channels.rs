@@ -100,7 +100,7 @@ pub(super) enum Body {
 }
 
 /// Tells the parts of an answer apart, piece by piece.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ChannelReader {
     /// What the current message is; `None` before it, or in its header.
     body: Option<Body>,

@@ -456,6 +456,41 @@ fn calls_of_strict_tools_match_and_nothing_else_has_to() {
 }
 
 #[test]
+fn an_answer_with_one_call_at_most_ends_behind_it() {
+    let call = "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}";
+    for control in [&[][..], &["<tool_call>", "</tool_call>"]] {
+        let tokenizer = byte_tokenizer(control);
+        let format = ToolFormat::Tagged;
+        let expected = Expected {
+            may_think: true,
+            calls: Some(format),
+            is_single: true,
+            ..Expected::default()
+        };
+        let constraints = Constraints::new(tokenizer.clone());
+        let strict = constraints
+            .of(&strict_grammar(format, &tools(), &tokenizer))
+            .unwrap();
+        let strict = StrictCalls::new(&tokenizer, "<tool_call>", strict, (true, false));
+        let strict: Box<dyn TokenConstraint> = Box::new(strict);
+        for inner in [None, Some(strict)] {
+            let marks = format.tokens(&tokenizer);
+            let splitter = Splitter::new(expected.clone());
+            let single = SingleCall::new(&tokenizer, &marks, splitter, inner);
+            let through = |text: &str| let_through(&mut single.clone(), &tokenizer, text);
+            let before = format!("<think>{call}</think>Look: ");
+            let end = "\n</tool_call>";
+            let text = format!("{before}{call}{end}\n{call}{end}");
+            assert_eq!(through(&text), (format!("{before}{call}"), true));
+            // What is no call ends nothing.
+            let text = format!("{before}<tool> {{}}");
+            assert_eq!(through(&text), (text, true));
+            assert!(single.is_free());
+        }
+    }
+}
+
+#[test]
 fn what_is_said_on_channels_matches_after_what_is_thought() {
     let tokenizer = byte_tokenizer(&channels::MARKS);
     assert!(channels::has(&tokenizer) && !channels::has(&byte_tokenizer(&[])));

@@ -21,7 +21,7 @@ pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
 pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
 
 /// Reads calls, piece by piece, from what follows the mark that begins all of them.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct DeepSeekReader {
     state: State,
     /// Text that isn't read yet.

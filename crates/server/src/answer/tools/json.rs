@@ -15,7 +15,7 @@ pub(super) struct Frame {
 }
 
 /// Reads calls from text that follows a mark, piece by piece.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct JsonReader {
     frame: Frame,
     state: State,

@@ -292,14 +292,14 @@ pub(crate) enum CallEvent {
 }
 
 /// Reads calls from text that follows a mark, piece by piece.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct CallReader {
     format: ToolFormat,
     tools: Arc<[Tool]>,
     kind: Kind,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Kind {
     /// After a mark and this text: the first characters say how calls are written, for not every model keeps to its
     /// template.

@@ -8,7 +8,7 @@ pub(super) const ARGUMENTS: &str = "[ARGS]";
 pub(super) const ID: &str = "[CALL_ID]";
 
 /// Reads one call, piece by piece, from what follows its mark.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct NamedReader {
     state: State,
     /// Text that isn't read yet.

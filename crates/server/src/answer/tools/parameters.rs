@@ -85,7 +85,7 @@ pub(super) const SHARED_RULES: &str = concat!(
 );
 
 /// Reads one call, piece by piece, from what follows the opening tag.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ParameterReader {
     tools: Arc<[Tool]>,
     state: State,

@@ -70,7 +70,7 @@ impl Tool {
 }
 
 /// Reads calls, piece by piece, from what is inside of the brackets.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct PythonReader {
     state: State,
     /// All so far, in case it is no call.
