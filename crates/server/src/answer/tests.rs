@@ -241,6 +241,7 @@ fn parameters_match_their_schemas() {
             "text": {"type": "string"},
             "unit": {"enum": ["C", "F", null]},
             "count": {"type": "integer"},
+            "level": {"anyOf": [{"enum": ["low", "high"]}, {"type": "integer"}]},
             "spot": {"$ref": "#/$defs/spot"},
             "free": {},
         },
@@ -293,6 +294,18 @@ fn parameters_match_their_schemas() {
                 &[("text", "null"), ("unit", "F"), spot, ("free", "a b")],
             ),
             Some(json!({"text": "null", "unit": "F", "spot": {"x": 1.5}, "free": "a b"})),
+        ),
+        (
+            call("find", &[("text", "a"), ("level", "low"), spot]),
+            Some(json!({"text": "a", "level": "low", "spot": {"x": 1.5}})),
+        ),
+        (
+            call("find", &[("text", "a"), ("level", "7"), spot]),
+            Some(json!({"text": "a", "level": 7, "spot": {"x": 1.5}})),
+        ),
+        (
+            call("find", &[("text", "a"), ("level", "lower"), spot]),
+            None,
         ),
         (call("none", &[]), Some(json!({}))),
         (call("none", &[("text", "a")]), None),

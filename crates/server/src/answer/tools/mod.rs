@@ -185,10 +185,6 @@ impl ToolFormat {
             Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
             _ => quoted(mark),
         };
-        if self == ToolFormat::Channels {
-            // A call ends the message, and a message the answer.
-            return channels::calls(tokenizer, tools);
-        }
         // Calls after the first, with what separates them.
         let more = |separated: &str| match parallel {
             true => format!(" ({separated}){{0,{}}}", MAX_CALLS - 1),
@@ -201,6 +197,7 @@ impl ToolFormat {
                 mark(TAG),
                 mark(TAG_END)
             ),
+            // There is only one: it is the answer, or ends the message that ends it.
             ToolFormat::Bare | ToolFormat::Channels => "calls: call\n".to_owned(),
             ToolFormat::List => format!(
                 "calls: {} after_mark\nafter_mark: \"[\" call{} \"]\"\n",
@@ -249,7 +246,8 @@ impl ToolFormat {
         let rules = names.iter().zip(tools).map(|(name, tool)| match self {
             ToolFormat::Parameters => parameters::rules(name, tool),
             ToolFormat::Python => python::rules(name, tool),
-            ToolFormat::Bare | ToolFormat::Channels => json_rule(name, tool.call("parameters")),
+            ToolFormat::Bare => json_rule(name, tool.call("parameters")),
+            ToolFormat::Channels => channels::call_rules(name, tool, tokenizer),
             ToolFormat::Tagged | ToolFormat::List | ToolFormat::TaggedList => {
                 json_rule(name, tool.call("arguments"))
             }

@@ -44,7 +44,7 @@ pub(super) fn rules(rule: &str, tool: &Tool) -> String {
     let mut rules = String::new();
     let mut names = String::new();
     let required = tool.required();
-    for (index, (name, schema)) in properties.iter().enumerate() {
+    for (index, name) in properties.keys().enumerate() {
         if rules.len() > MAX_RULES {
             break;
         }
@@ -57,23 +57,19 @@ pub(super) fn rules(rule: &str, tool: &Tool) -> String {
         names += &format!(" {parameter}{maybe}");
         let begin = quoted(&format!("{PARAMETER}{name}>\n"));
         let end = quoted(&format!("\n{PARAMETER_END}\n"));
-        match tool.choices(name) {
-            Some(choices) => {
-                let choices: Vec<String> = choices
-                    .iter()
-                    .map(|choice| quoted(&format!("{choice}\n{PARAMETER_END}\n")))
-                    .collect();
-                rules += &format!("{parameter}: {begin} ({})\n", choices.join(" | "));
-            }
-            None if tool.kinds(name).has_text() => {
-                rules += &format!("{parameter}: {begin} text \"\\n\"\n");
-            }
-            None => {
-                rules += &format!("{parameter}: {begin} {parameter}_value {end}\n");
-                let schema = tool.with_definitions(schema.clone());
-                rules += &json_rule(&format!("{parameter}_value"), schema);
-            }
+        let Some(choices) = tool.choices(name) else {
+            rules += &format!("{parameter}: {begin} text \"\\n\"\n");
+            continue;
+        };
+        let mut all: Vec<String> = (choices.texts.iter())
+            .map(|choice| quoted(&format!("{choice}\n{PARAMETER_END}\n")))
+            .collect();
+        for (index, schema) in choices.schemas.into_iter().enumerate() {
+            let value = format!("{parameter}_value_{index}");
+            rules += &json_rule(&value, tool.with_definitions(schema.clone()));
+            all.push(format!("{value} {end}"));
         }
+        rules += &format!("{parameter}: {begin} ({})\n", all.join(" | "));
     }
     format!("{rule}: {begin}{names} {end}\n{rules}")
 }

@@ -45,7 +45,7 @@ impl CallStyle {
                 no_content,
             };
             let mut messages = messages.to_vec();
-            messages.iter_mut().for_each(|message| style.apply(message));
+            style.apply(&mut messages);
             let input = ChatInput {
                 messages,
                 tools: Some(vec![tool.clone()]),
@@ -71,19 +71,26 @@ impl CallStyle {
         }
     }
 
-    /// Gives the template `message` as it wants it.
-    pub(crate) fn apply(&self, message: &mut Value) {
-        let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) else {
-            return;
-        };
-        for call in calls.iter_mut().filter(|_| self.text_arguments) {
-            let arguments = &mut call["function"]["arguments"];
-            if !arguments.is_string() {
-                *arguments = arguments.to_string().into();
+    /// Makes `messages` as the template wants them.
+    pub(crate) fn apply(&self, messages: &mut Vec<Value>) {
+        for mut message in std::mem::take(messages) {
+            let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+            let calls = calls.map(Vec::as_mut_slice).unwrap_or_default();
+            let has_calls = !calls.is_empty();
+            for call in calls.iter_mut().filter(|_| self.text_arguments) {
+                let arguments = &mut call["function"]["arguments"];
+                if !arguments.is_string() {
+                    *arguments = arguments.to_string().into();
+                }
             }
-        }
-        if self.no_content && !calls.is_empty() {
-            message["content"] = Value::Null;
+            if self.no_content && has_calls {
+                // What was said beside them is a message of its own.
+                let said = message["content"].take();
+                if said.as_str().is_some_and(|said| !said.is_empty()) {
+                    messages.push(json!({"role": message["role"], "content": said}));
+                }
+            }
+            messages.push(message);
         }
     }
 }

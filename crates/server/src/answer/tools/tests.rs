@@ -1,7 +1,7 @@
 //! Tests of all forms.
 
 use serde_json::json;
-use sterna_text::{ChatTemplate, SpecialTokens};
+use sterna_text::{ChatInput, ChatTemplate, SpecialTokens};
 
 use super::*;
 
@@ -385,6 +385,44 @@ fn templates() -> Vec<(String, String)> {
     }
     templates.sort();
     templates
+}
+
+#[test]
+fn what_is_said_beside_calls_is_written() {
+    let call = json!({"id": "abcdefghi", "type": "function", "function": {
+        "name": "look", "arguments": {"at": "sea"},
+    }});
+    let (said, calls) = ("Let me look.", json!([call]));
+    let turns = [
+        json!({"role": "user", "content": "Is it blue?"}),
+        json!({"role": "assistant", "content": said, "tool_calls": calls}),
+        json!({"role": "tool", "name": "look", "tool_call_id": "abcdefghi", "content": "blue"}),
+        json!({"role": "assistant", "content": "", "tool_calls": calls}),
+    ];
+    let mut n_split = 0;
+    for (name, source) in templates() {
+        let mut specials = SpecialTokens::default();
+        specials.bos = Some("<s>".to_owned());
+        specials.eos = Some("</s>".to_owned());
+        let template = ChatTemplate::new(&source, &specials).unwrap();
+        let style = CallStyle::probe(|input| template.render(input).ok());
+        if style.format.is_none() || !style.no_content {
+            continue;
+        }
+        let mut messages = turns.to_vec();
+        style.apply(&mut messages);
+        // Where nothing was said, there is no message more.
+        assert_eq!(messages.len(), turns.len() + 1, "{name}");
+        let input = ChatInput {
+            messages,
+            ..ChatInput::default()
+        };
+        let text = template.render(&input).unwrap();
+        let (said, looked) = (text.find(said).unwrap(), text.find("look\n").unwrap());
+        assert!(said < looked, "{name}: {text}");
+        n_split += 1;
+    }
+    assert!(n_split > 0);
 }
 
 #[test]
