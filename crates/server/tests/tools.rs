@@ -8,12 +8,15 @@ use sterna_server::Settings;
 use crate::common::{Running, model_with_template, shared, start_with};
 
 /// Templates of `testdata` by which calls are written in different forms.
-const TEMPLATES: [&str; 5] = [
+const TEMPLATES: [&str; 8] = [
     "Qwen/Qwen3.5-4B",
     "Qwen/Qwen3-0.6B",
     "deepseek-ai/DeepSeek-R1",
     "ai21labs/AI21-Jamba-Large-1.6",
     "mistralai/Mistral-7B-Instruct-v0.3 (JSON Schema)",
+    "zai-org/GLM-5.1",
+    "moonshotai/Kimi-K2-Thinking",
+    "openbmb/MiniCPM3-4B",
 ];
 
 fn server() -> Running {

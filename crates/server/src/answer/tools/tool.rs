@@ -1,6 +1,6 @@
 //! Functions that may be called, and the schemas of their arguments.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sterna::constraint::bounded;
 
 /// A rule of a Lark grammar: JSON that `schema` describes.
@@ -75,16 +75,25 @@ impl Tool {
         }
     }
 
-    /// The schema of a call that is an object, with `arguments` under this name.
-    pub(super) fn call(&self, arguments: &str) -> Value {
+    /// The schema of a call that is an object with the `id`, if there is one, the name and the arguments under these
+    /// names.
+    pub(super) fn call(&self, id: Option<&str>, name: &str, arguments: &str) -> Value {
         let mut parameters = self.parameters.clone();
         if let Value::Object(members) = &mut parameters {
             members.retain(|name, _| !DEFINITIONS.contains(&name.as_str()));
         }
+        let number = json!({"type": "string", "pattern": "^[0-9]{1,3}$"});
+        let properties: Map<String, Value> = (id.map(|id| (id.to_owned(), number)).into_iter())
+            .chain([
+                (name.to_owned(), json!({"const": self.name})),
+                (arguments.to_owned(), parameters),
+            ])
+            .collect();
+        let required: Vec<&String> = properties.keys().collect();
         self.with_definitions(json!({
             "type": "object",
-            "properties": {"name": {"const": self.name}, arguments: parameters},
-            "required": ["name", arguments],
+            "required": required,
+            "properties": properties,
             "additionalProperties": false,
         }))
     }
