@@ -141,6 +141,19 @@ fn calls_that_have_to_be_made_are_read() {
             "<|tool_call_start|>\n```python\nweather()\n```\n<|tool_call_end|>",
         ),
         (
+            ToolFormat::Gemma,
+            "<|tool_call>call:weather{place:<|\"|>Rome\n} <|\"|>}<tool_call|>\
+             <|tool_call>call:stop{now:true,why:[1,{a:<|\"|><|\"|>}]}<tool_call|>",
+            2,
+            "<|tool_call>call:weather{}<tool_call|>",
+        ),
+        (
+            ToolFormat::FunctionGemma,
+            "<start_function_call>call:weather{place:<escape>Rome<escape>}<end_function_call>",
+            1,
+            "<start_function_call>call:weather{place:1}<end_function_call>",
+        ),
+        (
             ToolFormat::Pairs,
             "<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>Rome\n\n<b></arg_value>\n</tool_call>\n\
              <tool_call>stop<arg_key>now</arg_key><arg_value>1</arg_value></tool_call>",
@@ -376,6 +389,81 @@ fn calls_in_python_match_their_schemas() {
     ] {
         let text = format!("<|tool_call_start|>[f({arguments})]<|tool_call_end|>");
         assert_eq!(matches(&grammar, &text), is_good, "{text}");
+    }
+}
+
+#[test]
+fn calls_in_gemmas_notation_match_their_schemas() {
+    let tokenizer = Tokenizer::from_hf_json(TOKENIZER, None).unwrap();
+    let schema = json!({
+        "properties": {
+            "text": {"type": "string"},
+            "unit": {"enum": ["C", 7, null, ["x", {"y": true}]]},
+            "count": {"type": ["integer", "string"]},
+            "Days": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
+            "spot": {"$ref": "#/$defs/spot"},
+            "free": {},
+            "loop": {"$ref": "#/properties/loop"},
+        },
+        "required": ["text", "Days"],
+        "$defs": {"spot": {"anyOf": [{"type": "null"}, {
+            "type": "object",
+            "properties": {"x": {"type": "number"}, "next": {"$ref": "#/$defs/spot"}},
+            "required": ["x"],
+        }]}},
+    });
+    let tools = vec![Tool::new("f", Some(&schema))];
+    let calls = Calls::Must {
+        tools: tools.clone(),
+        parallel: false,
+    };
+    let format = ToolFormat::Gemma;
+    let grammar = grammar(format, &tokenizer, &calls, None, Beginning::Answer)
+        .unwrap()
+        .unwrap();
+    for (arguments, expected) in [
+        (
+            "Days:[1],text:<|\"|><|\"|>",
+            Some(json!({"Days": [1], "text": ""})),
+        ),
+        (
+            "count:3,Days:[1,2],free:{a:[true]},spot:{next:{x:1},x:2.5},text:<|\"|>a\"}<|\"|>,unit:[<|\"|>x<|\"|>,{y:true}]",
+            Some(json!({
+                "count": 3, "Days": [1, 2], "free": {"a": [true]}, "spot": {"next": {"x": 1}, "x": 2.5},
+                "text": "a\"}", "unit": ["x", {"y": true}],
+            })),
+        ),
+        (
+            "count:<|\"|>3<|\"|>,Days:[1],loop:1,spot:null,text:<|\"|>b<|\"|>,unit:null",
+            Some(json!({
+                "count": "3", "Days": [1], "loop": 1, "spot": null, "text": "b", "unit": null,
+            })),
+        ),
+        ("Days:[1]", None),
+        ("Days:[],text:<|\"|><|\"|>", None),
+        ("Days:[1,2,3],text:<|\"|><|\"|>", None),
+        ("Days:[1.5],text:<|\"|><|\"|>", None),
+        ("Days:[1],text:1", None),
+        ("Days:[1],spot:{},text:<|\"|><|\"|>", None),
+        ("Days:[1],text:<|\"|><|\"|>,unit:<|\"|>K<|\"|>", None),
+        ("Days:[1],text:<|\"|><|\"|>,other:1", None),
+    ] {
+        let text = format!("<|tool_call>call:f{{{arguments}}}<tool_call|>");
+        assert_eq!(matches(&grammar, &text), expected.is_some(), "{text}");
+        let Some(expected) = expected else { continue };
+        let mut splitter = Splitter::new(Expected {
+            calls: Some(format),
+            tools: tools.clone().into(),
+            ..Expected::default()
+        });
+        let mut parts = splitter.push(&text);
+        parts.extend(splitter.finish());
+        let said = parts.iter().filter_map(|part| match part {
+            Part::CallArguments { text, .. } => Some(text.as_str()),
+            _ => None,
+        });
+        let said: Value = serde_json::from_str(&said.collect::<String>()).unwrap();
+        assert_eq!(said, expected);
     }
 }
 
@@ -648,6 +736,15 @@ fn calls_match_where_marks_are_control_tokens() {
             [
                 "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
                 "<|tool_calls_section_begin|><|tool_call_begin|>functions.other",
+            ],
+        ),
+        (
+            ToolFormat::Gemma,
+            &["<|tool_call>", "<tool_call|>", "<|\"|>"],
+            "<|tool_call>call:weather{place:<|\"|>\"Rome\" <|<|\"|>}<tool_call|>",
+            [
+                "<|tool_call>call:weather{place:",
+                "<|tool_call>call:weather{place:1",
             ],
         ),
         (

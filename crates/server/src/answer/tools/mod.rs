@@ -1,5 +1,6 @@
 //! Calls of tools: how each family of models writes them, as a grammar and as a parser of text that streams.
 
+mod gemma;
 mod json;
 mod marked;
 mod named;
@@ -15,6 +16,7 @@ use serde_json::{Map, Value};
 use sterna_text::Tokenizer;
 
 use super::channels;
+use gemma::{FUNCTION_GEMMA, GEMMA4, GemmaReader};
 use json::{Frame, JsonReader};
 use marked::{DEEPSEEK, KIMI, MarkedReader};
 use named::{FUNCTIONARY, MISTRAL, NamedReader};
@@ -57,6 +59,10 @@ pub(crate) enum ToolFormat {
     Actions,
     /// `<function=…>{…}</function>`: Functionary v3.1.
     Functions,
+    /// `<|tool_call>call:…{…:…}<tool_call|>`: Gemma 4.
+    Gemma,
+    /// `<start_function_call>call:…{…:…}<end_function_call>`: FunctionGemma.
+    FunctionGemma,
     /// Messages on a channel: gpt-oss. All that such a model writes is [read](super::channels) as messages.
     Channels,
 }
@@ -95,6 +101,8 @@ impl ToolFormat {
             python::CALLS,
             ACTIONS,
             named::FUNCTION,
+            GEMMA4.call,
+            FUNCTION_GEMMA.call,
         ];
         let newest = marks
             .into_iter()
@@ -121,6 +129,8 @@ impl ToolFormat {
                     .then_some(ToolFormat::DeepSeek),
             },
             (mark, marked::ID_BEGIN) if mark == KIMI.call => Some(ToolFormat::Kimi),
+            (mark, gemma::BEGIN) if mark == GEMMA4.call => Some(ToolFormat::Gemma),
+            (mark, gemma::BEGIN) if mark == FUNCTION_GEMMA.call => Some(ToolFormat::FunctionGemma),
             // Some templates write JSON, which models weren't trained on.
             (python::CALLS, between) if between.starts_with('[') => Some(ToolFormat::Python),
             (python::CALLS, "```python\n") => Some(ToolFormat::PythonBlock),
@@ -140,6 +150,8 @@ impl ToolFormat {
             ToolFormat::Python | ToolFormat::PythonBlock => Some(python::CALLS),
             ToolFormat::Actions => Some(ACTIONS),
             ToolFormat::Functions => Some(named::FUNCTION),
+            ToolFormat::Gemma => Some(GEMMA4.call),
+            ToolFormat::FunctionGemma => Some(FUNCTION_GEMMA.call),
         }
     }
 
@@ -184,6 +196,8 @@ impl ToolFormat {
                 named::FUNCTION_NAMED,
                 named::FUNCTION_END
             ),
+            ToolFormat::Gemma => GEMMA4.example(),
+            ToolFormat::FunctionGemma => FUNCTION_GEMMA.example(),
             ToolFormat::PythonBlock => format!(
                 "{}{}NAME(KEY=VALUE, …){}{}",
                 python::CALLS,
@@ -235,6 +249,8 @@ impl ToolFormat {
         ];
         let marks: Vec<&'static str> = match self {
             ToolFormat::Channels => channels::MARKS.to_vec(),
+            ToolFormat::Gemma => GEMMA4.all().to_vec(),
+            ToolFormat::FunctionGemma => FUNCTION_GEMMA.all().to_vec(),
             _ => [&own[..], &DEEPSEEK.all(), &KIMI.all(), &parameters::MARKS].concat(),
         };
         let marks = marks.into_iter();
@@ -266,6 +282,15 @@ impl ToolFormat {
                 mark(marks.call),
                 mark(marks.call_end),
                 mark(marks.separator)
+            )
+        };
+        let in_gemma = |marks: gemma::Marks| {
+            format!(
+                "calls: marked{}\nmarked: {} after_mark\nafter_mark: {} call {}\n",
+                more("marked"),
+                mark(marks.call),
+                quoted(gemma::BEGIN),
+                mark(marks.call_end)
             )
         };
         let calls = match self {
@@ -305,6 +330,8 @@ impl ToolFormat {
                 mark(named::FUNCTION),
                 mark(named::FUNCTION_END)
             ),
+            ToolFormat::Gemma => in_gemma(GEMMA4),
+            ToolFormat::FunctionGemma => in_gemma(FUNCTION_GEMMA),
             ToolFormat::PythonBlock => format!(
                 "calls: {} after_mark\nafter_mark: {} call{} {} {}\n",
                 mark(python::CALLS),
@@ -337,6 +364,8 @@ impl ToolFormat {
         let rules = names.iter().zip(tools).map(|(name, tool)| match self {
             ToolFormat::Parameters => parameters::rules(name, tool, Form::Tags, &mark),
             ToolFormat::Pairs => parameters::rules(name, tool, Form::Pairs, &mark),
+            ToolFormat::Gemma => gemma::rules(name, tool, GEMMA4, &mark),
+            ToolFormat::FunctionGemma => gemma::rules(name, tool, FUNCTION_GEMMA, &mark),
             ToolFormat::Python => python::rules(name, tool, true),
             ToolFormat::PythonBlock => python::rules(name, tool, false),
             ToolFormat::Bare => json_rule(name, tool.call(None, "name", "parameters")),
@@ -372,6 +401,8 @@ impl ToolFormat {
         let shared = match self {
             ToolFormat::Parameters => Form::Tags.shared_rules(&mark),
             ToolFormat::Pairs => Form::Pairs.shared_rules(&mark),
+            ToolFormat::Gemma => GEMMA4.shared_rules(&mark),
+            ToolFormat::FunctionGemma => FUNCTION_GEMMA.shared_rules(&mark),
             ToolFormat::Python | ToolFormat::PythonBlock => python::shared_rules(),
             _ => String::new(),
         };
@@ -410,6 +441,7 @@ enum Kind {
     Parameters(ParameterReader),
     Marked(MarkedReader),
     Python(PythonReader),
+    Gemma(GemmaReader),
 }
 
 impl CallReader {
@@ -435,6 +467,8 @@ impl CallReader {
                 }
                 ToolFormat::Kimi => Kind::Marked(MarkedReader::new(KIMI)),
                 ToolFormat::Functions => Kind::Named(NamedReader::new(FUNCTIONARY)),
+                ToolFormat::Gemma => Kind::Gemma(GemmaReader::new(GEMMA4)),
+                ToolFormat::FunctionGemma => Kind::Gemma(GemmaReader::new(FUNCTION_GEMMA)),
             },
         }
     }
@@ -456,6 +490,7 @@ impl CallReader {
             Kind::Parameters(reader) => reader.push(text, events),
             Kind::Marked(reader) => reader.push(text, events),
             Kind::Python(reader) => reader.push(text, events),
+            Kind::Gemma(reader) => reader.push(text, events),
         }
     }
 
@@ -499,6 +534,7 @@ impl CallReader {
             Kind::Parameters(reader) => reader.finish(events),
             Kind::Marked(reader) => reader.finish(events),
             Kind::Python(reader) => reader.finish(events),
+            Kind::Gemma(reader) => reader.finish(events),
         }
     }
 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::values::{Kinds, value};
+use super::values::{Kinds, escaped, value};
 use super::{CallEvent, MAX_RULES, TAG, TAG_END, Tool, json_rule, quoted};
 use crate::answer::scan::n_beginning;
 
@@ -437,12 +437,6 @@ fn key_and_value(word: &str) -> Named<'_> {
         None if VALUE.starts_with(rest) => Named::Partly,
         _ => Named::Not,
     }
-}
-
-/// `text` inside a string of JSON.
-fn escaped(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
 }
 
 fn say(text: String, events: &mut Vec<CallEvent>) {

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::tool::in_order;
 use super::{CallEvent, MAX_RULES, Tool, json_rule, quoted};
 
 pub(super) const CALLS: &str = "<|tool_call_start|>";
@@ -22,22 +23,15 @@ pub(super) fn rules(rule: &str, tool: &Tool, words: bool) -> String {
     let Some(properties) = tool.properties() else {
         return format!("{rule}: {begin} (any_parameter (comma any_parameter){{0,15}})? \")\"\n");
     };
-    let mut rules = format!("{rule}: {begin} {rule}_first_0 \")\"\n");
+    let mut rules = format!("{rule}: {begin} {rule}_members \")\"\n");
+    let mut members = Vec::with_capacity(properties.len());
     let required = tool.required();
     for (index, (name, schema)) in properties.iter().enumerate() {
         if rules.len() > MAX_RULES {
             break;
         }
-        let (this, next) = (format!("{rule}_{index}"), index + 1);
-        // Commas are only between parameters that are there.
-        for (place, before) in [("first", ""), ("more", "comma ")] {
-            let without = match required.contains(&name[..]) {
-                true => String::new(),
-                false => format!(" | {rule}_{place}_{next}"),
-            };
-            rules +=
-                &format!("{rule}_{place}_{index}: {before}{this} {rule}_more_{next}{without}\n");
-        }
+        let this = format!("{rule}_{index}");
+        members.push((this.clone(), required.contains(&name[..])));
         let begin = quoted(&format!("{name}="));
         rules += &match tool.python_words(name).filter(|_| words) {
             Some(words) => format!("{this}: {begin} ({})\n", words.join(" | ")),
@@ -51,8 +45,7 @@ pub(super) fn rules(rule: &str, tool: &Tool, words: bool) -> String {
             }
         };
     }
-    let end = properties.len();
-    rules + &format!("{rule}_first_{end}: \"\"\n{rule}_more_{end}: \"\"\n")
+    rules + &in_order(&format!("{rule}_members"), &members, "comma")
 }
 
 /// Rules that those of all tools share.

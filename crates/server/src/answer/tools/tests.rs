@@ -45,8 +45,8 @@ fn call(name: &str, arguments: &str) -> Vec<CallEvent> {
 #[test]
 fn calls_are_read_however_they_are_cut() {
     use ToolFormat::{
-        Actions, Bare, DeepSeek, DeepSeekPlain, Functions, Kimi, List, Named, Pairs, Parameters,
-        Python, PythonBlock, Tagged, TaggedList,
+        Actions, Bare, DeepSeek, DeepSeekPlain, FunctionGemma, Functions, Gemma, Kimi, List, Named,
+        Pairs, Parameters, Python, PythonBlock, Tagged, TaggedList,
     };
     let text = |text: &str| vec![CallEvent::Text(text.to_owned())];
     for (format, input, expected, rest) in [
@@ -368,6 +368,45 @@ fn calls_are_read_however_they_are_cut() {
             text("<tool_call>"),
             Some("the weather</tool_call>"),
         ),
+        (
+            Gemma,
+            "call:a{k:<|\"|>it's\n\"x\" <|} <|\"|>,m:{n:[1,-2.5,[],{o:null}],p:{}},q:true}<tool_call|><|tool_call>call:b{}",
+            call(
+                "a",
+                "{\"k\": \"it's\\n\\\"x\\\" <|} \", \"m\": {\"n\": [1, -2.5, [], {\"o\": null}], \"p\": {}}, \"q\": true}",
+            ),
+            Some("<|tool_call>call:b{}"),
+        ),
+        (
+            FunctionGemma,
+            "call:a{k:<escape>b<escape>, l:[<escape>c<escape>, <escape><escape>]}<end_function_call>!",
+            call("a", "{\"k\": \"b\", \"l\": [\"c\", \"\"]}"),
+            Some("!"),
+        ),
+        (Gemma, "call:a{}<tool_call|>", call("a", "{}"), Some("")),
+        // Keys in quotes, words without, what isn't there, and no ends.
+        (
+            Gemma,
+            "call:a{<|\"|>k<|\"|>:New York,l:None,m:,n:[1<tool_call|>!",
+            call(
+                "a",
+                "{\"k\": \"New York\", \"l\": null, \"m\": null, \"n\": [1]}",
+            ),
+            Some("!"),
+        ),
+        (Gemma, "call:a{k:1}!", call("a", "{\"k\": 1}"), Some("!")),
+        (Gemma, "call:a{k", call("a", "{"), None),
+        (Gemma, "call:a{k:<|\"|>b<|", call("a", "{\"k\": \"b"), None),
+        (Gemma, "call:a{k:12", call("a", "{\"k\": 12"), None),
+        (Gemma, "call:a{k:[1,", call("a", "{\"k\": [1"), None),
+        (Gemma, "call:a", text("<|tool_call>call:a"), None),
+        (
+            Gemma,
+            "call:a b{}",
+            text("<|tool_call>"),
+            Some("call:a b{}"),
+        ),
+        (Gemma, "no", text("<|tool_call>"), Some("no")),
         // Cut off after a call.
         (
             List,
@@ -517,6 +556,14 @@ fn formats_are_told_by_what_a_template_writes() {
         (
             "<function=NAME>{} <function=probe_call>{\"probe_key\": 1}</function>",
             Some(ToolFormat::Functions),
+        ),
+        (
+            "<|tool_call>call:probe_call{probe_key:1}<tool_call|>",
+            Some(ToolFormat::Gemma),
+        ),
+        (
+            "<start_function_call>call:probe_call{probe_key:1}<end_function_call>",
+            Some(ToolFormat::FunctionGemma),
         ),
         // Instructions in one form, calls in another.
         (

@@ -42,6 +42,26 @@ fn close(schema: &mut Value) {
     }
 }
 
+/// Rules of a Lark grammar for some of what the rules `all` are, in order, all that are required at least, with `comma`s
+/// between: the first of them is `rule`.
+pub(super) fn in_order(rule: &str, all: &[(String, bool)], comma: &str) -> String {
+    let mut rules = format!("{rule}: {rule}_first_0\n");
+    for (index, (this, is_required)) in all.iter().enumerate() {
+        let next = index + 1;
+        // Commas are only between those that are there.
+        for (place, before) in [("first", ""), ("more", comma)] {
+            let without = match is_required {
+                true => String::new(),
+                false => format!(" | {rule}_{place}_{next}"),
+            };
+            rules +=
+                &format!("{rule}_{place}_{index}: {before} {this} {rule}_more_{next}{without}\n");
+        }
+    }
+    let end = all.len();
+    rules + &format!("{rule}_first_{end}: \"\"\n{rule}_more_{end}: \"\"\n")
+}
+
 /// `text` as a literal of a Lark grammar.
 pub(in crate::answer) fn quoted(text: &str) -> String {
     Value::from(text).to_string()

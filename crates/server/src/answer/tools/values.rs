@@ -193,9 +193,15 @@ impl Tool {
     }
 
     /// The schema that the reference `at` leads to.
-    fn at(&self, at: &str) -> Option<&Value> {
+    pub(super) fn at(&self, at: &str) -> Option<&Value> {
         self.parameters.pointer(at.strip_prefix('#')?)
     }
+}
+
+/// `text` inside a string of JSON.
+pub(super) fn escaped(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
 }
 
 /// The value that `text` is, as JSON: of one of `kinds` if it can be, and a string if it can be nothing else.
