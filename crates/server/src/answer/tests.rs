@@ -161,6 +161,15 @@ fn calls_that_have_to_be_made_are_read() {
             "<tool_call>weather\n</tool_call>",
         ),
     ] {
+        // Where tools are strict, the same is let through from the mark on.
+        if let Some(mark) = format.mark() {
+            let mut strict = tools();
+            strict.iter_mut().for_each(|tool| tool.strict = true);
+            let strict = strict_grammar(format, &strict, &tokenizer);
+            let after = |text: &'static str| text.split_once(mark).unwrap().1;
+            assert_ne!(let_through_of(&strict, after(good)), "", "{good}");
+            assert_eq!(let_through_of(&strict, after(bad)), "", "{bad}");
+        }
         for opens_thinking in [false, true] {
             let ask = |parallel| Calls::Must {
                 tools: tools(),
@@ -203,13 +212,16 @@ fn let_through_of<'a>(grammar: &Grammar, text: &'a str) -> &'a str {
     let vocabulary = Vocabulary::new(bytes).unwrap();
     let mut constraint = Constraint::new(&vocabulary, grammar).unwrap();
     let mut end = 0;
-    for (at, byte) in text.bytes().enumerate() {
+    for at in 0..=text.len() {
         let allowed = constraint.allowed().unwrap();
         end = if allowed.end { at } else { end };
-        if allowed.tokens[usize::from(byte) / 32] & (1 << (byte % 32)) == 0 {
+        let Some(byte) = text.as_bytes().get(at) else {
+            break;
+        };
+        if allowed.tokens[usize::from(*byte) / 32] & (1 << (byte % 32)) == 0 {
             break;
         }
-        constraint.accept(u32::from(byte)).unwrap();
+        constraint.accept(u32::from(*byte)).unwrap();
     }
     &text[..end]
 }

@@ -53,9 +53,11 @@ impl CallStyle {
             style(false, true, false),
             style(true, false, false),
             style(true, true, false),
+            style(false, false, true),
         ];
         let mut found = None;
-        for style in styles.into_iter().chain([style(false, false, true)]) {
+        for style in styles {
+            // Where calls are written, ids may be what says more of them.
             if found.is_some() && !style.ids {
                 continue;
             }
