@@ -48,7 +48,8 @@ pub(super) const KIMI: Marks = Marks {
     separator: "<|tool_call_argument_begin|>",
 };
 
-/// What is before the name in the id of a call of Kimi K2; its number, of all calls of a conversation, comes after a colon.
+/// What is before the name in the id of a call of Kimi K2. After it come a colon and its number, of all calls of a
+/// conversation.
 pub(super) const ID_BEGIN: &str = "functions.";
 
 impl Marks {

@@ -55,7 +55,8 @@ pub(crate) enum ToolFormat {
     Pairs,
     /// Between control tokens, with names in ids: Kimi K2.
     Kimi,
-    /// `<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}]<|END_ACTION|>`: Command R7B, Command A.
+    /// `<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}]<|END_ACTION|>`: Command R7B and
+    /// Command A.
     Actions,
     /// `<function=…>{…}</function>`: Functionary v3.1.
     Functions,

@@ -72,8 +72,8 @@ impl Form {
         }
     }
 
-    /// In a grammar, what is before the value of the parameter `name`, what ends that, and what comes after. `mark` says how
-    /// a mark is spelled, which may be a control token.
+    /// In a grammar, what is before the value of the parameter `name`, what ends that, and what comes after. `mark` says
+    /// how a mark is spelled, which may be a control token.
     fn parameter(
         self,
         name: &str,

@@ -42,8 +42,8 @@ fn close(schema: &mut Value) {
     }
 }
 
-/// Rules of a Lark grammar for some of what the rules `all` are, in order, all that are required at least, with `comma`s
-/// between: the first of them is `rule`.
+/// Rules of a Lark grammar for some of what the rules `all` are, in order, all that are required at least, with
+/// `comma`s between: the first of them is `rule`.
 pub(super) fn in_order(rule: &str, all: &[(String, bool)], comma: &str) -> String {
     let mut rules = format!("{rule}: {rule}_first_0\n");
     for (index, (this, is_required)) in all.iter().enumerate() {
