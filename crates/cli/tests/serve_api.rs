@@ -363,6 +363,38 @@ fn settings_come_from_flags_the_environment_and_a_file() {
     assert_eq!(tokens["max_model_len"], 40);
     assert!(!server.ask("GET /metrics", "", "").1.contains("vllm:"));
     drop(server);
+    // What the file has on or off, the environment may have the other way round, and flags both.
+    fs::write(
+        &config,
+        "models = [\"builtin\"]\nsignal = true\ngrammars = false\npages = false\ngateway-metrics = false\n",
+    )
+    .unwrap();
+    let reversed = || {
+        let mut command = command();
+        for name in ["SIGNAL", "NO_GRAMMARS", "NO_PAGES", "NO_GATEWAY_METRICS"] {
+            command.env(format!("STERNA_SERVE_{name}"), "false");
+        }
+        command
+    };
+    let found = |server: &Server| {
+        let (_, metrics) = server.ask("GET /metrics", "", "");
+        [
+            server.ask("GET /signal/room", "", "").0 != 404,
+            of(server, &chat(&json!({"regex": "a"}))) == 200,
+            server.ask("GET /chat/", "", "").0 == 200,
+            metrics.contains("vllm:"),
+        ]
+    };
+    let server = start(&mut command());
+    assert_eq!(found(&server), [true, false, false, false]);
+    drop(server);
+    let server = start(&mut reversed());
+    assert_eq!(found(&server), [false, true, true, true]);
+    drop(server);
+    let server = start(reversed().args(["--signal", "--no-grammars", "--no-pages=true"]));
+    assert_eq!(found(&server), [true, false, false, true]);
+    drop(server);
+    fs::write(&config, "models = [\"builtin\"]\nreceipts = true\n").unwrap();
     let server = start(
         command()
             .env("STERNA_SERVE_NO_GRAMMARS", "true")

@@ -340,10 +340,7 @@ impl<B: Backend> Session<B> {
     ///
     /// Encoders do nothing else, and with whole texts: the sequence must be empty. Otherwise as [`Session::forward_async`].
     pub async fn hidden_async(&mut self, ids: &[u32]) -> Result<Vec<f32>, EngineError> {
-        self.check(ids)?;
-        if self.model.config.family.encoder && !self.is_empty() {
-            return Err(EngineError::NotWhole { len: self.len() });
-        }
+        self.check_hidden(ids)?;
         self.discard_lookahead();
         self.append(ids, Wanted::Hidden).await
     }
@@ -412,7 +409,7 @@ impl<B: Backend> Session<B> {
     pub async fn forward_together_async(
         steps: &mut [Step<'_, B>],
     ) -> Result<Vec<Vec<f32>>, EngineError> {
-        check_together(steps)?;
+        check_together(steps, Session::check_continues)?;
         let Some(first) = steps.first() else {
             return Ok(Vec::new());
         };
@@ -421,6 +418,22 @@ impl<B: Backend> Session<B> {
             .iter_mut()
             .for_each(|step| step.session.discard_lookahead());
         run_batch(&weights, steps, false).await
+    }
+
+    /// [`Session::forward_together_async`] with the last hidden states of the tokens whose logits are asked for, as
+    /// [`Session::hidden_async`] has them, also of encoders.
+    pub async fn hidden_together_async(
+        steps: &mut [Step<'_, B>],
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        check_together(steps, Session::check_hidden)?;
+        let Some(first) = steps.first() else {
+            return Ok(Vec::new());
+        };
+        let weights = first.session.model.current();
+        steps
+            .iter_mut()
+            .for_each(|step| step.session.discard_lookahead());
+        run_batch(&weights, steps, true).await
     }
 
     /// Blocking form of [`Session::decode_together_async`].
@@ -453,7 +466,7 @@ impl<B: Backend> Session<B> {
         samplers: &[Option<&Sampler>],
         wanted: usize,
     ) -> Result<Vec<Decoded>, EngineError> {
-        check_together(steps)?;
+        check_together(steps, Session::check_continues)?;
         let Some(first) = steps.first() else {
             return Ok(Vec::new());
         };
@@ -579,6 +592,15 @@ impl<B: Backend> Session<B> {
         self.check(ids)
     }
 
+    /// Whether hidden states can be made of `ids`: encoders read whole texts.
+    fn check_hidden(&self, ids: &[u32]) -> Result<(), EngineError> {
+        self.check(ids)?;
+        match self.model.config.family.encoder && !self.is_empty() {
+            true => Err(EngineError::NotWhole { len: self.len() }),
+            false => Ok(()),
+        }
+    }
+
     fn check(&self, ids: &[u32]) -> Result<(), EngineError> {
         check(
             &self.model.config,
@@ -617,9 +639,12 @@ impl<B: Backend> Session<B> {
 }
 
 /// Whether `steps` can share a batch.
-fn check_together<B: Backend>(steps: &[Step<'_, B>]) -> Result<(), EngineError> {
+fn check_together<B: Backend>(
+    steps: &[Step<'_, B>],
+    check: fn(&Session<B>, &[u32]) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
     for (index, step) in steps.iter().enumerate() {
-        step.session.check_continues(step.ids)?;
+        check(step.session, step.ids)?;
         if !Arc::ptr_eq(&step.session.model, &steps[0].session.model) {
             return Err(EngineError::OtherModel { index });
         }

@@ -8,7 +8,7 @@ use crate::common::compare::{MAX_ERROR_FLOAT, Source, error};
 use crate::common::{cpu, in_f32, load_on, max_difference, read, testdata};
 use sterna_engine::compare::{Compare, Comparison};
 use sterna_engine::hybrid::{Hybrid, OffloadPlan};
-use sterna_engine::{Backend, Gpu, Model, Session, SessionOptions};
+use sterna_engine::{Backend, Gpu, Logits, Model, Session, SessionOptions, Step};
 use sterna_format::safetensors::SafeTensors;
 use sterna_kernels::Isa;
 
@@ -63,6 +63,24 @@ fn hidden<B: Backend>(model: &Arc<Model<B>>, chunk: usize) -> Vec<Vec<f32>> {
     hidden.collect()
 }
 
+/// The same, of all texts in one batch.
+fn hidden_together<B: Backend>(model: &Arc<Model<B>>) -> Vec<Vec<f32>> {
+    let texts = texts();
+    let session = |_| Session::new(Arc::clone(model), in_f32(64)).unwrap();
+    let mut sessions: Vec<Session<B>> = texts.iter().map(session).collect();
+    let steps = sessions
+        .iter_mut()
+        .zip(&texts)
+        .map(|(session, (ids, _))| Step {
+            session,
+            ids,
+            logits: Logits::All,
+        });
+    let mut steps: Vec<Step<'_, B>> = steps.collect();
+    let hidden = Session::hidden_together_async(&mut steps);
+    model.backend().wait(hidden).unwrap().unwrap()
+}
+
 fn check(what: &str, got: &[Vec<f32>], on_cpu: &[Vec<f32>]) {
     for (i, (_, want)) in texts().iter().enumerate() {
         let difference = max_difference(&got[i], want);
@@ -82,6 +100,8 @@ fn hidden_states_are_the_references() {
         for chunk in [64, 7] {
             check(&source.name(), &hidden(&on_gpu, chunk), &want);
         }
+        check("together", &hidden_together(&on_gpu), &want);
+        assert!(hidden_together(&on_cpu) == want);
     }
 }
 
@@ -116,6 +136,7 @@ fn layers_on_either_side() {
             let model = load_on(plan, &files, hybrid).unwrap();
             assert_eq!(model.backend().n_gpu_layers(), n);
             check(&format!("{n} layers"), &hidden(&model, 64), &want);
+            check("together", &hidden_together(&model), &want);
         }
     }
 }

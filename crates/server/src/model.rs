@@ -319,10 +319,7 @@ impl ModelText {
         if has_tools && !self.tells_tools {
             tell_tools(&mut messages, &conversation.tools, self.tools);
         }
-        let past_calls = self.past_calls;
-        messages
-            .iter_mut()
-            .for_each(|message| past_calls.apply(message));
+        self.past_calls.apply(&mut messages);
         let input = ChatInput {
             messages,
             tools: has_tools.then(|| conversation.tools.clone()),

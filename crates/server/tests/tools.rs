@@ -5,15 +5,18 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sterna_server::Settings;
 
-use crate::common::{Running, model_with_template, start_with};
+use crate::common::{Running, model_with_template, shared, start_with};
 
 /// Templates of `testdata` by which calls are written in different forms.
-const TEMPLATES: [&str; 5] = [
+const TEMPLATES: [&str; 8] = [
     "Qwen/Qwen3.5-4B",
     "Qwen/Qwen3-0.6B",
     "deepseek-ai/DeepSeek-R1",
     "ai21labs/AI21-Jamba-Large-1.6",
     "mistralai/Mistral-7B-Instruct-v0.3 (JSON Schema)",
+    "zai-org/GLM-5.1",
+    "moonshotai/Kimi-K2-Thinking",
+    "openbmb/MiniCPM3-4B",
 ];
 
 fn server() -> Running {
@@ -109,5 +112,98 @@ fn calls_are_made_and_answered_in_the_form_of_each_template() {
         };
         let (short, long) = (n_prompt("Rome"), n_prompt(&"Rome and Oslo, ".repeat(9)));
         assert!(long > short + 18, "{name}: {short}, {long}");
+    }
+}
+
+#[test]
+fn one_call_at_most_ends_an_answer_that_may_have_none() {
+    let server = shared();
+    let call = "<tool_call><function=look></function></tool_call>";
+    let text = format!("So {call} {call} and more");
+    // Whatever the model likes: it is told that it writes this text.
+    let schema = json!({"const": text});
+    let function = json!({"name": "look", "parameters": {"type": "object", "properties": {}}});
+    let messages = json!([{"role": "user", "content": "Look!"}]);
+    let chat = |parallel: bool| {
+        json!({
+            "model": "builtin", "messages": messages, "parallel_tool_calls": parallel,
+            "tools": [{"type": "function", "function": function}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "text", "schema": schema}},
+        })
+    };
+    let response = |parallel: bool| {
+        let mut tool = function.clone();
+        tool["type"] = "function".into();
+        json!({
+            "model": "builtin", "input": messages, "parallel_tool_calls": parallel, "tools": [tool],
+            "text": {"format": {"type": "json_schema", "name": "text", "schema": schema}},
+        })
+    };
+    let message = |parallel: bool| {
+        json!({
+            "model": "builtin", "messages": messages, "max_tokens": 1000,
+            "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": !parallel},
+            "output_config": {"format": {"type": "json_schema", "schema": schema}},
+        })
+    };
+    let n_generated = |body: &Value| {
+        let usage = &body["usage"];
+        let n = usage
+            .get("completion_tokens")
+            .unwrap_or(&usage["output_tokens"]);
+        n.as_u64().unwrap()
+    };
+    for (path, body, calls, finish) in [
+        (
+            "/v1/chat/completions",
+            &chat as &dyn Fn(bool) -> Value,
+            ("/choices/0/message/tool_calls", "function"),
+            ("/choices/0/finish_reason", "tool_calls"),
+        ),
+        (
+            "/v1/responses",
+            &response,
+            ("/output", "function_call"),
+            ("/status", "completed"),
+        ),
+        (
+            "/v1/messages",
+            &message,
+            ("/content", "tool_use"),
+            ("/stop_reason", "tool_use"),
+        ),
+    ] {
+        let answer = |parallel| {
+            let answer = server.ok(path, &body(parallel));
+            let all = answer.pointer(calls.0).and_then(Value::as_array).unwrap();
+            let n = all.iter().filter(|item| item["type"] == calls.1).count();
+            assert_eq!(answer.pointer(finish.0).unwrap(), finish.1, "{answer}");
+            (n, n_generated(&answer), answer.to_string())
+        };
+        let ((two, all, long), (one, few, short)) = (answer(true), answer(false));
+        assert_eq!((two, one), (2, 1), "{path}: {short}");
+        assert!(few < all, "{path}: {few} of {all} tokens");
+        // Some dialects repeat what was asked for.
+        let n_more = |text: &str| text.matches("and more").count();
+        assert_eq!(n_more(&long), n_more(&short) + 1, "{path}: {short}");
+
+        let mut streamed = body(false);
+        streamed["stream"] = true.into();
+        let answer = server.post(path, &streamed);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let (text, name) = (answer.text(), "\"name\":\"look\"");
+        for (_, data) in answer.events() {
+            let said = [&data["delta"], &data["choices"]].map(Value::to_string);
+            assert_eq!(n_more(&said.concat()), 0, "{text}");
+        }
+        let begins = ["response.output_item.added", "content_block_start"];
+        let begun = answer.events().into_iter().filter(|(event, data)| {
+            let begins = event
+                .as_ref()
+                .is_none_or(|event| begins.contains(&&**event));
+            begins && data.to_string().contains(name)
+        });
+        assert_eq!(begun.count(), 1, "{text}");
     }
 }

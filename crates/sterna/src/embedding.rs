@@ -1,7 +1,7 @@
 //! Embeddings of texts: one vector for each, of the last hidden states of its tokens.
 
 use sterna_engine::backend::Backend;
-use sterna_engine::{EngineError, Session};
+use sterna_engine::{EngineError, Logits, Session, Step};
 use sterna_format::gguf::Metadata;
 use sterna_format::rdrr::Manifest;
 
@@ -112,27 +112,164 @@ impl Pooling {
 
     /// The vector of a text whose tokens have the hidden states `hidden`, `[n_tokens, width]`; empty without tokens.
     pub fn pool(self, hidden: &[f32], width: usize) -> Vec<f32> {
-        let rows = hidden.chunks_exact(width.max(1));
-        let n_rows = rows.len();
-        match self {
-            Pooling::First => rows.take(1).flatten().copied().collect(),
-            Pooling::Last => rows
-                .skip(n_rows.saturating_sub(1))
-                .flatten()
-                .copied()
-                .collect(),
-            Pooling::Mean => {
-                let mut sums = vec![0.0_f64; if n_rows == 0 { 0 } else { width }];
-                for row in rows {
-                    for (sum, value) in sums.iter_mut().zip(row) {
+        let mut pool = Pool::default();
+        pool.add(self, hidden, width);
+        pool.vector()
+    }
+}
+
+/// What becomes one vector, as hidden states come.
+#[derive(Debug, Clone, Default)]
+struct Pool {
+    /// Tokens so far.
+    n_tokens: usize,
+    /// Sums of `n_rows` rows.
+    sums: Vec<f64>,
+    n_rows: usize,
+}
+
+impl Pool {
+    /// Adds the hidden states of more tokens, `[n_tokens, width]`.
+    fn add(&mut self, pooling: Pooling, hidden: &[f32], width: usize) {
+        for row in hidden.chunks_exact(width.max(1)) {
+            let is_first = self.n_tokens == 0;
+            self.n_tokens += 1;
+            match pooling {
+                Pooling::Mean => {
+                    self.sums.resize(width, 0.0);
+                    for (sum, value) in self.sums.iter_mut().zip(row) {
                         *sum += f64::from(*value);
                     }
+                    self.n_rows += 1;
                 }
-                sums.iter()
-                    .map(|sum| (sum / n_rows as f64) as f32)
-                    .collect()
+                Pooling::First if !is_first => {}
+                Pooling::First | Pooling::Last => {
+                    self.sums = row.iter().map(|value| f64::from(*value)).collect();
+                    self.n_rows = 1;
+                }
             }
         }
+    }
+
+    fn vector(&self) -> Vec<f32> {
+        let n_rows = self.n_rows as f64;
+        let mean = self.sums.iter().map(|sum| (sum / n_rows) as f32);
+        mean.collect()
+    }
+}
+
+/// Texts that are computed in one batch at most: each has memory of its own.
+const MAX_TOGETHER: usize = 16;
+
+/// Makes vectors of texts part by part, so that something else can be computed in between.
+pub struct Embedder<B: Backend> {
+    /// Has the text that was begun.
+    session: Session<B>,
+    /// Those of the other texts of a batch.
+    others: Vec<Session<B>>,
+    /// What there is of the text that was begun.
+    pool: Pool,
+    pooling: Pooling,
+    normalised: bool,
+}
+
+impl<B: Backend> Embedder<B> {
+    /// Of vectors that are of length 1 if they are `normalised`. The sequence of `session` is replaced by texts.
+    pub fn new(session: Session<B>, pooling: Pooling, normalised: bool) -> Embedder<B> {
+        Embedder {
+            session,
+            others: Vec::new(),
+            pool: Pool::default(),
+            pooling,
+            normalised,
+        }
+    }
+
+    /// Tokens that are computed of the text that was begun.
+    pub fn n_begun(&self) -> usize {
+        self.pool.n_tokens
+    }
+
+    /// Computes the next part of `texts`, and returns the vectors that it completes: those of the first texts, which
+    /// the next call has no more. A part has at most `n_tokens`: of a long text, or of several short texts, which are
+    /// computed together. Encoders read whole texts, however long.
+    ///
+    /// The vectors are those of [`embed`], with the same bits on a CPU.
+    ///
+    /// Errors: [`EngineError`] names the token or the limit. After one, the first text begins anew.
+    pub async fn advance(
+        &mut self,
+        texts: &[Vec<u32>],
+        n_tokens: usize,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        let Some(first) = texts.first() else {
+            return Ok(Vec::new());
+        };
+        let is_encoder = self.session.model().config().is_encoder();
+        if !is_encoder && (self.n_begun() > 0 || first.len() > n_tokens) {
+            let vector = self.part(first, n_tokens).await?;
+            return Ok(vector.into_iter().collect());
+        }
+        let mut n_left = n_tokens;
+        let short = texts.iter().take(MAX_TOGETHER).take_while(|text| {
+            let left = n_left.checked_sub(text.len());
+            n_left = left.unwrap_or(0);
+            left.is_some()
+        });
+        let n_texts = short.count().max(1);
+        self.together(&texts[..n_texts]).await
+    }
+
+    /// Computes the next part of `text`, and returns its vector after the last.
+    async fn part(
+        &mut self,
+        text: &[u32],
+        n_tokens: usize,
+    ) -> Result<Option<Vec<f32>>, EngineError> {
+        let mut pool = std::mem::take(&mut self.pool);
+        if pool.n_tokens == 0 {
+            self.session.truncate(0);
+        }
+        let rest = text.get(pool.n_tokens..).unwrap_or_default();
+        let part = &rest[..rest.len().min(n_tokens.max(1))];
+        let hidden = self.session.hidden_async(part).await?;
+        pool.add(self.pooling, &hidden, self.width());
+        if part.len() < rest.len() {
+            self.pool = pool;
+            return Ok(None);
+        }
+        Ok(Some(finished(pool.vector(), self.normalised)))
+    }
+
+    /// The vectors of `texts`, computed in one batch.
+    async fn together(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let n_others = texts.len() - 1;
+        while self.others.len() < n_others {
+            self.others.push(self.session.fork(0));
+        }
+        let width = self.width();
+        let sessions = [&mut self.session].into_iter().chain(&mut self.others);
+        let steps = sessions.zip(texts).map(|(session, ids)| {
+            session.truncate(0);
+            Step {
+                session,
+                ids,
+                logits: match self.pooling {
+                    Pooling::Last => Logits::Last,
+                    Pooling::Mean | Pooling::First => Logits::All,
+                },
+            }
+        });
+        let mut steps: Vec<Step<'_, B>> = steps.collect();
+        let hidden = Session::hidden_together_async(&mut steps).await?;
+        let vectors = hidden
+            .iter()
+            .map(|hidden| finished(self.pooling.pool(hidden, width), self.normalised));
+        Ok(vectors.collect())
+    }
+
+    fn width(&self) -> usize {
+        self.session.model().config().model_dim
     }
 }
 
@@ -148,7 +285,12 @@ pub async fn embed<B: Backend>(
 ) -> Result<Vec<f32>, EngineError> {
     session.truncate(0);
     let hidden = session.hidden_async(ids).await?;
-    let mut vector = pooling.pool(&hidden, session.model().config().model_dim);
+    let vector = pooling.pool(&hidden, session.model().config().model_dim);
+    Ok(finished(vector, normalised))
+}
+
+/// `vector`, of length 1 if it is `normalised`.
+fn finished(mut vector: Vec<f32>, normalised: bool) -> Vec<f32> {
     if normalised {
         let squares: f64 = vector.iter().map(|x| f64::from(*x).powi(2)).sum();
         // As PyTorch, which bounds the length from below.
@@ -157,7 +299,7 @@ pub async fn embed<B: Backend>(
             .iter_mut()
             .for_each(|x| *x = (f64::from(*x) / length) as f32);
     }
-    Ok(vector)
+    vector
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@
 //! | open one on this machine | [`native`] |
 //! | talk with a model | [`TextModel::chat`] |
 //! | generate by hand: sans-IO, token by token | [`generate::Generator`] |
-//! | make vectors of texts | [`embedding::embed`] |
+//! | make vectors of texts | [`embedding::embed`], [`embedding::Embedder`] |
 //! | make answers match a schema | [`TextModel::constraint`] |
 //! | have an answer checked by others | [`receipt`] |
 //! | run many answers in shared steps | [`scheduler::Scheduler`] |

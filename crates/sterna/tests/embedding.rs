@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sterna::embedding::{Pooling, embed};
+use sterna::embedding::{Embedder, Pooling, embed};
 use sterna_engine::{Backend, Cpu, Model, Session, SessionOptions};
 use sterna_format::TensorCatalog;
 use sterna_format::safetensors::{self, SafeTensors};
@@ -159,6 +159,71 @@ fn encoders_refuse_what_they_cannot_do() {
     };
     assert!(Session::forward_together(&mut [batch(&mut session)]).is_err());
     assert_eq!(session.len(), 0);
+}
+
+/// Parts of long texts, several short texts, and both of them: the vectors are those of each text alone.
+#[test]
+fn texts_in_parts_and_together_have_the_same_vectors() {
+    for name in ["qwen3", "bitnet-qwen3", "bert"] {
+        let model = common::checkpoint(&data(name));
+        let reference = Reference::of(name);
+        let texts = [0, 1, 2, 1, 0].map(|text| reference.ids(text));
+        for (_, pooling) in Pooling::NAMES {
+            let mut alone = session(&model, 64);
+            let expected = texts.each_ref().map(|ids| vector(&mut alone, ids, pooling));
+            for n_tokens in [1, 2, 7, 16, 30, 500] {
+                let mut embedder = Embedder::new(session(&model, 64), pooling, true);
+                let (mut left, mut vectors) = (&texts[..], Vec::new());
+                let (mut n_parts, mut n_tokens_left) = (0, usize::MAX);
+                while !left.is_empty() {
+                    let part = embedder.advance(left, n_tokens);
+                    let new = model.backend().wait(part).unwrap().unwrap();
+                    left = &left[new.len()..];
+                    vectors.extend(new);
+                    n_parts += 1;
+                    let n_left = left.iter().map(Vec::len).sum::<usize>() - embedder.n_begun();
+                    assert!(n_left < n_tokens_left, "each part is some of it");
+                    n_tokens_left = n_left;
+                }
+                assert!(
+                    vectors == expected,
+                    "{name}, {}, {n_tokens}",
+                    pooling.name()
+                );
+                match n_tokens {
+                    1 if name != "bert" => {
+                        assert_eq!(n_parts, texts.iter().map(Vec::len).sum::<usize>());
+                    }
+                    500 => assert_eq!(n_parts, 1),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// What is wrong is told, and the text begins anew.
+#[test]
+fn texts_begin_anew_after_an_error() {
+    let model = common::checkpoint(&data("qwen3"));
+    let ids = Reference::of("qwen3").ids(1);
+    let expected = vector(&mut session(&model, 64), &ids, Pooling::Mean);
+    let mut embedder = Embedder::new(session(&model, 64), Pooling::Mean, true);
+    let mut advance = |ids: &[u32], n_tokens| {
+        let texts = [ids.to_vec()];
+        let backend = model.backend();
+        backend.wait(embedder.advance(&texts, n_tokens)).unwrap()
+    };
+    assert!(advance(&ids, 2).unwrap().is_empty());
+    let mut wrong = ids.clone();
+    wrong[3] = u32::MAX;
+    assert!(advance(&wrong, 2).is_err());
+    assert!(advance(&[], 2).is_err());
+    let mut vectors = Vec::new();
+    while vectors.is_empty() {
+        vectors = advance(&ids, 3).unwrap();
+    }
+    assert_eq!(vectors, [expected]);
 }
 
 /// After hidden states were asked for, logits are those of a fresh sequence.

@@ -56,8 +56,16 @@ pub(super) struct ApiFlags {
     pub(super) no_files: bool,
 
     /// Serve no pages
-    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_PAGES")]
-    pub(super) no_pages: bool,
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        env = "STERNA_SERVE_NO_PAGES"
+    )]
+    no_pages: Option<bool>,
 
     /// Answers of an engine at once; others wait [default: twice its threads, from 8 to 32; 32 where a GPU computes a
     /// model, or would compute one that is not loaded yet]
@@ -131,8 +139,16 @@ pub(super) struct ApiFlags {
     pub(super) new_api_key: Option<String>,
 
     /// Offer the API to everybody on an address that isn't this machine's own, without a key
-    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_ALLOW_ANYONE")]
-    allow_anyone: bool,
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        env = "STERNA_SERVE_ALLOW_ANYONE"
+    )]
+    allow_anyone: Option<bool>,
 
     /// Name by which the API may be asked on an address of this machine alone, without a key, beside localhost and its
     /// loopback addresses; may be given several times. Other names are refused: pages of any site can lead theirs here
@@ -155,8 +171,16 @@ pub(super) struct ApiFlags {
 
     /// Let tabs that share packages with each other find each other, by WebSockets at /signal/: for who has a key, if there
     /// are keys, and for pages of this server and of --cors
-    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_SIGNAL")]
-    signal: bool,
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        env = "STERNA_SERVE_SIGNAL"
+    )]
+    signal: Option<bool>,
 
     /// Connections at a time; more wait until one ends [default: 1,024, and 2 for each request that may run or wait]
     #[arg(long, value_name = "N", value_parser = positive, env = "STERNA_SERVE_MAX_CONNECTIONS")]
@@ -201,8 +225,16 @@ pub(super) struct ApiFlags {
     otlp_endpoint: Option<String>,
 
     /// Refuse requests that say what their answers have to match: schemas, patterns, grammars, required calls, strict tools
-    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_GRAMMARS")]
-    no_grammars: bool,
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        env = "STERNA_SERVE_NO_GRAMMARS"
+    )]
+    no_grammars: Option<bool>,
 
     /// Seconds that a schema, a pattern or a grammar may take to prepare; what takes longer is refused [default: 10]
     #[arg(long, value_name = "SECONDS", value_parser = positive, env = "STERNA_SERVE_GRAMMAR_TIMEOUT")]
@@ -210,8 +242,16 @@ pub(super) struct ApiFlags {
 
     /// Write receipts of answers for requests that ask for them (`"receipt": true`), which anyone who has the model can
     /// check; models that aren't packages are hashed for it
-    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_RECEIPTS")]
-    receipts: bool,
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        env = "STERNA_SERVE_RECEIPTS"
+    )]
+    receipts: Option<bool>,
 
     /// Sign receipts with the secret key in FILE (`sterna sign --generate`)
     #[arg(long, value_name = "FILE", env = "STERNA_SERVE_RECEIPT_KEY")]
@@ -222,14 +262,31 @@ pub(super) struct ApiFlags {
     receipt_password_file: Option<PathBuf>,
 
     /// Let everybody read /metrics, without a key; it has the names of keys
-    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_PUBLIC_METRICS")]
-    public_metrics: bool,
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        env = "STERNA_SERVE_PUBLIC_METRICS"
+    )]
+    public_metrics: Option<bool>,
 
     /// Leave out the metrics that have the names which gateways look for (vllm:...), and keep Sterna's own
-    #[arg(long, value_parser = BoolishValueParser::new(), env = "STERNA_SERVE_NO_GATEWAY_METRICS")]
-    no_gateway_metrics: bool,
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        env = "STERNA_SERVE_NO_GATEWAY_METRICS"
+    )]
+    no_gateway_metrics: Option<bool>,
 
-    /// TOML file with these settings; the environment comes before it, and flags before both
+    /// TOML file with these settings; the environment comes before it, and flags before both (--signal=false says that
+    /// something isn't so)
     #[arg(long, value_name = "FILE", env = "STERNA_SERVE_CONFIG")]
     pub(super) config: Option<PathBuf>,
 
@@ -271,7 +328,7 @@ pub(super) struct ConfigFile {
     receipts: Option<bool>,
     receipt_key: Option<PathBuf>,
     receipt_password_file: Option<PathBuf>,
-    pub(super) pages: Option<bool>,
+    pages: Option<bool>,
     public_metrics: Option<bool>,
     gateway_metrics: Option<bool>,
     adapters: Vec<String>,
@@ -353,7 +410,17 @@ impl Connections {
     }
 }
 
+/// What is so unless a flag or the environment has that it isn't, or else the file.
+fn unless(is_not: Option<bool>, file: Option<bool>) -> bool {
+    is_not.map(|is_not| !is_not).or(file).unwrap_or(true)
+}
+
 impl ApiFlags {
+    /// Whether there are pages.
+    pub(super) fn has_pages(&self, file: &ConfigFile) -> bool {
+        unless(self.no_pages, file.pages)
+    }
+
     /// The settings of a server at `host`: of the flags, or of `file`, or defaults.
     pub(super) fn choose(&self, host: &str, file: &ConfigFile) -> Result<Chosen> {
         let bytes = |flag: Option<NonZero<u64>>, text: &Option<String>, name| match (flag, text) {
@@ -408,7 +475,7 @@ impl ApiFlags {
         };
         let models_bytes = bytes(self.models_memory, &file.models_memory, "models-memory")?;
         let models_idle = seconds(self.models_idle, file.models_idle);
-        let allow_anyone = self.allow_anyone || file.allow_anyone.unwrap_or(false);
+        let allow_anyone = self.allow_anyone.or(file.allow_anyone).unwrap_or(false);
         let cors = match self.cors.is_empty() {
             true => file.cors.clone(),
             false => self.cors.clone(),
@@ -437,7 +504,7 @@ impl ApiFlags {
             true => file.adapters.iter().map(|text| text.parse()).collect(),
             false => Ok(self.adapter.clone()),
         };
-        let receipts = self.receipts || file.receipts.unwrap_or(false);
+        let receipts = self.receipts.or(file.receipts).unwrap_or(false);
         let sign = self.sign(file)?;
         if sign.is_some() && !receipts {
             bail!("receipt-key: expected receipts with it, found none");
@@ -454,7 +521,7 @@ impl ApiFlags {
             adapters: adapters.map_err(|error: String| anyhow!("adapters: {error}"))?,
             is_asked: self.no_files || allow_anyone || !keys.is_empty(),
             allow_anyone,
-            signal: self.signal || file.signal.unwrap_or(false),
+            signal: self.signal.or(file.signal).unwrap_or(false),
             connections,
             receipts,
             is_parallel_chosen: parallel.is_some(),
@@ -476,11 +543,11 @@ impl ApiFlags {
                 cors,
                 max_body: max_body.map_or(MAX_BODY, |bytes| bytes.try_into().unwrap_or(usize::MAX)),
                 body_timeout: body_timeout.unwrap_or(BODY_TIMEOUT),
-                grammars: !self.no_grammars && file.grammars.unwrap_or(true),
+                grammars: unless(self.no_grammars, file.grammars),
                 grammar_timeout: grammar_timeout.unwrap_or(GRAMMAR_TIMEOUT),
                 sign,
-                public_metrics: self.public_metrics || file.public_metrics.unwrap_or(false),
-                gateway_metrics: !self.no_gateway_metrics && file.gateway_metrics.unwrap_or(true),
+                public_metrics: self.public_metrics.or(file.public_metrics).unwrap_or(false),
+                gateway_metrics: unless(self.no_gateway_metrics, file.gateway_metrics),
                 commit: option_env!("STERNA_COMMIT").map(str::to_owned),
                 log: Arc::new(log),
                 tracer: None,

@@ -181,9 +181,9 @@ impl Serve {
             true => self.server(&models, chosen)?,
             false => None,
         };
-        let table = match self.api.no_pages || config.pages == Some(false) {
-            true => &[],
-            false => PAGES,
+        let table = match self.api.has_pages(&config) {
+            true => PAGES,
+            false => &[],
         };
         let site = Site::new(package, table);
         let mut told = Vec::new();

@@ -3,6 +3,8 @@
 use sterna::Result;
 use sterna::generate::{Allowed, TokenConstraint};
 
+use super::anything;
+
 /// Ends the thought of an answer; what comes after may have to match something.
 #[derive(Debug, Clone)]
 pub(super) struct ThoughtBudget {
@@ -34,18 +36,9 @@ impl ThoughtBudget {
 
 impl TokenConstraint for ThoughtBudget {
     fn allowed(&mut self) -> Result<Allowed> {
-        let n_words = self.n_vocab.div_ceil(32);
         let mut allowed = match &mut self.inner {
             Some(inner) => inner.allowed()?,
-            None => Allowed {
-                tokens: (0..n_words)
-                    .map(|word| match self.n_vocab - word * 32 {
-                        n @ 0..32 => (1 << n) - 1,
-                        _ => u32::MAX,
-                    })
-                    .collect(),
-                end: true,
-            },
+            None => anything(self.n_vocab),
         };
         let (word, bit) = (self.end as usize / 32, 1 << (self.end % 32));
         let may_end = allowed.tokens.get(word).is_some_and(|bits| bits & bit != 0);

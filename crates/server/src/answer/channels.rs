@@ -62,22 +62,15 @@ pub(super) fn rules(tokenizer: &Tokenizer) -> String {
     )
 }
 
-/// The rule `calls` of a Lark grammar: a call of one of `tools`.
-pub(super) fn calls(tokenizer: &Tokenizer, tools: &[Tool]) -> String {
+/// The rules of a Lark grammar for a call of `tool`, the first of which is `rule`.
+pub(super) fn call_rules(rule: &str, tool: &Tool, tokenizer: &Tokenizer) -> String {
     let mark = |mark| token(tokenizer, mark);
     let (channel, constrain, message) = (mark(CHANNEL), mark(CONSTRAIN), mark(MESSAGE));
-    let names: Vec<String> = (0..tools.len())
-        .map(|index| format!("call_{index}"))
-        .collect();
-    let rules = names.iter().zip(tools).map(|(name, tool)| {
-        let header = quoted(&format!("commentary to=functions.{} ", tool.name));
-        let arguments = json_rule(&format!("{name}_arguments"), tool.parameters.clone());
-        format!(
-            "{name}: {channel} {header} {constrain} \"json\" {message} {name}_arguments\n{arguments}"
-        )
-    });
-    let rules: String = rules.collect();
-    format!("calls: {}\n{rules}", names.join(" | "))
+    let header = quoted(&format!("commentary to=functions.{} ", tool.name));
+    let arguments = json_rule(&format!("{rule}_arguments"), tool.parameters.clone());
+    format!(
+        "{rule}: {channel} {header} {constrain} \"json\" {message} {rule}_arguments\n{arguments}"
+    )
 }
 
 fn token(tokenizer: &Tokenizer, mark: &str) -> String {
@@ -100,7 +93,7 @@ pub(super) enum Body {
 }
 
 /// Tells the parts of an answer apart, piece by piece.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ChannelReader {
     /// What the current message is; `None` before it, or in its header.
     body: Option<Body>,

@@ -4,6 +4,7 @@
 mod budget;
 pub(crate) mod channels;
 mod scan;
+mod single;
 mod split;
 mod strict;
 pub(crate) mod tools;
@@ -14,7 +15,9 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 use sterna::constraint::{Grammar, bounded};
-use sterna::generate::{Logprobs, Request, StopReason, TextOptions, Token, TokenConstraint};
+use sterna::generate::{
+    Allowed, Logprobs, Request, StopReason, TextOptions, Token, TokenConstraint,
+};
 use sterna::receipt::Receipt;
 use sterna::sampling::{SamplingOptions, random_seed};
 use sterna::{Error, ErrorCode, Result};
@@ -26,6 +29,7 @@ use crate::model::{ChatPrompt, Conversation, ModelText, THINK, THOUGHT};
 use crate::settings::Sign;
 use crate::trace::Tracing;
 use budget::ThoughtBudget;
+use single::SingleCall;
 use split::{Expected, Part, Splitter};
 use strict::StrictCalls;
 use tools::{Tool, ToolFormat};
@@ -74,7 +78,7 @@ pub(crate) enum Calls {
     #[default]
     None,
     /// Of these, as the model likes.
-    May { tools: Vec<Tool> },
+    May { tools: Vec<Tool>, parallel: bool },
     /// Of one of these, and nothing else.
     Must { tools: Vec<Tool>, parallel: bool },
 }
@@ -84,8 +88,16 @@ impl Calls {
     pub(crate) fn have_grammar(&self) -> bool {
         match self {
             Calls::None => false,
-            Calls::May { tools } => tools.iter().any(|tool| tool.strict),
+            Calls::May { tools, .. } => tools.iter().any(|tool| tool.strict),
             Calls::Must { .. } => true,
+        }
+    }
+
+    /// Whether there is one at most.
+    fn are_single(&self) -> bool {
+        match self {
+            Calls::None => false,
+            Calls::May { parallel, .. } | Calls::Must { parallel, .. } => !parallel,
         }
     }
 }
@@ -152,15 +164,6 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         Some(constraint) => Some(constraint),
         None => strict_calls(model, &ask.calls, (may_think, opens_thinking))?,
     };
-    let constraint = match ask.max_thought.filter(|_| may_think) {
-        Some(n_left) => within(model, n_left, opens_thinking, constraint),
-        None => constraint,
-    };
-    if ask.receipt && constraint.is_some() {
-        let message = "receipt: expected an answer that needn't match anything, found a schema, a grammar, a required \
-                       call, a strict tool, or a limit of thoughts";
-        return Err(Error::new(ErrorCode::Unsupported, message).into());
-    }
     let expected = Expected {
         opens_thinking,
         may_think,
@@ -168,14 +171,38 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
             Calls::None => None,
             Calls::May { .. } | Calls::Must { .. } => Some(model.tools),
         },
+        is_single: ask.calls.are_single(),
         tools: match &ask.calls {
             Calls::None => Arc::default(),
-            Calls::May { tools } | Calls::Must { tools, .. } => tools.as_slice().into(),
+            Calls::May { tools, .. } | Calls::Must { tools, .. } => tools.as_slice().into(),
         },
         trims: is_chat && !is_constrained && !is_begun,
         channels: has_channels && is_chat,
         is_begun,
     };
+    let marks = match expected.calls.is_some() || expected.channels {
+        true => model.tools.tokens(&model.tokenizer),
+        false => Vec::new(),
+    };
+    let constraint = match &ask.calls {
+        Calls::May {
+            parallel: false, ..
+        } => {
+            let splitter = Splitter::new(expected.clone());
+            let single = SingleCall::new(&model.tokenizer, &marks, splitter, constraint);
+            Some(Box::new(single) as Box<dyn TokenConstraint>)
+        }
+        _ => constraint,
+    };
+    let constraint = match ask.max_thought.filter(|_| may_think) {
+        Some(n_left) => within(model, n_left, opens_thinking, constraint),
+        None => constraint,
+    };
+    if ask.receipt && constraint.is_some() {
+        let message = "receipt: expected an answer that needn't match anything, found a schema, a grammar, a required \
+                       call, a strict tool, calls one at a time, or a limit of thoughts";
+        return Err(Error::new(ErrorCode::Unsupported, message).into());
+    }
     let mut readers = Vec::with_capacity(ask.n);
     let mut requests = Vec::with_capacity(ask.n);
     let recommended = model.recommended.max_new_tokens;
@@ -205,10 +232,7 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         });
         readers.push(Reader {
             splitter: Splitter::new(expected.clone()),
-            marks: match expected.calls.is_some() || expected.channels {
-                true => model.tools.tokens(&model.tokenizer),
-                false => Vec::new(),
-            },
+            marks: marks.clone(),
             tokenizer: model.tokenizer.clone(),
             stop: ask.stop.clone(),
             n_reasoning: 0,
@@ -216,6 +240,15 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         });
     }
     Ok(Prepared { requests, readers })
+}
+
+/// Any token of `n_vocab`, or the end.
+fn anything(n_vocab: usize) -> Allowed {
+    let mut tokens = vec![u32::MAX; n_vocab.div_ceil(32)];
+    if let (Some(last), n @ 1..) = (tokens.last_mut(), n_vocab % 32) {
+        *last = (1 << n) - 1;
+    }
+    Allowed { tokens, end: true }
 }
 
 /// `constraint`, and a thought of at most `n_left` tokens before.
@@ -245,7 +278,7 @@ fn strict_calls(
     calls: &Calls,
     thought: (bool, bool),
 ) -> Result<Option<Box<dyn TokenConstraint>>> {
-    let (Calls::May { tools }, Some(mark)) = (calls, model.tools.mark()) else {
+    let (Calls::May { tools, .. }, Some(mark)) = (calls, model.tools.mark()) else {
         return Ok(None);
     };
     if !calls.have_grammar() {
@@ -458,10 +491,7 @@ impl Reader {
                     self.ids.push(id);
                 }
                 self.n_reasoning += usize::from(self.splitter.is_reasoning());
-                let parts = match self.marks.iter().find(|(mark, _)| *mark == id) {
-                    Some((_, mark)) => self.splitter.push(&format!("{text}{mark}")),
-                    None => self.splitter.push(&text),
-                };
+                let parts = self.splitter.push(&with_mark(text, id, &self.marks));
                 events.extend(parts.into_iter().map(event));
                 events
             }
@@ -472,8 +502,10 @@ impl Reader {
                 receipt,
             } => {
                 let mut parts = self.splitter.push(&text);
+                let is_over = self.splitter.is_over();
                 parts.extend(self.splitter.finish());
                 let finish = match reason {
+                    _ if is_over => Finish::Calls,
                     StopReason::MaxTokens | StopReason::ContextFull => Finish::Length,
                     _ if self.splitter.n_calls() > 0 => Finish::Calls,
                     StopReason::StopString => Finish::StopString(self.stop_string()),
@@ -506,6 +538,13 @@ impl Reader {
         let first = found.min_by_key(|(at, _)| *at).map(|(_, stop)| stop);
         first.or(self.stop.first()).cloned().unwrap_or_default()
     }
+}
+
+/// `text`, and what the token `id` behind it means, if it is one of `marks`.
+fn with_mark(mut text: String, id: u32, marks: &[(u32, &'static str)]) -> String {
+    let mark = marks.iter().find(|(mark, _)| *mark == id);
+    text += mark.map_or("", |(_, mark)| mark);
+    text
 }
 
 fn event(part: Part) -> Event {

@@ -1,7 +1,7 @@
 //! The members of a JSON object, while its text arrives.
 
 /// Reads the text of an object, and tells of its members.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct ObjectScanner {
     state: State,
     key: String,

@@ -33,6 +33,8 @@ pub(crate) struct Expected {
     pub(crate) may_think: bool,
     /// Calls, in this format.
     pub(crate) calls: Option<ToolFormat>,
+    /// There is one at most, which ends the answer.
+    pub(crate) is_single: bool,
     /// What may be called.
     pub(crate) tools: Arc<[Tool]>,
     /// White space before the first word is the template's doing.
@@ -43,7 +45,7 @@ pub(crate) struct Expected {
 }
 
 /// Tells the parts of an answer apart, piece by piece.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Splitter {
     expected: Expected,
     state: State,
@@ -55,9 +57,11 @@ pub(crate) struct Splitter {
     /// Something was thought.
     has_thought: bool,
     n_calls: usize,
+    /// Its only call is complete: nothing follows.
+    is_over: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum State {
     /// Before the first word.
     Begin,
@@ -89,6 +93,7 @@ impl Splitter {
             has_text: false,
             has_thought: false,
             n_calls: 0,
+            is_over: false,
             expected,
         }
     }
@@ -109,17 +114,37 @@ impl Splitter {
         }
     }
 
+    /// Whether the answer's only call is complete, so that nothing follows.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     /// The parts that `text` completes.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Part> {
         let mut parts = Vec::new();
-        self.held += text;
-        while self.advance(&mut parts, false) {}
+        if !self.is_over {
+            self.held += text;
+            while self.advance(&mut parts, false) {}
+            self.is_over = self.cut(&mut parts);
+        }
         parts
+    }
+
+    /// Leaves out what follows the only call; whether it is complete.
+    fn cut(&self, parts: &mut Vec<Part>) -> bool {
+        let is_end = |part: &Part| matches!(part, Part::CallEnded { .. });
+        let end = parts.iter().position(is_end);
+        let end = end.filter(|_| self.expected.is_single);
+        parts.truncate(end.map_or(parts.len(), |at| at + 1));
+        end.is_some()
     }
 
     /// What was held back, at the end of the answer.
     pub(crate) fn finish(&mut self) -> Vec<Part> {
         let mut parts = Vec::new();
+        if self.is_over {
+            return parts;
+        }
         while self.advance(&mut parts, true) {}
         if let State::Calls(reader) = &mut self.state {
             let mut events = Vec::new();
@@ -129,6 +154,7 @@ impl Splitter {
         if let State::Channels(reader) = &mut self.state {
             reader.finish(&mut parts);
         }
+        self.cut(&mut parts);
         parts
     }
 
@@ -320,6 +346,33 @@ mod tests {
             Part::CallArguments { index, text },
             Part::CallEnded { index },
         ]
+    }
+
+    #[test]
+    fn nothing_follows_the_only_call() {
+        let list = "[TOOL_CALLS][{\"name\": \"a\", \"arguments\": {}}, {\"name\": \"b\"}] so";
+        let channels = "<|channel|>commentary to=functions.a<|message|>{}<|end|><|start|>assistant<|channel|>\
+                        commentary to=functions.b<|message|>{}<|end|>";
+        for (format, input) in [
+            (ToolFormat::List, list),
+            (ToolFormat::Channels, channels),
+            (
+                ToolFormat::Bare,
+                "{\"name\": \"a\", \"parameters\": {}}\n{\"name\": \"b\"}",
+            ),
+        ] {
+            let expected = Expected {
+                calls: Some(format),
+                channels: format == ToolFormat::Channels,
+                is_single: true,
+                ..Expected::default()
+            };
+            for n in 1..=input.chars().count() {
+                assert_eq!(split(&expected, input, n), call(0, "a", "{}"), "by {n}");
+            }
+            let cut = split(&expected, &input[..input.len() / 3], 1);
+            assert!(cut.len() <= 3, "{cut:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use sterna::Result;
 use sterna::generate::{Allowed, TokenConstraint};
 use sterna_text::{Encode, Tokenizer};
 
+use super::anything;
 use crate::model::{THINK, THOUGHT};
 
 /// Leaves an answer alone up to the mark of a call, and then has the call match a grammar.
@@ -128,14 +129,7 @@ impl TokenConstraint for StrictCalls {
     fn allowed(&mut self) -> Result<Allowed> {
         Ok(match &self.open {
             Some((_, allowed)) => allowed.clone(),
-            None => {
-                let n_vocab = self.watch.tokenizer.n_vocab();
-                let mut tokens = vec![u32::MAX; n_vocab.div_ceil(32)];
-                if let (Some(last), n @ 1..) = (tokens.last_mut(), n_vocab % 32) {
-                    *last = (1 << n) - 1;
-                }
-                Allowed { tokens, end: true }
-            }
+            None => anything(self.watch.tokenizer.n_vocab()),
         })
     }
 

@@ -2,10 +2,10 @@
 
 use serde_json::json;
 use sterna::constraint::{Constraint, Constraints, Vocabulary};
-use sterna_text::Tokenizer;
+use sterna_text::{ChatInput, ChatTemplate, SpecialTokens, Tokenizer};
 
 use super::split::{Expected, Part, Splitter};
-use super::tools::{Tool, ToolFormat};
+use super::tools::{CallStyle, Tool, ToolFormat};
 use super::*;
 
 /// Every byte is a token.
@@ -109,7 +109,67 @@ fn calls_that_have_to_be_made_are_read() {
             1,
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>other<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         ),
+        (
+            ToolFormat::Kimi,
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>\
+             {\"place\": \"Rome\"}<|tool_call_end|><|tool_call_begin|>functions.stop:1<|tool_call_argument_begin|>{}\
+             <|tool_call_end|><|tool_calls_section_end|>",
+            2,
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{}\
+             <|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        (
+            ToolFormat::Actions,
+            "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": \
+             {\"place\": \"Rome\"}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"stop\", \"parameters\": {}}\n]\
+             <|END_ACTION|>",
+            2,
+            "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {}}\n]\
+             <|END_ACTION|>",
+        ),
+        (
+            ToolFormat::Functions,
+            "<function=weather>{\"place\": \"</function>\"}</function><function=stop>{}</function>",
+            2,
+            "<function=weather>{}</function>",
+        ),
+        (
+            ToolFormat::PythonBlock,
+            "<|tool_call_start|>\n```python\nweather(place=\"Rome\")\nstop(now=true,why=[1, \")\"])\n```\n\
+             <|tool_call_end|>",
+            2,
+            "<|tool_call_start|>\n```python\nweather()\n```\n<|tool_call_end|>",
+        ),
+        (
+            ToolFormat::Gemma,
+            "<|tool_call>call:weather{place:<|\"|>Rome\n} <|\"|>}<tool_call|>\
+             <|tool_call>call:stop{now:true,why:[1,{a:<|\"|><|\"|>}]}<tool_call|>",
+            2,
+            "<|tool_call>call:weather{}<tool_call|>",
+        ),
+        (
+            ToolFormat::FunctionGemma,
+            "<start_function_call>call:weather{place:<escape>Rome<escape>}<end_function_call>",
+            1,
+            "<start_function_call>call:weather{place:1}<end_function_call>",
+        ),
+        (
+            ToolFormat::Pairs,
+            "<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>Rome\n\n<b></arg_value>\n</tool_call>\n\
+             <tool_call>stop<arg_key>now</arg_key><arg_value>1</arg_value></tool_call>",
+            2,
+            "<tool_call>weather\n</tool_call>",
+        ),
     ] {
+        // Where tools are strict, the same is let through from the mark on.
+        if let Some(mark) = format.mark() {
+            let mut strict = tools();
+            strict.iter_mut().for_each(|tool| tool.strict = true);
+            let strict = strict_grammar(format, &strict, &tokenizer);
+            let after = |text: &'static str| text.split_once(mark).unwrap().1;
+            assert_ne!(let_through_of(&strict, after(good)), "", "{good}");
+            assert_eq!(let_through_of(&strict, after(bad)), "", "{bad}");
+        }
         for opens_thinking in [false, true] {
             let ask = |parallel| Calls::Must {
                 tools: tools(),
@@ -143,6 +203,117 @@ fn calls_that_have_to_be_made_are_read() {
             assert_eq!(parts.iter().filter(is_begun).count(), n_calls, "{parts:?}");
             assert!(!parts.iter().any(|part| matches!(part, Part::Text(_))));
         }
+    }
+}
+
+/// How much of `text` `grammar` lets through up to a place where the answer may end.
+fn let_through_of<'a>(grammar: &Grammar, text: &'a str) -> &'a str {
+    let bytes: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    let vocabulary = Vocabulary::new(bytes).unwrap();
+    let mut constraint = Constraint::new(&vocabulary, grammar).unwrap();
+    let mut end = 0;
+    for at in 0..=text.len() {
+        let allowed = constraint.allowed().unwrap();
+        end = if allowed.end { at } else { end };
+        let Some(byte) = text.as_bytes().get(at) else {
+            break;
+        };
+        if allowed.tokens[usize::from(*byte) / 32] & (1 << (byte % 32)) == 0 {
+            break;
+        }
+        constraint.accept(u32::from(*byte)).unwrap();
+    }
+    &text[..end]
+}
+
+#[test]
+fn calls_as_templates_write_them_are_let_through_and_read() {
+    let tokenizer = Tokenizer::from_hf_json(TOKENIZER, None).unwrap();
+    let call = |id: &str, name: &str, arguments: Value| {
+        let function = json!({"name": name, "arguments": arguments});
+        json!({"id": id, "type": "function", "function": function})
+    };
+    let calls = [
+        call("abcdefghi", "weather", json!({"place": "Rome"})),
+        call("abcdefghj", "stop", json!({"now": true, "why": "so"})),
+    ];
+    let mut formats = Vec::new();
+    for (name, source) in tools::tests::templates() {
+        let mut specials = SpecialTokens::default();
+        specials.bos = Some("<s>".to_owned());
+        specials.eos = Some("</s>".to_owned());
+        let template = ChatTemplate::new(&source, &specials).unwrap();
+        let style = CallStyle::probe(|input| template.render(input).ok());
+        let Some(format) = style.format else { continue };
+        // Mistral's have ids, which no answer needs; of these one has the name last, the others no end of all calls.
+        let others = ["Hermes-2-Pro-Llama-3-8B (JSON", "DeepSeek-R1-Distill"];
+        if format == ToolFormat::List || others.iter().any(|other| name.contains(other)) {
+            continue;
+        }
+        for n in 1..=calls.len() {
+            let result = |call: &Value| json!({"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": "1"});
+            let mut messages = vec![
+                json!({"role": "user", "content": "x"}),
+                json!({"role": "assistant", "content": "", "tool_calls": calls[..n]}),
+            ];
+            messages.extend(calls[..n].iter().map(result));
+            style.apply(&mut messages);
+            let input = ChatInput {
+                messages,
+                ..ChatInput::default()
+            };
+            // Some write one call at most.
+            let text = match template.render(&input) {
+                Ok(text) => text,
+                Err(error) if n == 1 => panic!("{name}: {error}"),
+                Err(_) => continue,
+            };
+            let begin = text.find("weather").unwrap();
+            let begin = text[..begin].rfind(format.mark().unwrap_or("{")).unwrap();
+            let must = Calls::Must {
+                tools: tools(),
+                parallel: true,
+            };
+            let grammar = grammar(format, &tokenizer, &must, None, Beginning::Answer);
+            let through = let_through_of(&grammar.unwrap().unwrap(), &text[begin..]);
+            let mut splitter = Splitter::new(Expected {
+                calls: Some(format),
+                tools: tools().into(),
+                ..Expected::default()
+            });
+            let mut parts = splitter.push(through);
+            parts.extend(splitter.finish());
+            let mut found: Vec<(String, String)> = Vec::new();
+            for part in parts {
+                match (part, found.last_mut()) {
+                    (Part::CallBegun { name, .. }, _) => found.push((name, String::new())),
+                    (Part::CallArguments { text, .. }, Some((_, said))) => *said += &text,
+                    (Part::CallEnded { .. }, _) => {}
+                    (part, _) => panic!("{name}: {part:?} in {through}"),
+                }
+            }
+            assert_eq!(
+                found.len(),
+                n,
+                "{name}: {through:?} of {:?}",
+                &text[begin..]
+            );
+            for ((name, arguments), call) in found.iter().zip(&calls) {
+                let function = &call["function"];
+                assert_eq!(*name, function["name"]);
+                let arguments: Value = serde_json::from_str(arguments).unwrap();
+                assert_eq!(arguments, function["arguments"], "{name}: {through}");
+            }
+            formats.push(format);
+        }
+    }
+    for format in [
+        ToolFormat::Functions,
+        ToolFormat::Kimi,
+        ToolFormat::Pairs,
+        ToolFormat::PythonBlock,
+    ] {
+        assert!(formats.contains(&format), "{format:?}");
     }
 }
 
@@ -234,6 +405,81 @@ fn calls_in_python_match_their_schemas() {
 }
 
 #[test]
+fn calls_in_gemmas_notation_match_their_schemas() {
+    let tokenizer = Tokenizer::from_hf_json(TOKENIZER, None).unwrap();
+    let schema = json!({
+        "properties": {
+            "text": {"type": "string"},
+            "unit": {"enum": ["C", 7, null, ["x", {"y": true}]]},
+            "count": {"type": ["integer", "string"]},
+            "Days": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
+            "spot": {"$ref": "#/$defs/spot"},
+            "free": {},
+            "loop": {"$ref": "#/properties/loop"},
+        },
+        "required": ["text", "Days"],
+        "$defs": {"spot": {"anyOf": [{"type": "null"}, {
+            "type": "object",
+            "properties": {"x": {"type": "number"}, "next": {"$ref": "#/$defs/spot"}},
+            "required": ["x"],
+        }]}},
+    });
+    let tools = vec![Tool::new("f", Some(&schema))];
+    let calls = Calls::Must {
+        tools: tools.clone(),
+        parallel: false,
+    };
+    let format = ToolFormat::Gemma;
+    let grammar = grammar(format, &tokenizer, &calls, None, Beginning::Answer)
+        .unwrap()
+        .unwrap();
+    for (arguments, expected) in [
+        (
+            "Days:[1],text:<|\"|><|\"|>",
+            Some(json!({"Days": [1], "text": ""})),
+        ),
+        (
+            "count:3,Days:[1,2],free:{a:[true]},spot:{next:{x:1},x:2.5},text:<|\"|>a\"}<|\"|>,unit:[<|\"|>x<|\"|>,{y:true}]",
+            Some(json!({
+                "count": 3, "Days": [1, 2], "free": {"a": [true]}, "spot": {"next": {"x": 1}, "x": 2.5},
+                "text": "a\"}", "unit": ["x", {"y": true}],
+            })),
+        ),
+        (
+            "count:<|\"|>3<|\"|>,Days:[1],loop:1,spot:null,text:<|\"|>b<|\"|>,unit:null",
+            Some(json!({
+                "count": "3", "Days": [1], "loop": 1, "spot": null, "text": "b", "unit": null,
+            })),
+        ),
+        ("Days:[1]", None),
+        ("Days:[],text:<|\"|><|\"|>", None),
+        ("Days:[1,2,3],text:<|\"|><|\"|>", None),
+        ("Days:[1.5],text:<|\"|><|\"|>", None),
+        ("Days:[1],text:1", None),
+        ("Days:[1],spot:{},text:<|\"|><|\"|>", None),
+        ("Days:[1],text:<|\"|><|\"|>,unit:<|\"|>K<|\"|>", None),
+        ("Days:[1],text:<|\"|><|\"|>,other:1", None),
+    ] {
+        let text = format!("<|tool_call>call:f{{{arguments}}}<tool_call|>");
+        assert_eq!(matches(&grammar, &text), expected.is_some(), "{text}");
+        let Some(expected) = expected else { continue };
+        let mut splitter = Splitter::new(Expected {
+            calls: Some(format),
+            tools: tools.clone().into(),
+            ..Expected::default()
+        });
+        let mut parts = splitter.push(&text);
+        parts.extend(splitter.finish());
+        let said = parts.iter().filter_map(|part| match part {
+            Part::CallArguments { text, .. } => Some(text.as_str()),
+            _ => None,
+        });
+        let said: Value = serde_json::from_str(&said.collect::<String>()).unwrap();
+        assert_eq!(said, expected);
+    }
+}
+
+#[test]
 fn parameters_match_their_schemas() {
     let tokenizer = Tokenizer::from_hf_json(TOKENIZER, None).unwrap();
     let schema = json!({
@@ -241,6 +487,7 @@ fn parameters_match_their_schemas() {
             "text": {"type": "string"},
             "unit": {"enum": ["C", "F", null]},
             "count": {"type": "integer"},
+            "level": {"anyOf": [{"enum": ["low", "high"]}, {"type": "integer"}]},
             "spot": {"$ref": "#/$defs/spot"},
             "free": {},
         },
@@ -293,6 +540,18 @@ fn parameters_match_their_schemas() {
                 &[("text", "null"), ("unit", "F"), spot, ("free", "a b")],
             ),
             Some(json!({"text": "null", "unit": "F", "spot": {"x": 1.5}, "free": "a b"})),
+        ),
+        (
+            call("find", &[("text", "a"), ("level", "low"), spot]),
+            Some(json!({"text": "a", "level": "low", "spot": {"x": 1.5}})),
+        ),
+        (
+            call("find", &[("text", "a"), ("level", "7"), spot]),
+            Some(json!({"text": "a", "level": 7, "spot": {"x": 1.5}})),
+        ),
+        (
+            call("find", &[("text", "a"), ("level", "lower"), spot]),
+            None,
         ),
         (call("none", &[]), Some(json!({}))),
         (call("none", &[("text", "a")]), None),
@@ -451,6 +710,138 @@ fn calls_of_strict_tools_match_and_nothing_else_has_to() {
                 assert_eq!((through.as_str(), may_end), (fits, false));
             }
             assert!(strict(true, true).is_free());
+        }
+    }
+}
+
+#[test]
+fn calls_match_where_marks_are_control_tokens() {
+    for (format, control, good, bad) in [
+        (
+            ToolFormat::Pairs,
+            &[
+                "<tool_call>",
+                "</tool_call>",
+                "<arg_key>",
+                "</arg_key>",
+                "<arg_value>",
+                "</arg_value>",
+            ][..],
+            "<tool_call>weather<arg_key>place</arg_key><arg_value>Rome </arg_</arg_value></tool_call>\n\
+             <tool_call>stop\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+            [
+                "<tool_call>weather<arg_key>p",
+                "<tool_call>weather<arg_key>pu",
+            ],
+        ),
+        (
+            ToolFormat::Kimi,
+            &[
+                "<|tool_calls_section_begin|>",
+                "<|tool_calls_section_end|>",
+                "<|tool_call_begin|>",
+                "<|tool_call_end|>",
+                "<|tool_call_argument_begin|>",
+            ],
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:7<|tool_call_argument_begin|>\
+             {\"place\": \"Rome\"}<|tool_call_end|><|tool_calls_section_end|>",
+            [
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.other",
+            ],
+        ),
+        (
+            ToolFormat::Gemma,
+            &["<|tool_call>", "<tool_call|>", "<|\"|>"],
+            "<|tool_call>call:weather{place:<|\"|>\"Rome\" <|<|\"|>}<tool_call|>",
+            [
+                "<|tool_call>call:weather{place:",
+                "<|tool_call>call:weather{place:1",
+            ],
+        ),
+        (
+            ToolFormat::Actions,
+            &["<|START_ACTION|>", "<|END_ACTION|>"],
+            "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": \
+             {\"place\": \"Rome\"}}\n]<|END_ACTION|>",
+            [
+                "<|START_ACTION|>[\n    {\"tool_call_id\": \"",
+                "<|START_ACTION|>[\n    {\"tool_call_id\": \"x",
+            ],
+        ),
+    ] {
+        let tokenizer = byte_tokenizer(control);
+        let constraints = Constraints::new(tokenizer.clone());
+        let calls = Calls::Must {
+            tools: tools(),
+            parallel: true,
+        };
+        let grammar = grammar(format, &tokenizer, &calls, None, Beginning::Answer);
+        let call = constraints.of(&grammar.unwrap().unwrap()).unwrap();
+        let through = |text: &str| let_through(&mut *call.clone(), &tokenizer, text);
+        assert_eq!(through(good), (good.to_owned(), true));
+        let [fits, deviates] = bad;
+        assert_eq!(through(deviates), (fits.to_owned(), false));
+        // They are in no text, and are read by what they mean.
+        let marks = format.tokens(&tokenizer);
+        let is_mark = |name: &&str| marks.iter().any(|(_, mark)| mark == name);
+        assert!(control.iter().all(is_mark));
+        let mut splitter = Splitter::new(Expected {
+            calls: Some(format),
+            tools: tools().into(),
+            ..Expected::default()
+        });
+        let mut decoder = tokenizer.stream(Decode { skip_special: true });
+        let mut parts = Vec::new();
+        for id in tokenizer
+            .encode(good, sterna_text::Encode::TEMPLATE)
+            .unwrap()
+        {
+            let text = with_mark(decoder.push(id), id, &marks);
+            parts.extend(splitter.push(&text));
+        }
+        parts.extend(splitter.finish());
+        let name = |part: &Part| match part {
+            Part::CallBegun { name, .. } => Some(name.clone()),
+            Part::Text(text) => panic!("{text}"),
+            _ => None,
+        };
+        let names: Vec<String> = parts.iter().filter_map(name).collect();
+        assert_eq!(names[0], "weather", "{parts:?}");
+    }
+}
+
+#[test]
+fn an_answer_with_one_call_at_most_ends_behind_it() {
+    let call = "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}";
+    for control in [&[][..], &["<tool_call>", "</tool_call>"]] {
+        let tokenizer = byte_tokenizer(control);
+        let format = ToolFormat::Tagged;
+        let expected = Expected {
+            may_think: true,
+            calls: Some(format),
+            is_single: true,
+            ..Expected::default()
+        };
+        let constraints = Constraints::new(tokenizer.clone());
+        let strict = constraints
+            .of(&strict_grammar(format, &tools(), &tokenizer))
+            .unwrap();
+        let strict = StrictCalls::new(&tokenizer, "<tool_call>", strict, (true, false));
+        let strict: Box<dyn TokenConstraint> = Box::new(strict);
+        for inner in [None, Some(strict)] {
+            let marks = format.tokens(&tokenizer);
+            let splitter = Splitter::new(expected.clone());
+            let single = SingleCall::new(&tokenizer, &marks, splitter, inner);
+            let through = |text: &str| let_through(&mut single.clone(), &tokenizer, text);
+            let before = format!("<think>{call}</think>Look: ");
+            let end = "\n</tool_call>";
+            let text = format!("{before}{call}{end}\n{call}{end}");
+            assert_eq!(through(&text), (format!("{before}{call}"), true));
+            // What is no call ends nothing.
+            let text = format!("{before}<tool> {{}}");
+            assert_eq!(through(&text), (text, true));
+            assert!(single.is_free());
         }
     }
 }

@@ -237,7 +237,7 @@ fn tools(at: &At<'_>, settings: &Settings) -> Result<(Vec<Value>, Calls), ApiErr
     match kind.text() {
         Some("none") => Ok((Vec::new(), Calls::None)),
         None | Some("auto") if tools.is_empty() => Ok((Vec::new(), Calls::None)),
-        None | Some("auto") => Ok((told, Calls::May { tools })),
+        None | Some("auto") => Ok((told, Calls::May { tools, parallel })),
         Some("any") => openai::must(&choice, told, tools, parallel, settings),
         Some(_) => {
             let name = choice.get("name");

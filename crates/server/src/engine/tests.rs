@@ -328,6 +328,63 @@ fn prompt(n: usize, salt: u32) -> Vec<u32> {
 }
 
 #[test]
+fn answers_go_on_between_the_parts_of_a_long_text() {
+    for (folder, _) in MODELS {
+        let texts = vec![prompt(200, 3), prompt(5, 4), prompt(7, 5), prompt(40, 6)];
+        let ask = |with_answer: bool| {
+            let tested = engine(folder, options(0, 3));
+            let (mut all, mut outputs) = replies(2);
+            let embed = Work::Embed {
+                texts: texts.clone(),
+                pooling: Pooling::Mean,
+                normalised: true,
+            };
+            let mut jobs = vec![job(embed, all.remove(1))];
+            if with_answer {
+                let request = Request {
+                    max_tokens: 60,
+                    ..tested.request(&prompt(9, 1), 1)
+                };
+                jobs.push(job(Work::Generate(Box::new(request)), all.remove(0)));
+            }
+            all.clear();
+            tested.engines.submit(jobs).unwrap();
+            let (mut ids, mut vectors, mut n_before) = (Vec::new(), Vec::new(), Vec::new());
+            while let Some((_, output)) = outputs.blocking_recv() {
+                match output {
+                    Output::Token(token) => ids.push(token.id),
+                    Output::Embedded(vector) => {
+                        n_before.push(ids.len());
+                        vectors.push(vector);
+                    }
+                    Output::Failed(error) => panic!("{error:#}"),
+                    _ => {}
+                }
+            }
+            (ids, vectors, n_before)
+        };
+        let (_, expected, _) = ask(false);
+        let (ids, vectors, n_before) = ask(true);
+        assert_eq!((ids.len(), vectors.len()), (60, 4));
+        assert!(vectors == expected, "{folder}");
+        // A chunk of 16 tokens before each step, and short texts together.
+        assert!(n_before[0] >= 200 / 16 - 2, "{folder}: {n_before:?}");
+        assert_eq!(n_before[1], n_before[2], "{folder}: {n_before:?}");
+        let alone = engine(folder, options(0, 3));
+        let seeded = Request {
+            max_tokens: 60,
+            ..alone.request(&prompt(9, 1), 1)
+        };
+        let (mut all, mut outputs) = replies(1);
+        let seeded = job(Work::Generate(Box::new(seeded)), all.remove(0));
+        alone.engines.submit(vec![seeded]).unwrap();
+        let mut answer = [Answered::default()];
+        read(&mut outputs, &mut answer, |_| false);
+        assert_eq!(answer[0].ids, ids, "{folder}");
+    }
+}
+
+#[test]
 fn two_with_the_same_beginning_are_answered_as_without_a_cache() {
     for (folder, has_states) in MODELS {
         let cached = engine(folder, options(1 << 30, 4));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sterna::embedding::embed;
+use sterna::embedding::{Embedder, Pooling};
 use sterna::generate::{Event, Logprobs, Request};
 use sterna::receipt::{AdapterId, Setup};
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
@@ -241,10 +241,10 @@ enum Task<B: Backend> {
         last: Vec<f32>,
     },
     Embed {
-        texts: VecDeque<Vec<u32>>,
-        pooling: sterna::embedding::Pooling,
+        texts: Vec<Vec<u32>>,
+        pooling: Pooling,
         normalised: bool,
-        session: Session<B>,
+        embedder: Embedder<B>,
     },
 }
 
@@ -253,7 +253,12 @@ impl<B: Backend> Task<B> {
     fn n_left(&self) -> usize {
         match self {
             Task::Score { ids, sequence, .. } => ids.len() - sequence.len(),
-            Task::Embed { texts, .. } => texts.iter().map(Vec::len).sum(),
+            Task::Embed {
+                texts, embedder, ..
+            } => {
+                let n_tokens: usize = texts.iter().map(Vec::len).sum();
+                n_tokens.saturating_sub(embedder.n_begun())
+            }
         }
     }
 
@@ -267,7 +272,7 @@ impl<B: Backend> Task<B> {
                 normalised,
                 ..
             } => Work::Embed {
-                texts: texts.into(),
+                texts,
                 pooling,
                 normalised,
             },
@@ -562,8 +567,8 @@ impl<B: Backend> Worker<B> {
                 pooling,
                 normalised,
             } => Task::Embed {
-                session: sequence.into_session(),
-                texts: texts.into(),
+                embedder: Embedder::new(sequence.into_session(), pooling, normalised),
+                texts,
                 pooling,
                 normalised,
             },
@@ -997,7 +1002,12 @@ impl<B: Backend> Worker<B> {
             return;
         };
         let busy = aside.busy.clone();
-        match aside.part(self.options.chunk) {
+        // It is in the way of answers as a prompt is.
+        let chunk = match self.running.is_empty() {
+            true => self.options.chunk,
+            false => self.options.chunk_beside,
+        };
+        match aside.part(chunk.max(1)) {
             Ok(true) => self.aside.push_back(aside),
             Ok(false) => {
                 if let Task::Score { sequence, .. } = aside.task {
@@ -1186,7 +1196,8 @@ impl<B: Backend> Worker<B> {
 }
 
 impl<B: Backend> Aside<B> {
-    /// Does the next part of at most `chunk` tokens, or a text; false after the last.
+    /// Does the next part of at most `chunk` tokens, or a whole text where the model reads no parts; false after the
+    /// last.
     fn part(&mut self, chunk: usize) -> Result<bool> {
         let (outputs, is_left) = match &mut self.task {
             Task::Score {
@@ -1208,31 +1219,25 @@ impl<B: Backend> Aside<B> {
                     last.extend_from_slice(row);
                 }
                 match end < ids.len() {
-                    true => (None, true),
-                    false => (Some(Output::Scored(std::mem::take(scores))), false),
+                    true => (Vec::new(), true),
+                    false => (vec![Output::Scored(std::mem::take(scores))], false),
                 }
             }
             Task::Embed {
-                texts,
-                pooling,
-                normalised,
-                session,
-            } => match texts.front() {
-                None => (None, false),
-                Some(text) => {
-                    let backend = self.of.model.adapted.model().backend();
-                    let vector = backend
-                        .wait(embed(session, text, *pooling, *normalised))
-                        .map_err(EngineError::from)??;
-                    texts.pop_front();
-                    (Some(Output::Embedded(vector)), !texts.is_empty())
-                }
-            },
+                texts, embedder, ..
+            } => {
+                let backend = self.of.model.adapted.model().backend();
+                let vectors = backend
+                    .wait(embedder.advance(texts, chunk))
+                    .map_err(EngineError::from)??;
+                texts.drain(..vectors.len());
+                let outputs = vectors.into_iter().map(Output::Embedded);
+                (outputs.collect(), !texts.is_empty())
+            }
         };
-        if let Some(output) = outputs {
-            let is_last = !is_left;
+        for output in outputs {
             // Whoever doesn't read the last output is gone; who is slow before that is given up.
-            if self.reply.send(output).is_err() && !is_last {
+            if self.reply.send(output).is_err() && is_left {
                 return Ok(false);
             }
         }

@@ -4,7 +4,7 @@
 /// space. Indentation stays.
 ///
 /// Only for display: the white space is part of the model's answer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct FirstWord {
     /// White space so far; `None` after the first word.
     held: Option<String>,

@@ -7,7 +7,7 @@ use super::{Decode, Tokenizer};
 ///
 /// Characters are never split: bytes that do not yet make one are held back. All that [`StreamDecoder::push`] and
 /// [`StreamDecoder::finish`] return, put together, is what [`Tokenizer::decode`] returns for all the ids.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct StreamDecoder {
     tokenizer: Tokenizer,
     options: Decode,

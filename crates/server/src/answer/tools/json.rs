@@ -15,7 +15,7 @@ pub(super) struct Frame {
 }
 
 /// Reads calls from text that follows a mark, piece by piece.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct JsonReader {
     frame: Frame,
     state: State,
@@ -132,7 +132,9 @@ impl JsonReader {
         }
         let told = match self.scanner.push(c) {
             Member::Piece(key) if is_arguments(key) => Told::Argument,
-            Member::Value("name", value) => Told::Name(serde_json::from_str(value).ok()),
+            Member::Value("name" | "tool_name", value) => {
+                Told::Name(serde_json::from_str(value).ok())
+            }
             Member::Value(key, _) if is_arguments(key) => Told::Arguments,
             Member::None | Member::Piece(_) | Member::Value(..) => Told::Other,
             Member::End | Member::Malformed => Told::Over,

@@ -1,7 +1,8 @@
 //! Calls of tools: how each family of models writes them, as a grammar and as a parser of text that streams.
 
-mod deepseek;
+mod gemma;
 mod json;
+mod marked;
 mod named;
 mod parameters;
 mod python;
@@ -15,10 +16,11 @@ use serde_json::{Map, Value};
 use sterna_text::Tokenizer;
 
 use super::channels;
-use deepseek::{CALL, CALL_END, CALLS, CALLS_END, DeepSeekReader, SEPARATOR};
+use gemma::{FUNCTION_GEMMA, GEMMA4, GemmaReader};
 use json::{Frame, JsonReader};
-use named::NamedReader;
-use parameters::ParameterReader;
+use marked::{DEEPSEEK, KIMI, MarkedReader};
+use named::{FUNCTIONARY, MISTRAL, NamedReader};
+use parameters::{Form, ParameterReader};
 use python::PythonReader;
 pub(crate) use style::CallStyle;
 use style::PROBE;
@@ -47,6 +49,21 @@ pub(crate) enum ToolFormat {
     DeepSeekPlain,
     /// `<|tool_call_start|>[…(…=…), …]<|tool_call_end|>`: LFM2.
     Python,
+    /// `<|tool_call_start|>` and lines `…(…=…)` in a block of code: MiniCPM3.
+    PythonBlock,
+    /// `<tool_call>…<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>`: GLM-4.5 and what came after it.
+    Pairs,
+    /// Between control tokens, with names in ids: Kimi K2.
+    Kimi,
+    /// `<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": {…}}]<|END_ACTION|>`: Command R7B and
+    /// Command A.
+    Actions,
+    /// `<function=…>{…}</function>`: Functionary v3.1.
+    Functions,
+    /// `<|tool_call>call:…{…:…}<tool_call|>`: Gemma 4.
+    Gemma,
+    /// `<start_function_call>call:…{…:…}<end_function_call>`: FunctionGemma.
+    FunctionGemma,
     /// Messages on a channel: gpt-oss. All that such a model writes is [read](super::channels) as messages.
     Channels,
 }
@@ -57,6 +74,8 @@ const LIST: &str = "[TOOL_CALLS]";
 const ARRAY: &str = "<tool_calls>";
 const ARRAY_END: &str = "</tool_calls>";
 const PYTHON: &str = "<|python_tag|>";
+const ACTIONS: &str = "<|START_ACTION|>";
+const ACTIONS_END: &str = "<|END_ACTION|>";
 
 /// Bytes of the rules of a call: with more, the grammar is refused.
 const MAX_RULES: usize = 1 << 20;
@@ -72,25 +91,50 @@ impl ToolFormat {
     fn of(text: &str) -> Option<ToolFormat> {
         let at = text.find(PROBE)?;
         let (before, after) = text.split_at(at);
+        let after = after.trim_start_matches(PROBE);
         // The newest mark before the call: instructions may name several.
-        let marks = [TAG, LIST, ARRAY, CALL, python::CALLS].into_iter();
+        let marks = [
+            TAG,
+            LIST,
+            ARRAY,
+            DEEPSEEK.call,
+            KIMI.call,
+            python::CALLS,
+            ACTIONS,
+            named::FUNCTION,
+            GEMMA4.call,
+            FUNCTION_GEMMA.call,
+        ];
         let newest = marks
+            .into_iter()
             .filter_map(|mark| Some((before.rfind(mark)? + mark.len(), mark)))
             .max();
         let Some((end, mark)) = newest else {
             return (after.contains("\"parameters\"")).then_some(ToolFormat::Bare);
         };
+        let is_tagged = before[..end - mark.len()].trim_end().ends_with(TAG);
         match (mark, before[end..].trim_start()) {
-            (TAG, "<function=") => Some(ToolFormat::Parameters),
+            (named::FUNCTION, "") if is_tagged => Some(ToolFormat::Parameters),
+            (named::FUNCTION, "") if after.starts_with(">{") => Some(ToolFormat::Functions),
             (_, between) if between.contains(TAG_END) => None,
+            (TAG, "") if after.trim_start().starts_with("<arg_key>") => Some(ToolFormat::Pairs),
             (TAG, between) if between.starts_with('{') => Some(ToolFormat::Tagged),
             (LIST, between) if between.starts_with('[') => Some(ToolFormat::List),
             (LIST, "") => Some(ToolFormat::Named),
             (ARRAY, between) if between.starts_with('[') => Some(ToolFormat::TaggedList),
-            (CALL, between) if between.ends_with(SEPARATOR) => Some(ToolFormat::DeepSeek),
-            (CALL, "") => Some(ToolFormat::DeepSeekPlain),
+            (ACTIONS, between) if between.starts_with('[') => Some(ToolFormat::Actions),
+            (mark, between) if mark == DEEPSEEK.call => match between {
+                "" => Some(ToolFormat::DeepSeekPlain),
+                _ => between
+                    .ends_with(DEEPSEEK.separator)
+                    .then_some(ToolFormat::DeepSeek),
+            },
+            (mark, marked::ID_BEGIN) if mark == KIMI.call => Some(ToolFormat::Kimi),
+            (mark, gemma::BEGIN) if mark == GEMMA4.call => Some(ToolFormat::Gemma),
+            (mark, gemma::BEGIN) if mark == FUNCTION_GEMMA.call => Some(ToolFormat::FunctionGemma),
             // Some templates write JSON, which models weren't trained on.
             (python::CALLS, between) if between.starts_with('[') => Some(ToolFormat::Python),
+            (python::CALLS, "```python\n") => Some(ToolFormat::PythonBlock),
             _ => None,
         }
     }
@@ -98,31 +142,70 @@ impl ToolFormat {
     /// What the model writes before a call; without one, a call begins the answer.
     pub(crate) fn mark(self) -> Option<&'static str> {
         match self {
-            ToolFormat::Tagged | ToolFormat::Parameters => Some(TAG),
+            ToolFormat::Tagged | ToolFormat::Parameters | ToolFormat::Pairs => Some(TAG),
             ToolFormat::Bare | ToolFormat::Channels => None,
             ToolFormat::List | ToolFormat::Named => Some(LIST),
             ToolFormat::TaggedList => Some(ARRAY),
-            ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => Some(CALLS),
-            ToolFormat::Python => Some(python::CALLS),
+            ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => Some(DEEPSEEK.calls),
+            ToolFormat::Kimi => Some(KIMI.calls),
+            ToolFormat::Python | ToolFormat::PythonBlock => Some(python::CALLS),
+            ToolFormat::Actions => Some(ACTIONS),
+            ToolFormat::Functions => Some(named::FUNCTION),
+            ToolFormat::Gemma => Some(GEMMA4.call),
+            ToolFormat::FunctionGemma => Some(FUNCTION_GEMMA.call),
         }
     }
 
     /// How a call is written, for models whose templates don't say.
     pub(crate) fn example(self) -> String {
         let object = |arguments: &str| format!("{{\"name\": NAME, \"{arguments}\": OBJECT}}");
+        let between = |marks: marked::Marks, call: &str| {
+            let marked::Marks {
+                calls,
+                calls_end,
+                call: begin,
+                call_end,
+                ..
+            } = marks;
+            format!("{calls}{begin}{call}{call_end}{calls_end}")
+        };
         match self {
             ToolFormat::Tagged => format!("{TAG}\n{}\n{TAG_END}", object("arguments")),
-            ToolFormat::Parameters => parameters::EXAMPLE.to_owned(),
+            ToolFormat::Parameters => Form::Tags.example().to_owned(),
+            ToolFormat::Pairs => Form::Pairs.example().to_owned(),
             ToolFormat::Bare => object("parameters"),
             ToolFormat::List => format!("{LIST}[{}]", object("arguments")),
             ToolFormat::Named => format!("{LIST}NAME{}OBJECT", named::ARGUMENTS),
             ToolFormat::TaggedList => format!("{ARRAY}[{}]{ARRAY_END}", object("arguments")),
-            ToolFormat::DeepSeek => format!(
-                "{CALLS}{CALL}function{SEPARATOR}NAME\n```json\nOBJECT\n```{CALL_END}{CALLS_END}"
+            ToolFormat::DeepSeek => between(
+                DEEPSEEK,
+                &format!("function{}NAME\n```json\nOBJECT\n```", DEEPSEEK.separator),
             ),
             ToolFormat::DeepSeekPlain => {
-                format!("{CALLS}{CALL}NAME{SEPARATOR}OBJECT{CALL_END}{CALLS_END}")
+                between(DEEPSEEK, &format!("NAME{}OBJECT", DEEPSEEK.separator))
             }
+            ToolFormat::Kimi => between(
+                KIMI,
+                &format!("{}NAME:NUMBER{}OBJECT", marked::ID_BEGIN, KIMI.separator),
+            ),
+            ToolFormat::Actions => format!(
+                "{ACTIONS}[{{\"tool_call_id\": NUMBER, \"tool_name\": NAME, \"parameters\": OBJECT}}]{ACTIONS_END}"
+            ),
+            ToolFormat::Functions => format!(
+                "{}NAME{}OBJECT{}",
+                named::FUNCTION,
+                named::FUNCTION_NAMED,
+                named::FUNCTION_END
+            ),
+            ToolFormat::Gemma => GEMMA4.example(),
+            ToolFormat::FunctionGemma => FUNCTION_GEMMA.example(),
+            ToolFormat::PythonBlock => format!(
+                "{}{}NAME(KEY=VALUE, …){}{}",
+                python::CALLS,
+                python::BLOCK,
+                python::BLOCK_END,
+                python::CALLS_END
+            ),
             ToolFormat::Python => {
                 format!("{}[NAME(KEY=VALUE, …)]{}", python::CALLS, python::CALLS_END)
             }
@@ -137,11 +220,12 @@ impl ToolFormat {
         let mark = self.mark().unwrap_or_default();
         let is_list = matches!(
             self,
-            ToolFormat::List | ToolFormat::TaggedList | ToolFormat::Python
+            ToolFormat::List | ToolFormat::TaggedList | ToolFormat::Actions | ToolFormat::Python
         );
         let end = match self {
             ToolFormat::Tagged => Some(TAG_END),
             ToolFormat::TaggedList => Some(ARRAY_END),
+            ToolFormat::Actions => Some(ACTIONS_END),
             ToolFormat::Python => Some(python::CALLS_END),
             _ => None,
         };
@@ -150,7 +234,7 @@ impl ToolFormat {
 
     /// Control tokens that stand for marks, with what they mean: they are in no text.
     pub(crate) fn tokens(self, tokenizer: &Tokenizer) -> Vec<(u32, &'static str)> {
-        let marks = [
+        let own = [
             TAG,
             TAG_END,
             LIST,
@@ -159,19 +243,18 @@ impl ToolFormat {
             ARRAY,
             ARRAY_END,
             PYTHON,
-            CALLS,
-            CALLS_END,
-            CALL,
-            CALL_END,
-            SEPARATOR,
             python::CALLS,
             python::CALLS_END,
+            ACTIONS,
+            ACTIONS_END,
         ];
-        let marks = match self {
-            ToolFormat::Channels => &channels::MARKS[..],
-            _ => &marks[..],
+        let marks: Vec<&'static str> = match self {
+            ToolFormat::Channels => channels::MARKS.to_vec(),
+            ToolFormat::Gemma => GEMMA4.all().to_vec(),
+            ToolFormat::FunctionGemma => FUNCTION_GEMMA.all().to_vec(),
+            _ => [&own[..], &DEEPSEEK.all(), &KIMI.all(), &parameters::MARKS].concat(),
         };
-        let marks = marks.iter().copied();
+        let marks = marks.into_iter();
         marks
             .filter_map(|mark| Some((tokenizer.token_id(mark)?, mark)))
             .filter(|(id, _)| tokenizer.is_special(*id))
@@ -185,14 +268,31 @@ impl ToolFormat {
             Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
             _ => quoted(mark),
         };
-        if self == ToolFormat::Channels {
-            // A call ends the message, and a message the answer.
-            return channels::calls(tokenizer, tools);
-        }
+        let frame = self.frame();
         // Calls after the first, with what separates them.
         let more = |separated: &str| match parallel {
             true => format!(" ({separated}){{0,{}}}", MAX_CALLS - 1),
             false => String::new(),
+        };
+        let between = |marks: marked::Marks, one: &str, separated: &str| {
+            format!(
+                "calls: {} after_mark\nafter_mark: marked{} {}\nmarked: {} {one} {}\nseparator: {}\n",
+                mark(marks.calls),
+                more(separated),
+                mark(marks.calls_end),
+                mark(marks.call),
+                mark(marks.call_end),
+                mark(marks.separator)
+            )
+        };
+        let in_gemma = |marks: gemma::Marks| {
+            format!(
+                "calls: marked{}\nmarked: {} after_mark\nafter_mark: {} call {}\n",
+                more("marked"),
+                mark(marks.call),
+                quoted(gemma::BEGIN),
+                mark(marks.call_end)
+            )
         };
         let calls = match self {
             ToolFormat::Tagged | ToolFormat::Parameters => format!(
@@ -201,6 +301,7 @@ impl ToolFormat {
                 mark(TAG),
                 mark(TAG_END)
             ),
+            // There is only one: it is the answer, or ends the message that ends it.
             ToolFormat::Bare | ToolFormat::Channels => "calls: call\n".to_owned(),
             ToolFormat::List => format!(
                 "calls: {} after_mark\nafter_mark: \"[\" call{} \"]\"\n",
@@ -212,66 +313,98 @@ impl ToolFormat {
                 more("marked"),
                 mark(LIST)
             ),
-            ToolFormat::TaggedList => format!(
+            ToolFormat::TaggedList | ToolFormat::Actions => format!(
                 "calls: {} after_mark\nafter_mark: \"[\\n    \" call{} \"\\n]\" {}\n",
-                mark(ARRAY),
+                mark(frame.mark),
                 more("\",\\n    \" call"),
-                mark(ARRAY_END)
+                mark(frame.end.unwrap_or_default())
             ),
-            ToolFormat::DeepSeek => format!(
-                "calls: {} after_mark\nafter_mark: marked{} {}\nmarked: {} \"function\" {} call {}\n",
-                mark(CALLS),
-                more("\"\\n\" marked"),
-                mark(CALLS_END),
-                mark(CALL),
-                mark(SEPARATOR),
-                mark(CALL_END)
+            ToolFormat::Pairs => format!(
+                "calls: tagged{}\ntagged: {} after_mark\nafter_mark: call {}\n",
+                more("\"\\n\"? tagged"),
+                mark(TAG),
+                mark(TAG_END)
             ),
+            ToolFormat::Functions => format!(
+                "calls: marked{}\nmarked: {} after_mark\nafter_mark: call {}\n",
+                more("marked"),
+                mark(named::FUNCTION),
+                mark(named::FUNCTION_END)
+            ),
+            ToolFormat::Gemma => in_gemma(GEMMA4),
+            ToolFormat::FunctionGemma => in_gemma(FUNCTION_GEMMA),
+            ToolFormat::PythonBlock => format!(
+                "calls: {} after_mark\nafter_mark: {} call{} {} {}\n",
+                mark(python::CALLS),
+                quoted(python::BLOCK),
+                more("\"\\n\" call"),
+                quoted(python::BLOCK_END),
+                mark(python::CALLS_END)
+            ),
+            ToolFormat::DeepSeek => {
+                between(DEEPSEEK, "\"function\" separator call", "\"\\n\" marked")
+            }
+            ToolFormat::DeepSeekPlain => between(DEEPSEEK, "call", "marked"),
+            ToolFormat::Kimi => between(KIMI, "call", "marked"),
             ToolFormat::Python => format!(
                 "calls: {} after_mark\nafter_mark: \"[\" call{} \"]\" {}\n",
                 mark(python::CALLS),
                 more("\", \" call"),
                 mark(python::CALLS_END)
             ),
-            ToolFormat::DeepSeekPlain => format!(
-                "calls: {} after_mark\nafter_mark: marked{} {}\nmarked: {} call {}\n",
-                mark(CALLS),
-                more("marked"),
-                mark(CALLS_END),
-                mark(CALL),
-                mark(CALL_END)
-            ),
+        };
+        // After its name, a call has its arguments as an object.
+        let named = |rule: &str, tool: &Tool, head: &str, end: &str| {
+            let arguments = json_rule(&format!("{rule}_arguments"), tool.parameters.clone());
+            format!("{rule}: {head} {rule}_arguments {end}\n{arguments}")
         };
         let names: Vec<String> = (0..tools.len())
             .map(|index| format!("call_{index}"))
             .collect();
         // Definitions of several tools may have the same names, so each is a rule of its own.
         let rules = names.iter().zip(tools).map(|(name, tool)| match self {
-            ToolFormat::Parameters => parameters::rules(name, tool),
-            ToolFormat::Python => python::rules(name, tool),
-            ToolFormat::Bare | ToolFormat::Channels => json_rule(name, tool.call("parameters")),
+            ToolFormat::Parameters => parameters::rules(name, tool, Form::Tags, &mark),
+            ToolFormat::Pairs => parameters::rules(name, tool, Form::Pairs, &mark),
+            ToolFormat::Gemma => gemma::rules(name, tool, GEMMA4, &mark),
+            ToolFormat::FunctionGemma => gemma::rules(name, tool, FUNCTION_GEMMA, &mark),
+            ToolFormat::Python => python::rules(name, tool, true),
+            ToolFormat::PythonBlock => python::rules(name, tool, false),
+            ToolFormat::Bare => json_rule(name, tool.call(None, "name", "parameters")),
+            ToolFormat::Channels => channels::call_rules(name, tool, tokenizer),
             ToolFormat::Tagged | ToolFormat::List | ToolFormat::TaggedList => {
-                json_rule(name, tool.call("arguments"))
+                json_rule(name, tool.call(None, "name", "arguments"))
+            }
+            ToolFormat::Actions => {
+                let call = tool.call(Some("tool_call_id"), "tool_name", "parameters");
+                json_rule(name, call)
             }
             ToolFormat::DeepSeek => {
                 let head = quoted(&format!("{}\n```json\n", tool.name));
-                let arguments = json_rule(&format!("{name}_arguments"), tool.parameters.clone());
-                format!("{name}: {head} {name}_arguments \"\\n```\"\n{arguments}")
+                named(name, tool, &head, "\"\\n```\"")
             }
-            ToolFormat::DeepSeekPlain | ToolFormat::Named => {
-                let separator = match self {
-                    ToolFormat::Named => mark(named::ARGUMENTS),
-                    _ => mark(SEPARATOR),
-                };
-                let head = quoted(&tool.name);
-                let arguments = json_rule(&format!("{name}_arguments"), tool.parameters.clone());
-                format!("{name}: {head} {separator} {name}_arguments\n{arguments}")
+            ToolFormat::DeepSeekPlain => {
+                named(name, tool, &format!("{} separator", quoted(&tool.name)), "")
+            }
+            ToolFormat::Kimi => {
+                let head = quoted(&format!("{}{}:", marked::ID_BEGIN, tool.name));
+                named(name, tool, &format!("{head} /[0-9]{{1,3}}/ separator"), "")
+            }
+            ToolFormat::Named => {
+                let head = format!("{} {}", quoted(&tool.name), mark(named::ARGUMENTS));
+                named(name, tool, &head, "")
+            }
+            ToolFormat::Functions => {
+                let head = quoted(&format!("{}{}", tool.name, named::FUNCTION_NAMED));
+                named(name, tool, &head, "")
             }
         });
         let rules: String = rules.collect();
         let shared = match self {
-            ToolFormat::Parameters => parameters::SHARED_RULES.to_owned(),
-            ToolFormat::Python => python::shared_rules(),
+            ToolFormat::Parameters => Form::Tags.shared_rules(&mark),
+            ToolFormat::Pairs => Form::Pairs.shared_rules(&mark),
+            ToolFormat::Gemma => GEMMA4.shared_rules(&mark),
+            ToolFormat::FunctionGemma => FUNCTION_GEMMA.shared_rules(&mark),
+            ToolFormat::Python | ToolFormat::PythonBlock => python::shared_rules(),
             _ => String::new(),
         };
         format!("{calls}call: {}\n{rules}{shared}", names.join(" | "))
@@ -292,14 +425,14 @@ pub(crate) enum CallEvent {
 }
 
 /// Reads calls from text that follows a mark, piece by piece.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct CallReader {
     format: ToolFormat,
     tools: Arc<[Tool]>,
     kind: Kind,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Kind {
     /// After a mark and this text: the first characters say how calls are written, for not every model keeps to its
     /// template.
@@ -307,8 +440,9 @@ enum Kind {
     Json(JsonReader),
     Named(NamedReader),
     Parameters(ParameterReader),
-    DeepSeek(DeepSeekReader),
+    Marked(MarkedReader),
     Python(PythonReader),
+    Gemma(GemmaReader),
 }
 
 impl CallReader {
@@ -320,15 +454,22 @@ impl CallReader {
             kind: match format {
                 ToolFormat::Tagged
                 | ToolFormat::Parameters
+                | ToolFormat::Pairs
                 | ToolFormat::Named
-                | ToolFormat::Python => Kind::Unsure(String::new()),
+                | ToolFormat::Python
+                | ToolFormat::PythonBlock => Kind::Unsure(String::new()),
                 ToolFormat::Bare
                 | ToolFormat::List
                 | ToolFormat::TaggedList
+                | ToolFormat::Actions
                 | ToolFormat::Channels => Kind::Json(JsonReader::new(format.frame())),
                 ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => {
-                    Kind::DeepSeek(DeepSeekReader::default())
+                    Kind::Marked(MarkedReader::new(DEEPSEEK))
                 }
+                ToolFormat::Kimi => Kind::Marked(MarkedReader::new(KIMI)),
+                ToolFormat::Functions => Kind::Named(NamedReader::new(FUNCTIONARY)),
+                ToolFormat::Gemma => Kind::Gemma(GemmaReader::new(GEMMA4)),
+                ToolFormat::FunctionGemma => Kind::Gemma(GemmaReader::new(FUNCTION_GEMMA)),
             },
         }
     }
@@ -348,8 +489,9 @@ impl CallReader {
             Kind::Json(reader) => reader.push(text, events),
             Kind::Named(reader) => reader.push(text, events),
             Kind::Parameters(reader) => reader.push(text, events),
-            Kind::DeepSeek(reader) => reader.push(text, events),
+            Kind::Marked(reader) => reader.push(text, events),
             Kind::Python(reader) => reader.push(text, events),
+            Kind::Gemma(reader) => reader.push(text, events),
         }
     }
 
@@ -358,11 +500,12 @@ impl CallReader {
         let mut chars = text.chars().filter(|c| !c.is_whitespace());
         let frame = self.format.frame();
         let json = |frame: Frame| Kind::Json(JsonReader::new(frame));
-        let is_python = self.format == ToolFormat::Python;
+        let is_python = matches!(self.format, ToolFormat::Python | ToolFormat::PythonBlock);
+        let parameters = |form| Kind::Parameters(ParameterReader::new(form, self.tools.clone()));
         let is_named = self.format == ToolFormat::Named;
         Some(match chars.next()? {
             '[' | '{' if is_named => json(ToolFormat::List.frame()),
-            _ if is_named => Kind::Named(NamedReader::default()),
+            _ if is_named => Kind::Named(NamedReader::new(MISTRAL)),
             '[' if is_python => match chars.next()? {
                 '{' => json(frame),
                 _ => Kind::Python(PythonReader::default()),
@@ -372,7 +515,9 @@ impl CallReader {
                 ..frame
             }),
             _ if is_python => Kind::Python(PythonReader::default()),
-            '<' => Kind::Parameters(ParameterReader::new(self.tools.clone())),
+            '<' => parameters(Form::Tags),
+            '{' => json(ToolFormat::Tagged.frame()),
+            _ if self.format == ToolFormat::Pairs => parameters(Form::Pairs),
             _ => json(ToolFormat::Tagged.frame()),
         })
     }
@@ -388,8 +533,9 @@ impl CallReader {
             Kind::Json(reader) => reader.finish(events),
             Kind::Named(reader) => reader.finish(events),
             Kind::Parameters(reader) => reader.finish(events),
-            Kind::DeepSeek(reader) => reader.finish(events),
+            Kind::Marked(reader) => reader.finish(events),
             Kind::Python(reader) => reader.finish(events),
+            Kind::Gemma(reader) => reader.finish(events),
         }
     }
 }
@@ -404,4 +550,4 @@ pub(crate) fn as_mapping(arguments: &str) -> Value {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,4 +1,5 @@
-//! Calls with a mark, a name and a JSON object each: those of newer Mistrals, `[TOOL_CALLS]NAME[ARGS]{…}`.
+//! Calls with a mark, a name and a JSON object each: those of newer Mistrals, `[TOOL_CALLS]NAME[ARGS]{…}`, and of
+//! Functionary v3.1, `<function=NAME>{…}</function>`.
 
 use super::{CallEvent, LIST, MAX_HEAD};
 use crate::answer::scan::ObjectScanner;
@@ -7,9 +8,36 @@ pub(super) const ARGUMENTS: &str = "[ARGS]";
 /// Before the id of a call, which some write after its name.
 pub(super) const ID: &str = "[CALL_ID]";
 
+pub(super) const FUNCTION: &str = "<function=";
+pub(super) const FUNCTION_NAMED: &str = ">";
+pub(super) const FUNCTION_END: &str = "</function>";
+
+/// What is around the parts of a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Marks {
+    call: &'static str,
+    /// One of these is after the name.
+    named: &'static [&'static str],
+    /// What ends it, beside its arguments.
+    end: Option<&'static str>,
+}
+
+pub(super) const MISTRAL: Marks = Marks {
+    call: LIST,
+    named: &[ARGUMENTS, ID],
+    end: None,
+};
+
+pub(super) const FUNCTIONARY: Marks = Marks {
+    call: FUNCTION,
+    named: &[FUNCTION_NAMED],
+    end: Some(FUNCTION_END),
+};
+
 /// Reads one call, piece by piece, from what follows its mark.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct NamedReader {
+    marks: Marks,
     state: State,
     /// Text that isn't read yet.
     held: String,
@@ -22,15 +50,29 @@ enum State {
     #[default]
     Head,
     Arguments,
+    /// Before what ends it.
+    Tail,
     Over,
 }
 
 impl NamedReader {
+    /// Of a call with `marks`.
+    pub(super) fn new(marks: Marks) -> NamedReader {
+        NamedReader {
+            marks,
+            state: State::Head,
+            held: String::new(),
+            scanner: ObjectScanner::default(),
+        }
+    }
+
     /// Reads `text`; returns what of it doesn't belong to the call any more, if that is over.
     pub(super) fn push(&mut self, text: &str, events: &mut Vec<CallEvent>) -> Option<String> {
         self.held += text;
         if self.state == State::Head {
-            let end = match (self.held.find('{'), self.held.find(LIST)) {
+            // Without arguments, the end comes, or the next call.
+            let next = self.held.find(self.marks.end.unwrap_or(self.marks.call));
+            let end = match (self.held.find('{'), next) {
                 (Some(object), Some(next)) => Some(object.min(next)),
                 (object, next) => object.or(next),
             };
@@ -43,36 +85,39 @@ impl NamedReader {
         if self.state == State::Arguments {
             self.arguments(events);
         }
+        if self.state == State::Tail {
+            self.tail();
+        }
         (self.state == State::Over).then(|| std::mem::take(&mut self.held))
     }
 
     /// The end of the answer. Arguments that were cut off stay so.
     pub(super) fn finish(&mut self, events: &mut Vec<CallEvent>) {
         match self.state {
-            State::Head if self.held.contains(ARGUMENTS) => self.head(self.held.len(), events),
+            State::Head if self.marks.named.iter().any(|mark| self.held.contains(mark)) => {
+                self.head(self.held.len(), events);
+            }
             State::Head => {
                 let text = std::mem::take(&mut self.held);
-                events.push(CallEvent::Text(format!("{LIST}{text}")));
+                events.push(CallEvent::Text(format!("{}{text}", self.marks.call)));
             }
             State::Arguments => events.push(CallEvent::Ended),
-            State::Over => {}
+            State::Tail | State::Over => {}
         }
         self.state = State::Over;
     }
 
     /// What is held is text, after the mark.
     fn give_up(&mut self, events: &mut Vec<CallEvent>) {
-        events.push(CallEvent::Text(LIST.to_owned()));
+        events.push(CallEvent::Text(self.marks.call.to_owned()));
         self.state = State::Over;
     }
 
     /// The name and what is around it ends at `at`, where arguments begin, if there are any.
     fn head(&mut self, at: usize, events: &mut Vec<CallEvent>) {
         let head = &self.held[..at];
-        let name = [ARGUMENTS, ID]
-            .iter()
-            .filter_map(|mark| head.find(mark))
-            .min();
+        let ends = self.marks.named.iter();
+        let name = ends.filter_map(|mark| head.find(mark)).min();
         let name = head[..name.unwrap_or(at)].trim().to_owned();
         let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
         if name.is_empty() || !name.chars().all(is_name) {
@@ -83,9 +128,28 @@ impl NamedReader {
         self.state = State::Arguments;
         if !self.held.starts_with('{') {
             events.push(CallEvent::Arguments("{}".to_owned()));
-            events.push(CallEvent::Ended);
-            self.state = State::Over;
+            self.end(events);
         }
+    }
+
+    fn end(&mut self, events: &mut Vec<CallEvent>) {
+        events.push(CallEvent::Ended);
+        self.state = State::Tail;
+    }
+
+    /// What ends the call isn't part of what follows.
+    fn tail(&mut self) {
+        let Some(end) = self.marks.end else {
+            self.state = State::Over;
+            return;
+        };
+        let word = self.held.trim_start();
+        if let Some(rest) = word.strip_prefix(end) {
+            self.held = rest.to_owned();
+        } else if end.starts_with(word) {
+            return;
+        }
+        self.state = State::Over;
     }
 
     fn arguments(&mut self, events: &mut Vec<CallEvent>) {
@@ -94,8 +158,7 @@ impl NamedReader {
             events.push(CallEvent::Arguments(text));
         }
         if self.scanner.is_over() {
-            events.push(CallEvent::Ended);
-            self.state = State::Over;
+            self.end(events);
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Calls that are a list of calls in Python: LFM2's `[NAME(KEY=VALUE, …), …]`.
+//! Calls in Python: LFM2's list `[NAME(KEY=VALUE, …), …]`, and MiniCPM3's lines of them in a block of code.
 
 use serde_json::{Value, json};
 
+use super::tool::in_order;
 use super::{CallEvent, MAX_RULES, Tool, json_rule, quoted};
 
 pub(super) const CALLS: &str = "<|tool_call_start|>";
@@ -10,31 +11,29 @@ pub(super) const CALLS_END: &str = "<|tool_call_end|>";
 /// Names of functions and parameters in bytes at most: what is longer is none.
 const MAX_NAME: usize = 256;
 
+/// What is around a block of code.
+pub(super) const BLOCK: &str = "\n```python\n";
+pub(super) const BLOCK_END: &str = "\n```\n";
+
 /// The rules of a Lark grammar for a call of `tool`, the first of which is `rule`. Parameters come in the order of the
-/// schema, as in JSON; strings are those of JSON, which Python has too.
-pub(super) fn rules(rule: &str, tool: &Tool) -> String {
+/// schema, as in JSON; strings are those of JSON, which Python has too, and so are all values unless there are `words`
+/// of Python in their place.
+pub(super) fn rules(rule: &str, tool: &Tool, words: bool) -> String {
     let begin = quoted(&format!("{}(", tool.name));
     let Some(properties) = tool.properties() else {
-        return format!("{rule}: {begin} (any_parameter (\", \" any_parameter){{0,15}})? \")\"\n");
+        return format!("{rule}: {begin} (any_parameter (comma any_parameter){{0,15}})? \")\"\n");
     };
-    let mut rules = format!("{rule}: {begin} {rule}_first_0 \")\"\n");
+    let mut rules = format!("{rule}: {begin} {rule}_members \")\"\n");
+    let mut members = Vec::with_capacity(properties.len());
     let required = tool.required();
     for (index, (name, schema)) in properties.iter().enumerate() {
         if rules.len() > MAX_RULES {
             break;
         }
-        let (this, next) = (format!("{rule}_{index}"), index + 1);
-        // Commas are only between parameters that are there.
-        for (place, before) in [("first", ""), ("more", "\", \" ")] {
-            let without = match required.contains(&name[..]) {
-                true => String::new(),
-                false => format!(" | {rule}_{place}_{next}"),
-            };
-            rules +=
-                &format!("{rule}_{place}_{index}: {before}{this} {rule}_more_{next}{without}\n");
-        }
+        let this = format!("{rule}_{index}");
+        members.push((this.clone(), required.contains(&name[..])));
         let begin = quoted(&format!("{name}="));
-        rules += &match tool.python_words(name) {
+        rules += &match tool.python_words(name).filter(|_| words) {
             Some(words) => format!("{this}: {begin} ({})\n", words.join(" | ")),
             None => {
                 let schema = match schema {
@@ -46,14 +45,15 @@ pub(super) fn rules(rule: &str, tool: &Tool) -> String {
             }
         };
     }
-    let end = properties.len();
-    rules + &format!("{rule}_first_{end}: \"\"\n{rule}_more_{end}: \"\"\n")
+    rules + &in_order(&format!("{rule}_members"), &members, "comma")
 }
 
 /// Rules that those of all tools share.
 pub(super) fn shared_rules() -> String {
     let value = json_rule("any_value", json!({}));
-    format!("any_parameter: /[A-Za-z_][A-Za-z0-9_]{{0,63}}=/ any_value\n{value}")
+    format!(
+        "comma: \",\" \" \"?\nany_parameter: /[A-Za-z_][A-Za-z0-9_]{{0,63}}=/ any_value\n{value}"
+    )
 }
 
 impl Tool {
@@ -69,8 +69,8 @@ impl Tool {
     }
 }
 
-/// Reads calls, piece by piece, from what is inside of the brackets.
-#[derive(Debug, Default)]
+/// Reads calls, piece by piece, from what is between the marks.
+#[derive(Debug, Default, Clone)]
 pub(super) struct PythonReader {
     state: State,
     /// All so far, in case it is no call.
@@ -196,14 +196,17 @@ impl PythonReader {
     fn name(&mut self, c: char, events: &mut Vec<CallEvent>) {
         match c {
             '(' if !self.word.trim().is_empty() => {
-                let name = std::mem::take(&mut self.word).trim().to_owned();
+                // Before the first may be the language of a block of code.
+                let word = std::mem::take(&mut self.word);
+                let name = word.split_whitespace().last().unwrap_or_default();
+                let name = name.to_owned();
                 events.push(CallEvent::Begun { name });
                 say("{", events);
                 self.has_calls = true;
                 self.n_parameters = 0;
                 self.state = State::Key;
             }
-            '[' | ',' | ';' if self.word.trim().is_empty() => self.word.clear(),
+            '[' | ',' | ';' | '`' if self.word.trim().is_empty() => self.word.clear(),
             ']' if self.word.trim().is_empty() && self.has_calls => {
                 self.raw.clear();
                 self.state = State::After;

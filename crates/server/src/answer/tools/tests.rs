@@ -1,7 +1,7 @@
 //! Tests of all forms.
 
 use serde_json::json;
-use sterna_text::{ChatTemplate, SpecialTokens};
+use sterna_text::{ChatInput, ChatTemplate, SpecialTokens};
 
 use super::*;
 
@@ -45,7 +45,8 @@ fn call(name: &str, arguments: &str) -> Vec<CallEvent> {
 #[test]
 fn calls_are_read_however_they_are_cut() {
     use ToolFormat::{
-        Bare, DeepSeek, DeepSeekPlain, List, Named, Parameters, Python, Tagged, TaggedList,
+        Actions, Bare, DeepSeek, DeepSeekPlain, FunctionGemma, Functions, Gemma, Kimi, List, Named,
+        Pairs, Parameters, Python, PythonBlock, Tagged, TaggedList,
     };
     let text = |text: &str| vec![CallEvent::Text(text.to_owned())];
     for (format, input, expected, rest) in [
@@ -225,6 +226,187 @@ fn calls_are_read_however_they_are_cut() {
         (Python, "[a", text("<|tool_call_start|>[a"), None),
         (Python, "[", text("<|tool_call_start|>["), None),
         (Python, "[a!b]", text("<|tool_call_start|>[a!"), Some("b]")),
+        (
+            PythonBlock,
+            "\n```python\na(x=1,y=\"b\")\nb()\n```\n<|tool_call_end|>\nyes",
+            [call("a", "{\"x\": 1, \"y\": \"b\"}"), call("b", "{}")].concat(),
+            Some("\nyes"),
+        ),
+        // Without the block, as a list, and cut off.
+        (
+            PythonBlock,
+            "\na(x=true)\n<|tool_call_end|>",
+            call("a", "{\"x\": true}"),
+            Some(""),
+        ),
+        (
+            PythonBlock,
+            "[a(), b()]<|tool_call_end|>",
+            [call("a", "{}"), call("b", "{}")].concat(),
+            Some(""),
+        ),
+        (
+            PythonBlock,
+            "\n```python\na(x=\"b",
+            call("a", "{\"x\": \"b"),
+            None,
+        ),
+        (
+            PythonBlock,
+            "\n```python\n# no",
+            text("<|tool_call_start|>\n```python\n#"),
+            Some(" no"),
+        ),
+        (
+            Kimi,
+            "<|tool_call_begin|>functions.a:0<|tool_call_argument_begin|>{\"x\": {\"y\": \"}\"}}<|tool_call_end|>\
+             <|tool_call_begin|>functions.b.c:12<|tool_call_argument_begin|>{}<|tool_call_end|>\
+             <|tool_calls_section_end|>yes",
+            [call("a", "{\"x\": {\"y\": \"}\"}}"), call("b.c", "{}")].concat(),
+            Some("yes"),
+        ),
+        // On lines of their own, without what is around the name, and without arguments.
+        (
+            Kimi,
+            "\n<|tool_call_begin|>\na\n<|tool_call_argument_begin|>\n{}\n<|tool_call_end|>\n<|tool_call_begin|>\
+             functions.b:x<|tool_call_argument_begin|><|tool_call_end|>\n<|tool_calls_section_end|>",
+            [call("a", "{}"), call("b:x", "{}")].concat(),
+            Some(""),
+        ),
+        (
+            Kimi,
+            "<|tool_call_begin|>functions.a:0",
+            text("<|tool_calls_section_begin|><|tool_call_begin|>functions.a:0"),
+            None,
+        ),
+        (
+            Actions,
+            "[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"a\", \"parameters\": {\"x\": 1}},\n    \
+             {\"tool_call_id\": \"1\", \"tool_name\": \"b\", \"parameters\": {}}\n]<|END_ACTION|>yes",
+            [call("a", "{\"x\": 1}"), call("b", "{}")].concat(),
+            Some("yes"),
+        ),
+        (
+            Actions,
+            "[{\"tool_call_id\": \"0\", \"parameters\": {\"x\": 1}",
+            text("<|START_ACTION|>[{\"tool_call_id\": \"0\", \"parameters\": {\"x\": 1}"),
+            None,
+        ),
+        (
+            Functions,
+            "a>{\"x\": {\"y\": \"}</function>\"}}</function><function=b>{}</function>",
+            call("a", "{\"x\": {\"y\": \"}</function>\"}}"),
+            Some("<function=b>{}</function>"),
+        ),
+        (Functions, "a></function>!", call("a", "{}"), Some("!")),
+        // Without an end, and cut off.
+        (Functions, "a>{} yes", call("a", "{}"), Some(" yes")),
+        (Functions, "a>{}</func", call("a", "{}"), None),
+        (Functions, "a>{\"x\": ", call("a", "{\"x\": "), None),
+        (Functions, "a>", call("a", "{}"), None),
+        (Functions, "a", text("<function=a"), None),
+        (
+            Functions,
+            "no name {",
+            text("<function="),
+            Some("no name {"),
+        ),
+        (
+            Pairs,
+            "weather\n<arg_key>city</arg_key>\n<arg_value>New\n\n\"York\"</arg_value>\n<arg_key>days</arg_key>\n\
+             <arg_value>3</arg_value>\n</tool_call>\nyes",
+            call(
+                "weather",
+                "{\"city\": \"New\\n\\n\\\"York\\\"\", \"days\": 3}",
+            ),
+            Some("\nyes"),
+        ),
+        // On one line, with tags in a value.
+        (
+            Pairs,
+            "weather<arg_key>city</arg_key><arg_value>\n</arg_key>< </arg_value><arg_key>x</arg_key><arg_value>[1]\
+             </arg_value></tool_call>",
+            call("weather", "{\"city\": \"\\n</arg_key>< \", \"x\": [1]}"),
+            Some(""),
+        ),
+        (
+            Pairs,
+            "weather\n</tool_call>",
+            call("weather", "{}"),
+            Some(""),
+        ),
+        (
+            Pairs,
+            "<function=weather>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+            call("weather", "{\"days\": 3}"),
+            Some(""),
+        ),
+        (
+            Pairs,
+            "\n{\"name\": \"a\", \"arguments\": {}}\n</tool_call>",
+            call("a", "{}"),
+            Some(""),
+        ),
+        // Cut off.
+        (
+            Pairs,
+            "weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_",
+            call("weather", "{\"city\": \"Rome"),
+            None,
+        ),
+        (
+            Pairs,
+            "weather\n<arg_key>city</arg_key>\n<arg_va",
+            call("weather", "{"),
+            None,
+        ),
+        (Pairs, "weather", text("<tool_call>weather"), None),
+        // No calls.
+        (
+            Pairs,
+            "the weather</tool_call>",
+            text("<tool_call>"),
+            Some("the weather</tool_call>"),
+        ),
+        (
+            Gemma,
+            "call:a{k:<|\"|>it's\n\"x\" <|} <|\"|>,m:{n:[1,-2.5,[],{o:null}],p:{}},q:true}<tool_call|><|tool_call>call:b{}",
+            call(
+                "a",
+                "{\"k\": \"it's\\n\\\"x\\\" <|} \", \"m\": {\"n\": [1, -2.5, [], {\"o\": null}], \"p\": {}}, \"q\": true}",
+            ),
+            Some("<|tool_call>call:b{}"),
+        ),
+        (
+            FunctionGemma,
+            "call:a{k:<escape>b<escape>, l:[<escape>c<escape>, <escape><escape>]}<end_function_call>!",
+            call("a", "{\"k\": \"b\", \"l\": [\"c\", \"\"]}"),
+            Some("!"),
+        ),
+        (Gemma, "call:a{}<tool_call|>", call("a", "{}"), Some("")),
+        // Keys in quotes, words without, what isn't there, and no ends.
+        (
+            Gemma,
+            "call:a{<|\"|>k<|\"|>:New York,l:None,m:,n:[1<tool_call|>!",
+            call(
+                "a",
+                "{\"k\": \"New York\", \"l\": null, \"m\": null, \"n\": [1]}",
+            ),
+            Some("!"),
+        ),
+        (Gemma, "call:a{k:1}!", call("a", "{\"k\": 1}"), Some("!")),
+        (Gemma, "call:a{k", call("a", "{"), None),
+        (Gemma, "call:a{k:<|\"|>b<|", call("a", "{\"k\": \"b"), None),
+        (Gemma, "call:a{k:12", call("a", "{\"k\": 12"), None),
+        (Gemma, "call:a{k:[1,", call("a", "{\"k\": [1"), None),
+        (Gemma, "call:a", text("<|tool_call>call:a"), None),
+        (
+            Gemma,
+            "call:a b{}",
+            text("<|tool_call>"),
+            Some("call:a b{}"),
+        ),
+        (Gemma, "no", text("<|tool_call>"), Some("no")),
         // Cut off after a call.
         (
             List,
@@ -354,6 +536,35 @@ fn formats_are_told_by_what_a_template_writes() {
             "List of tools: <|tool_list_start|>[",
             Some(ToolFormat::Python),
         ),
+        (
+            "<|tool_call_start|>\n```python\nprobe_call(probe_key=1)\n```\n<|tool_call_end|>",
+            Some(ToolFormat::PythonBlock),
+        ),
+        (
+            "<tool_call>probe_call\n<arg_key>probe_key</arg_key>",
+            Some(ToolFormat::Pairs),
+        ),
+        ("<tool_call>probe_call", None),
+        (
+            "<|tool_call_begin|>functions.probe_call:0<|tool_call_argument_begin|>{",
+            Some(ToolFormat::Kimi),
+        ),
+        (
+            "<|START_ACTION|> and <|END_ACTION|> <|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"probe_call\"",
+            Some(ToolFormat::Actions),
+        ),
+        (
+            "<function=NAME>{} <function=probe_call>{\"probe_key\": 1}</function>",
+            Some(ToolFormat::Functions),
+        ),
+        (
+            "<|tool_call>call:probe_call{probe_key:1}<tool_call|>",
+            Some(ToolFormat::Gemma),
+        ),
+        (
+            "<start_function_call>call:probe_call{probe_key:1}<end_function_call>",
+            Some(ToolFormat::FunctionGemma),
+        ),
         // Instructions in one form, calls in another.
         (
             "<tool_call>\n{\"name\": NAME}\n</tool_call> >>>probe_call",
@@ -367,7 +578,7 @@ fn formats_are_told_by_what_a_template_writes() {
 }
 
 /// Each template of `testdata/chat-templates`, by name.
-fn templates() -> Vec<(String, String)> {
+pub(in crate::answer) fn templates() -> Vec<(String, String)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/chat-templates");
     let recorded = std::fs::read(format!("{folder}/huggingface-jinja-e2e.json")).unwrap();
     let recorded: Vec<Value> = serde_json::from_slice(&recorded).unwrap();
@@ -388,8 +599,80 @@ fn templates() -> Vec<(String, String)> {
 }
 
 #[test]
+fn ids_say_what_was_called_where_that_is_all_there_is() {
+    let style = CallStyle {
+        ids: true,
+        ..CallStyle::default()
+    };
+    let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name}});
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id});
+    let mut messages = vec![
+        json!({"role": "assistant", "tool_calls": [call("x", "a"), call("y", "b")]}),
+        result("y"),
+        result("z"),
+        json!({"role": "assistant", "tool_calls": [call("x", "a")]}),
+        result("x"),
+    ];
+    style.apply(&mut messages);
+    let ids = |message: &Value| match message["tool_calls"].as_array() {
+        Some(calls) => calls.iter().map(|call| call["id"].clone()).collect(),
+        None => vec![message["tool_call_id"].clone()],
+    };
+    let ids: Vec<Value> = messages.iter().flat_map(ids).collect();
+    let expected = [
+        "functions.a:0",
+        "functions.b:1",
+        "functions.b:1",
+        "z",
+        "functions.a:2",
+        "functions.a:2",
+    ];
+    assert_eq!(ids, expected);
+}
+
+#[test]
+fn what_is_said_beside_calls_is_written() {
+    let call = json!({"id": "abcdefghi", "type": "function", "function": {
+        "name": "look", "arguments": {"at": "sea"},
+    }});
+    let (said, calls) = ("Let me look.", json!([call]));
+    let turns = [
+        json!({"role": "user", "content": "Is it blue?"}),
+        json!({"role": "assistant", "content": said, "tool_calls": calls}),
+        json!({"role": "tool", "name": "look", "tool_call_id": "abcdefghi", "content": "blue"}),
+        json!({"role": "assistant", "content": "", "tool_calls": calls}),
+    ];
+    let mut n_split = 0;
+    for (name, source) in templates() {
+        let mut specials = SpecialTokens::default();
+        specials.bos = Some("<s>".to_owned());
+        specials.eos = Some("</s>".to_owned());
+        let template = ChatTemplate::new(&source, &specials).unwrap();
+        let style = CallStyle::probe(|input| template.render(input).ok());
+        if style.format.is_none() || !style.no_content {
+            continue;
+        }
+        let mut messages = turns.to_vec();
+        style.apply(&mut messages);
+        // Where nothing was said, there is no message more.
+        assert_eq!(messages.len(), turns.len() + 1, "{name}");
+        let input = ChatInput {
+            messages,
+            ..ChatInput::default()
+        };
+        let text = template.render(&input).unwrap();
+        let (said, looked) = (text.find(said).unwrap(), text.find("look\n").unwrap());
+        assert!(said < looked, "{name}: {text}");
+        n_split += 1;
+    }
+    assert!(n_split > 0);
+}
+
+#[test]
 fn calls_of_real_templates_are_in_these_formats() {
-    use ToolFormat::{DeepSeek, List, Parameters, Tagged, TaggedList};
+    use ToolFormat::{
+        DeepSeek, Functions, Kimi, List, Pairs, Parameters, PythonBlock, Tagged, TaggedList,
+    };
     let mut found = Vec::new();
     for (name, source) in templates() {
         let mut specials = SpecialTokens::default();
@@ -402,11 +685,12 @@ fn calls_of_real_templates_are_in_these_formats() {
             is_written.set(is_written.get() || text.contains(PROBE));
             Some(text)
         });
-        let wants = match (style.text_arguments, style.no_content) {
-            (false, false) => "",
-            (true, false) => "text",
-            (false, true) => "no content",
-            (true, true) => "text, no content",
+        let wants = match (style.text_arguments, style.no_content, style.ids) {
+            (false, false, false) => "",
+            (true, false, false) => "text",
+            (false, true, false) => "no content",
+            (true, true, false) => "text, no content",
+            (_, _, true) => "ids",
         };
         if is_written.get() {
             found.push((name, style.format, wants));
@@ -445,7 +729,7 @@ fn calls_of_real_templates_are_in_these_formats() {
         ),
         ("deepseek-ai/DeepSeek-R1", Some(DeepSeek), "text"),
         ("llama-cpp-deepseek-r1", Some(DeepSeek), "text, no content"),
-        ("meetkai-functionary-medium-v3.1", None, "text"),
+        ("meetkai-functionary-medium-v3.1", Some(Functions), "text"),
         ("meetkai-functionary-medium-v3.2", None, "text"),
         ("mistralai-Mistral-Nemo-Instruct-2407", Some(List), ""),
         (
@@ -453,9 +737,9 @@ fn calls_of_real_templates_are_in_these_formats() {
             Some(List),
             "",
         ),
-        ("moonshotai/Kimi-K2-Thinking", None, ""),
-        ("openbmb/MiniCPM3-4B", None, ""),
-        ("zai-org/GLM-5.1", None, ""),
+        ("moonshotai/Kimi-K2-Thinking", Some(Kimi), "ids"),
+        ("openbmb/MiniCPM3-4B", Some(PythonBlock), ""),
+        ("zai-org/GLM-5.1", Some(Pairs), ""),
     ];
     // Those that write no calls aren't here; those without a format write calls that are read as text.
     let expected = expected.map(|(name, format, wants)| (name.to_owned(), format, wants));

@@ -1,6 +1,6 @@
 //! Functions that may be called, and the schemas of their arguments.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sterna::constraint::bounded;
 
 /// A rule of a Lark grammar: JSON that `schema` describes.
@@ -42,6 +42,26 @@ fn close(schema: &mut Value) {
     }
 }
 
+/// Rules of a Lark grammar for some of what the rules `all` are, in order, all that are required at least, with
+/// `comma`s between: the first of them is `rule`.
+pub(super) fn in_order(rule: &str, all: &[(String, bool)], comma: &str) -> String {
+    let mut rules = format!("{rule}: {rule}_first_0\n");
+    for (index, (this, is_required)) in all.iter().enumerate() {
+        let next = index + 1;
+        // Commas are only between those that are there.
+        for (place, before) in [("first", ""), ("more", comma)] {
+            let without = match is_required {
+                true => String::new(),
+                false => format!(" | {rule}_{place}_{next}"),
+            };
+            rules +=
+                &format!("{rule}_{place}_{index}: {before} {this} {rule}_more_{next}{without}\n");
+        }
+    }
+    let end = all.len();
+    rules + &format!("{rule}_first_{end}: \"\"\n{rule}_more_{end}: \"\"\n")
+}
+
 /// `text` as a literal of a Lark grammar.
 pub(in crate::answer) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
@@ -75,16 +95,25 @@ impl Tool {
         }
     }
 
-    /// The schema of a call that is an object, with `arguments` under this name.
-    pub(super) fn call(&self, arguments: &str) -> Value {
+    /// The schema of a call that is an object with the `id`, if there is one, the name and the arguments under these
+    /// names.
+    pub(super) fn call(&self, id: Option<&str>, name: &str, arguments: &str) -> Value {
         let mut parameters = self.parameters.clone();
         if let Value::Object(members) = &mut parameters {
             members.retain(|name, _| !DEFINITIONS.contains(&name.as_str()));
         }
+        let number = json!({"type": "string", "pattern": "^[0-9]{1,3}$"});
+        let properties: Map<String, Value> = (id.map(|id| (id.to_owned(), number)).into_iter())
+            .chain([
+                (name.to_owned(), json!({"const": self.name})),
+                (arguments.to_owned(), parameters),
+            ])
+            .collect();
+        let required: Vec<&String> = properties.keys().collect();
         self.with_definitions(json!({
             "type": "object",
-            "properties": {"name": {"const": self.name}, arguments: parameters},
-            "required": ["name", arguments],
+            "required": required,
+            "properties": properties,
             "additionalProperties": false,
         }))
     }

@@ -12,6 +12,15 @@ const MAX_SCHEMAS: usize = 256;
 /// Values of which a parameter may be one, as texts; where there are more, any text may be.
 const MAX_CHOICES: usize = 1000;
 
+/// What a parameter may be.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Choices<'a> {
+    /// One of these values, as texts,
+    pub(super) texts: Vec<String>,
+    /// or JSON that matches one of these, which are of no text.
+    pub(super) schemas: Vec<&'a Value>,
+}
+
 /// Kinds of JSON values, a bit for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kinds(u8);
@@ -138,35 +147,43 @@ impl Tool {
         }
     }
 
-    /// What the parameter `name` may be, as texts, if that is one of a few values.
-    pub(super) fn choices(&self, name: &str) -> Option<Vec<String>> {
+    /// What the parameter `name` may be, if not any text.
+    pub(super) fn choices(&self, name: &str) -> Option<Choices<'_>> {
         let schema = self.properties()?.get(name)?;
-        self.choices_of(schema, &mut { MAX_SCHEMAS })
+        let mut choices = Choices::default();
+        self.choose(schema, &mut { MAX_SCHEMAS }, &mut choices)?;
+        (choices.texts.len() <= MAX_CHOICES).then_some(choices)
     }
 
-    fn choices_of(&self, schema: &Value, n_left: &mut usize) -> Option<Vec<String>> {
+    /// Adds what `schema` lets through to `choices`; `None` if that is any text.
+    fn choose<'a>(
+        &'a self,
+        schema: &'a Value,
+        n_left: &mut usize,
+        choices: &mut Choices<'a>,
+    ) -> Option<()> {
         *n_left = n_left.checked_sub(1)?;
         let text = |value: &Value| match value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
         if let Some(value) = schema.get("const") {
-            return Some(vec![text(value)]);
+            choices.texts.push(text(value));
+        } else if let Some(values) = schema.get("enum").and_then(Value::as_array) {
+            choices.texts.extend(values.iter().map(text));
+        } else if schema.get("type").is_some_and(|name| name == "null") {
+            choices.texts.push("null".to_owned());
+        } else if !self.kinds_of(schema, n_left).has_text() {
+            choices.schemas.push(schema);
+        } else if let Some(at) = schema.get("$ref").and_then(Value::as_str) {
+            self.choose(self.at(at)?, n_left, choices)?;
+        } else {
+            let schemas = schema.get("anyOf").or_else(|| schema.get("oneOf"));
+            for schema in schemas.and_then(Value::as_array)? {
+                self.choose(schema, n_left, choices)?;
+            }
         }
-        if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-            return (values.len() <= MAX_CHOICES).then(|| values.iter().map(text).collect());
-        }
-        if let Some(at) = schema.get("$ref").and_then(Value::as_str) {
-            return self.choices_of(self.at(at)?, n_left);
-        }
-        if schema.get("type").is_some_and(|name| name == "null") {
-            return Some(vec!["null".to_owned()]);
-        }
-        let schemas = schema.get("anyOf").or_else(|| schema.get("oneOf"));
-        let schemas = schemas.and_then(Value::as_array)?.iter();
-        let choices = schemas.map(|schema| self.choices_of(schema, n_left));
-        let choices = choices.collect::<Option<Vec<_>>>()?.concat();
-        (choices.len() <= MAX_CHOICES).then_some(choices)
+        Some(())
     }
 
     /// `schema`, or what it refers to.
@@ -176,9 +193,15 @@ impl Tool {
     }
 
     /// The schema that the reference `at` leads to.
-    fn at(&self, at: &str) -> Option<&Value> {
+    pub(super) fn at(&self, at: &str) -> Option<&Value> {
         self.parameters.pointer(at.strip_prefix('#')?)
     }
+}
+
+/// `text` inside a string of JSON.
+pub(super) fn escaped(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
 }
 
 /// The value that `text` is, as JSON: of one of `kinds` if it can be, and a string if it can be nothing else.
@@ -217,6 +240,7 @@ mod tests {
                 "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 "either": {"type": ["string", "integer"]},
                 "unit": {"$ref": "#/$defs/unit"},
+                "unit or count": {"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "integer"}]},
                 "level": {"enum": [1, "high", null]},
                 "list": {"type": "array"},
                 "any": {},
@@ -270,11 +294,22 @@ mod tests {
 
     #[test]
     fn few_values_are_choices() {
-        let texts = |texts: &[&str]| Some(texts.iter().map(|text| text.to_string()).collect());
         let tool = tool();
-        assert_eq!(tool.choices("unit"), texts(&["C", "F"]));
-        assert_eq!(tool.choices("level"), texts(&["1", "high", "null"]));
-        for name in ["text", "maybe", "loop", "forks", "unknown"] {
+        let (integer, list) = (json!({"type": "integer"}), json!({"type": "array"}));
+        for (name, texts, schemas) in [
+            ("unit", &["C", "F"][..], &[][..]),
+            ("level", &["1", "high", "null"], &[]),
+            ("unit or count", &["C", "F"], &[&integer]),
+            ("count", &[], &[&integer]),
+            ("list", &[], &[&list]),
+        ] {
+            let choices = Choices {
+                texts: texts.iter().map(|text| text.to_string()).collect(),
+                schemas: schemas.to_vec(),
+            };
+            assert_eq!(tool.choices(name), Some(choices), "{name}");
+        }
+        for name in ["text", "maybe", "either", "any", "loop", "forks", "unknown"] {
             assert_eq!(tool.choices(name), None, "{name}");
         }
     }

@@ -228,7 +228,7 @@ pub(super) fn tools(
     match mode {
         Some("none") => Ok((Vec::new(), Calls::None)),
         None | Some("auto") if tools.is_empty() => Ok((Vec::new(), Calls::None)),
-        None | Some("auto") => Ok((told, Calls::May { tools })),
+        None | Some("auto") => Ok((told, Calls::May { tools, parallel })),
         Some(_) => must(choice, told, tools, parallel, settings),
     }
 }

@@ -1,6 +1,6 @@
-//! Calls as DeepSeek writes them: a name and a JSON object between control tokens.
+//! Calls that are names and JSON objects between control tokens: those of DeepSeek and Kimi K2.
 //!
-//! V3 and R1 (the line breaks are theirs):
+//! DeepSeek V3 and R1 (the line breaks are theirs):
 //!
 //! ```text
 //! <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
@@ -10,19 +10,85 @@
 //! ```
 //!
 //! V3.1: `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`
+//!
+//! Kimi K2, where the name is in the id of the call:
+//!
+//! ```text
+//! <|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>
+//! <|tool_calls_section_end|>
+//! ```
 
 use super::{CallEvent, MAX_HEAD};
 use crate::answer::scan::ObjectScanner;
 
-pub(super) const CALLS: &str = "<｜tool▁calls▁begin｜>";
-pub(super) const CALLS_END: &str = "<｜tool▁calls▁end｜>";
-pub(super) const CALL: &str = "<｜tool▁call▁begin｜>";
-pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
-pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
+/// What is around calls and their parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Marks {
+    pub(super) calls: &'static str,
+    pub(super) calls_end: &'static str,
+    pub(super) call: &'static str,
+    pub(super) call_end: &'static str,
+    /// After the name, or between the kind of a call and its name.
+    pub(super) separator: &'static str,
+}
+
+pub(super) const DEEPSEEK: Marks = Marks {
+    calls: "<｜tool▁calls▁begin｜>",
+    calls_end: "<｜tool▁calls▁end｜>",
+    call: "<｜tool▁call▁begin｜>",
+    call_end: "<｜tool▁call▁end｜>",
+    separator: "<｜tool▁sep｜>",
+};
+
+pub(super) const KIMI: Marks = Marks {
+    calls: "<|tool_calls_section_begin|>",
+    calls_end: "<|tool_calls_section_end|>",
+    call: "<|tool_call_begin|>",
+    call_end: "<|tool_call_end|>",
+    separator: "<|tool_call_argument_begin|>",
+};
+
+/// What is before the name in the id of a call of Kimi K2. After it come a colon and its number, of all calls of a
+/// conversation.
+pub(super) const ID_BEGIN: &str = "functions.";
+
+impl Marks {
+    /// All of them.
+    pub(super) fn all(&self) -> [&'static str; 5] {
+        [
+            self.calls,
+            self.calls_end,
+            self.call,
+            self.call_end,
+            self.separator,
+        ]
+    }
+
+    /// The name of the function in what is before the arguments.
+    fn name<'a>(&self, head: &'a str) -> &'a str {
+        let name = match head.split_once(self.separator) {
+            // After the kind of a call is its name, after its name nothing.
+            Some((first, second)) => match second.trim().trim_end_matches("```json").trim() {
+                "" => first.trim(),
+                second => second,
+            },
+            None => head.trim(),
+        };
+        if *self != KIMI {
+            return name;
+        }
+        let name = name.strip_prefix(ID_BEGIN).unwrap_or(name);
+        let number = name.rsplit_once(':').filter(|(_, number)| {
+            !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
+        });
+        number.map_or(name, |(name, _)| name)
+    }
+}
 
 /// Reads calls, piece by piece, from what follows the mark that begins all of them.
-#[derive(Debug, Default)]
-pub(super) struct DeepSeekReader {
+#[derive(Debug, Clone)]
+pub(super) struct MarkedReader {
+    marks: Marks,
     state: State,
     /// Text that isn't read yet.
     held: String,
@@ -43,7 +109,18 @@ enum State {
     Over,
 }
 
-impl DeepSeekReader {
+impl MarkedReader {
+    /// Of calls between `marks`.
+    pub(super) fn new(marks: Marks) -> MarkedReader {
+        MarkedReader {
+            marks,
+            state: State::Before,
+            held: String::new(),
+            scanner: ObjectScanner::default(),
+            has_calls: false,
+        }
+    }
+
     /// Reads `text`; returns what of it doesn't belong to calls any more, if they are over.
     pub(super) fn push(&mut self, text: &str, events: &mut Vec<CallEvent>) -> Option<String> {
         self.held += text;
@@ -54,18 +131,19 @@ impl DeepSeekReader {
     /// The end of the answer. Arguments that were cut off stay so.
     pub(super) fn finish(&mut self, events: &mut Vec<CallEvent>) {
         match self.state {
-            State::Before if !self.has_calls => self.give_up(CALLS, events),
-            State::Head if !self.has_calls => self.give_up(&format!("{CALLS}{CALL}"), events),
+            State::Before if !self.has_calls => self.give_up("", events),
+            State::Head if !self.has_calls => self.give_up(self.marks.call, events),
             State::Arguments => events.push(CallEvent::Ended),
             _ => {}
         }
         self.state = State::Over;
     }
 
-    /// What was held is text, after `marks`.
-    fn give_up(&mut self, marks: &str, events: &mut Vec<CallEvent>) {
+    /// What was held is text, after the mark of all calls and this `mark`.
+    fn give_up(&mut self, mark: &str, events: &mut Vec<CallEvent>) {
         let text = std::mem::take(&mut self.held);
-        events.push(CallEvent::Text(format!("{marks}{text}")));
+        let calls = self.marks.calls;
+        events.push(CallEvent::Text(format!("{calls}{mark}{text}")));
     }
 
     /// Reads as much as is certain; true if there may be more.
@@ -75,7 +153,13 @@ impl DeepSeekReader {
             State::Head => self.head(events),
             State::Arguments => self.arguments(events),
             State::Tail => {
-                let ends = [CALL_END, CALL, CALLS_END];
+                let Marks {
+                    call,
+                    call_end,
+                    calls_end,
+                    ..
+                } = self.marks;
+                let ends = [call_end, call, calls_end];
                 let found = ends
                     .iter()
                     .filter_map(|end| Some((self.held.find(end)?, *end)));
@@ -86,7 +170,7 @@ impl DeepSeekReader {
                     self.held.drain(..self.held.floor_char_boundary(n_over));
                     return false;
                 };
-                let n_end = if end == CALL_END { end.len() } else { 0 };
+                let n_end = if end == call_end { end.len() } else { 0 };
                 self.held.drain(..at + n_end);
                 self.state = State::Before;
                 true
@@ -96,44 +180,43 @@ impl DeepSeekReader {
     }
 
     fn before(&mut self, events: &mut Vec<CallEvent>) -> bool {
+        let Marks {
+            calls,
+            calls_end,
+            call,
+            ..
+        } = self.marks;
         let word = self.held.trim_start();
-        if let Some(rest) = word.strip_prefix(CALL) {
+        if let Some(rest) = word.strip_prefix(call) {
             self.held = rest.to_owned();
             self.state = State::Head;
             return true;
         }
-        if let Some(rest) = word.strip_prefix(CALLS_END).filter(|_| self.has_calls) {
+        if let Some(rest) = word.strip_prefix(calls_end).filter(|_| self.has_calls) {
             self.held = rest.to_owned();
-        } else if CALL.starts_with(word) || (self.has_calls && CALLS_END.starts_with(word)) {
+        } else if call.starts_with(word) || (self.has_calls && calls_end.starts_with(word)) {
             return false;
         } else if !self.has_calls {
-            events.push(CallEvent::Text(CALLS.to_owned()));
+            events.push(CallEvent::Text(calls.to_owned()));
         }
         self.state = State::Over;
         false
     }
 
     fn head(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        let end = self.held.find(CALL_END);
+        let end = self.held.find(self.marks.call_end);
         let object = self
             .held
             .find('{')
             .filter(|at| end.is_none_or(|end| *at < end));
         let Some(at) = object.or(end) else {
             if self.held.len() > MAX_HEAD {
-                self.give_up(&format!("{CALLS}{CALL}"), events);
+                self.give_up(self.marks.call, events);
                 self.state = State::Over;
             }
             return false;
         };
-        let name = match self.held[..at].split_once(SEPARATOR) {
-            // After the kind of a call is its name, after its name nothing.
-            Some((first, second)) => match second.trim().trim_end_matches("```json").trim() {
-                "" => first.trim(),
-                second => second,
-            },
-            None => self.held[..at].trim(),
-        };
+        let name = self.marks.name(&self.held[..at]);
         events.push(CallEvent::Begun {
             name: name.to_owned(),
         });
