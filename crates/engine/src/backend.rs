@@ -495,12 +495,17 @@ pub trait Backend: Sized {
         Ok(None)
     }
 
-    /// Copies of the values of `x`, whose rows are divided as `n_rows` says, if they are in this machine's memory; `None`
-    /// if they have to be [submitted](Backend::submit).
+    /// [`Backend::submit`], with the rows of `x` divided as `n_rows` says, for each of which there is a
+    /// [`RowsRead::Logits`]; `None`, with nothing done, where all values are there as quickly.
     ///
-    /// Threads copy what is in their caches: one that took all values apart would wait for the caches of the others.
-    fn copies(&self, _x: &mut Self::Buffer, _n_rows: &[usize]) -> Option<Vec<Vec<f32>>> {
-        None
+    /// Threads copy what is in their caches: one that took all values apart would wait for the caches of the others, and
+    /// for memory that the system clears.
+    fn submit_apart(
+        &self,
+        _x: &mut Self::Buffer,
+        _n_rows: &[usize],
+    ) -> Result<Option<PendingRows>, BackendError> {
+        Ok(None)
     }
 
     /// Blocks on a future that needs nothing but this backend to become ready, and drives the device

@@ -978,28 +978,34 @@ async fn run_batch<B: Backend>(
     let n_rows: Vec<usize> = steps.iter().map(Step::n_wanted).collect();
     let wanted = n_rows.iter().any(|n_rows| *n_rows > 0);
     let model = steps.first().map(|step| Arc::clone(&step.session.model));
-    let (copied, submitted) = {
+    let (apart, submitted) = {
         let _exclusive = model.as_ref().and_then(|model| model.backend.exclusive());
         compute(weights, steps, 1, hidden)?;
         match (&model, steps.first_mut()) {
             (Some(model), Some(Step { session, .. })) if wanted => {
                 let logits = session.scratch.logits();
                 // Of one step there is nothing to take apart.
-                let copied = match n_rows[..] {
+                let apart = match n_rows[..] {
                     [_] => None,
-                    _ => model.backend.copies(logits, &n_rows),
+                    _ => model.backend.submit_apart(logits, &n_rows)?,
                 };
-                let submitted = match copied {
+                let submitted = match apart {
                     Some(_) => None,
                     None => Some(model.backend.submit(logits)?),
                 };
-                (copied, submitted)
+                (apart, submitted)
             }
             _ => (None, None),
         }
     };
-    let values = match (copied, submitted) {
-        (Some(copied), _) => copied,
+    let values = match (apart, submitted) {
+        (Some(rows), _) => {
+            let logits = |read| match read {
+                RowsRead::Logits(logits) => logits,
+                RowsRead::Token(_) | RowsRead::Undecided => Vec::new(),
+            };
+            rows.await?.into_iter().map(logits).collect()
+        }
         (None, Some(values)) => taken_apart(values.await?, &n_rows),
         (None, None) => vec![Vec::new(); n_rows.len()],
     };

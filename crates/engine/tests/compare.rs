@@ -8,8 +8,8 @@ use crate::common::{cpu, load_on, plan_gguf, plan_hf, testdata};
 use bytes::Bytes;
 use sterna_engine::backend::{
     Attention, CacheShape, CausalConvolution, DeltaNet, ExpertInput, ExpertMatrices, ExpertProduct,
-    LatentInputs, LinearSource, LowRank, OutputLayout, Product, ScreenedRows, SelectiveScan,
-    Sequence, Ssm, TimeMix, TokenShift, WeightData,
+    LatentInputs, LinearSource, LowRank, OutputLayout, PendingRows, Product, ScreenedRows,
+    SelectiveScan, Sequence, Ssm, TimeMix, TokenShift, WeightData,
 };
 use sterna_engine::compare::{Compare, Comparison, Measured};
 use sterna_engine::config::LatentConfig;
@@ -492,8 +492,12 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.submit(x)
     }
 
-    fn copies(&self, x: &mut B::Buffer, n_rows: &[usize]) -> Option<Vec<Vec<f32>>> {
-        self.inner.copies(x, n_rows)
+    fn submit_apart(
+        &self,
+        x: &mut B::Buffer,
+        n_rows: &[usize],
+    ) -> Result<Option<PendingRows>, BackendError> {
+        self.inner.submit_apart(x, n_rows)
     }
 
     fn wait<F: Future>(&self, future: F) -> Result<F::Output, BackendError> {

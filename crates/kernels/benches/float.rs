@@ -64,7 +64,9 @@ fn vocabulary(c: &mut Criterion) {
     group.throughput(Throughput::Elements(x.len() as u64));
     group.bench_function("largest", |b| b.iter(|| logits::largest(black_box(&x))));
     group.bench_function("best-20", |b| b.iter(|| logits::best(black_box(&x), 20)));
-    group.bench_function("log-sum", |b| b.iter(|| logits::log_sum(black_box(&x), 1.0)));
+    group.bench_function("log-sum", |b| {
+        b.iter(|| logits::log_sum(black_box(&x), 1.0))
+    });
 }
 
 criterion_group!(benches, products, vocabulary);

@@ -28,8 +28,8 @@ pub use cache::CpuCache;
 use crate::backend::{
     self, Attention, Backend, BackendError, CacheShape, DeltaNet, ExpertInput, ExpertMatrices,
     ExpertMemory, ExpertProduct, KvCache, LayerContents, LinearSource, LowRank, OutputLayout,
-    Product, ROTATIONS, ScreenedRows, Sequence, SnapshotError, SnapshotSink, SnapshotSource, Ssm,
-    WeightData,
+    PendingRows, Product, ROTATIONS, RowsRead, ScreenedRows, Sequence, SnapshotError, SnapshotSink,
+    SnapshotSource, Ssm, WeightData,
 };
 use crate::config::LatentConfig;
 use crate::rope::Angles;
@@ -1198,12 +1198,17 @@ impl Backend for Cpu {
         Ok(ready(Ok(std::mem::take(&mut x.values))))
     }
 
-    fn copies(&self, x: &mut CpuBuffer, n_rows: &[usize]) -> Option<Vec<Vec<f32>>> {
+    fn submit_apart(
+        &self,
+        x: &mut CpuBuffer,
+        n_rows: &[usize],
+    ) -> Result<Option<PendingRows>, BackendError> {
         let copy = |i: usize| {
             let first = n_rows[..i].iter().sum();
-            x.rows(&(first..first + n_rows[i])).to_vec()
+            RowsRead::Logits(x.rows(&(first..first + n_rows[i])).to_vec())
         };
-        Some(self.exec.map(n_rows.len(), copy))
+        let copies = self.exec.map(n_rows.len(), copy);
+        Ok(Some(Box::pin(ready(Ok(copies)))))
     }
 
     fn write(&self, values: &[f32], width: usize, x: &mut CpuBuffer) -> Result<(), BackendError> {

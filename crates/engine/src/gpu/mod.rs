@@ -189,9 +189,10 @@ impl Future for GpuReadback {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let read = ready!(Pin::new(&mut self.0).poll(cx))?;
-        let bytes = read.first().map_or(&[][..], |bytes| &bytes[..]);
-        let values = bytes.as_chunks::<4>().0.iter();
-        Poll::Ready(Ok(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect()))
+        Poll::Ready(Ok(read
+            .into_iter()
+            .next()
+            .map_or_else(Vec::new, |mut bytes| floats_of(&mut bytes))))
     }
 }
 
@@ -204,6 +205,13 @@ impl From<GpuError> for BackendError {
         };
         BackendError::Device(DeviceError::new(kind, error))
     }
+}
+
+/// The values that were read, whose bytes are let go.
+fn floats_of(bytes: &mut Vec<u8>) -> Vec<f32> {
+    let bytes = std::mem::take(bytes);
+    let values = bytes.as_chunks::<4>().0.iter();
+    values.map(|bytes| f32::from_ne_bytes(*bytes)).collect()
 }
 
 /// What one of the parts of a [`PendingRows`] becomes.
@@ -1095,6 +1103,15 @@ impl Backend for Gpu {
         Ok(GpuReadback(submission))
     }
 
+    fn submit_apart(
+        &self,
+        x: &mut GpuBuffer,
+        n_rows: &[usize],
+    ) -> Result<Option<PendingRows>, BackendError> {
+        let wanted = n_rows.iter().map(|n_rows| RowsWanted::Logits(*n_rows));
+        self.read_rows(x, wanted.collect()).map(Some)
+    }
+
     fn submit_all(&self) -> Result<Option<GpuReadback>, BackendError> {
         self.graph.lock().flush()?;
         Ok(Some(GpuReadback(self.device.submit(&[], &[])?)))
@@ -1220,17 +1237,21 @@ impl Backend for Gpu {
             graph.push(Op::Sample(sample));
         }
         let submission = graph.submit(&reads)?;
+        let host = Arc::clone(&self.host);
         Ok(Box::pin(async move {
-            let read = submission.await?;
+            let mut read = submission.await?;
+            let logits = &mut read[..n_logits];
+            // In a browser threads are for what a CPU computes.
+            let mut logits = match cfg!(target_arch = "wasm32") {
+                true => logits.iter_mut().map(floats_of).collect(),
+                false => host.map_mut(logits, floats_of),
+            };
             let words = |i: usize| {
                 read.get(i)
                     .map_or(&[][..], |bytes| bytes.as_chunks::<4>().0)
             };
             let rows = kinds.into_iter().map(|kind| match kind {
-                RowsKind::Logits(i) => {
-                    let values = words(i).iter();
-                    RowsRead::Logits(values.map(|bytes| f32::from_ne_bytes(*bytes)).collect())
-                }
+                RowsKind::Logits(i) => RowsRead::Logits(std::mem::take(&mut logits[i])),
                 RowsKind::Token {
                     group,
                     member,

@@ -1084,10 +1084,14 @@ impl Backend for Hybrid {
         Ok(submitted.flatten().map(Either::Gpu))
     }
 
-    fn copies(&self, x: &mut HybridBuffer, n_rows: &[usize]) -> Option<Vec<Vec<f32>>> {
+    fn submit_apart(
+        &self,
+        x: &mut HybridBuffer,
+        n_rows: &[usize],
+    ) -> Result<Option<PendingRows>, BackendError> {
         match x.side() {
-            Side::Cpu => self.cpu.copies(x.fill_on_cpu(), n_rows),
-            Side::Gpu => None,
+            Side::Cpu => self.cpu.submit_apart(x.fill_on_cpu(), n_rows),
+            Side::Gpu => self.gpu()?.submit_apart(x.fill_on_gpu(), n_rows),
         }
     }
 

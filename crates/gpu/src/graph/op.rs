@@ -661,7 +661,9 @@ fn parts_left(recorder: &Recorder, op: &Op, next: &Op) -> Option<Parts> {
             norm: Some(_),
             outputs,
         } => {
-            *epilogue == Epilogue::Add && out == sum && quantizing_adds(recorder, scaling, sum, outputs)
+            *epilogue == Epilogue::Add
+                && out == sum
+                && quantizing_adds(recorder, scaling, sum, outputs)
         }
         Op::Decode {
             heads,
@@ -984,7 +986,15 @@ fn record_one(
             match added {
                 Some(parts) => {
                     let sums = (&parts, workspace.rounded());
-                    attention::decode_sums(recorder, scores, &heads, sums, cache, split_kv, out.of())
+                    attention::decode_sums(
+                        recorder,
+                        scores,
+                        &heads,
+                        sums,
+                        cache,
+                        split_kv,
+                        out.of(),
+                    )
                 }
                 None => attention::decode(recorder, scores, &heads, cache, split_kv, out.of()),
             }

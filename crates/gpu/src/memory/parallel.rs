@@ -18,24 +18,20 @@ pub(crate) fn n_parts(n_bytes: usize) -> usize {
     }
 }
 
-/// The bytes of `from`.
-pub(crate) fn copied(from: &[u8]) -> Vec<u8> {
-    let n_parts = n_parts(from.len());
+/// The bytes of each of `all`.
+pub(crate) fn copied(all: &[&[u8]]) -> Vec<Vec<u8>> {
+    let n_parts = n_parts(all.iter().map(|from| from.len()).sum());
     if n_parts == 1 {
-        return from.to_vec();
+        return all.iter().map(|from| from.to_vec()).collect();
     }
     // Memory that the system gives out is cleared when it is touched first, by all threads here.
-    let mut to = vec![0; from.len()];
-    let share = from.len().div_ceil(n_parts);
-    let parts = to.chunks_mut(share).zip(from.chunks(share));
-    for_each(
-        n_parts,
-        parts.collect(),
-        |(to, from): (&mut [u8], &[u8])| {
-            to.copy_from_slice(from);
-        },
-    );
-    to
+    let mut copies: Vec<Vec<u8>> = all.iter().map(|from| vec![0; from.len()]).collect();
+    let mut parts: Vec<(&mut [u8], &[u8])> = Vec::new();
+    for (to, from) in copies.iter_mut().zip(all) {
+        parts.extend(to.chunks_mut(LEAST_BYTES).zip(from.chunks(LEAST_BYTES)));
+    }
+    for_each(n_parts, parts, |(to, from)| to.copy_from_slice(from));
+    copies
 }
 
 /// Does `job` with each of `parts`, on `n_threads`.

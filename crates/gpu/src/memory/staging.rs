@@ -11,8 +11,9 @@ pub(crate) struct Staging {
     free: Mutex<BTreeMap<u64, Vec<wgpu::Buffer>>>,
 }
 
-/// How many buffers of a size are kept.
-const KEPT: usize = 8;
+/// How many buffers of a size are kept: the logits of as many sequences; and how many bytes of them.
+const KEPT: usize = 64;
+const KEPT_BYTES: u64 = 1 << 26;
 
 /// Larger buffers are not kept: they are for inspecting weights and caches, not for a step's results.
 const MAX_KEPT_BYTES: u64 = 1 << 24;
@@ -54,7 +55,7 @@ impl Staging {
         }
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let of_size = free.entry(buffer.size()).or_default();
-        if of_size.len() < KEPT {
+        if of_size.len() < KEPT && (of_size.len() as u64 + 1) * buffer.size() <= KEPT_BYTES {
             of_size.push(buffer);
         }
     }

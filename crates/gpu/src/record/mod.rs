@@ -329,21 +329,26 @@ impl Submission {
 
     /// The bytes that were read, which are mapped.
     fn bytes(&mut self) -> Result<Vec<Vec<u8>>, GpuError> {
-        let device = &self.device;
-        let read = |read: Read| {
-            let Some(staging) = read.staging else {
-                return Ok(Vec::new());
-            };
-            let view = staging
-                .get_mapped_range(..)
-                .map_err(|error| refused(error.to_string()))?;
-            let bytes = parallel::copied(&view[read.skip..][..read.bytes]);
-            drop(view);
-            staging.unmap();
-            device.staging().give(staging);
-            Ok(bytes)
+        let reads: Vec<Read> = self.reads.drain(..).collect();
+        let view = |read: &Read| {
+            let view = read
+                .staging
+                .as_ref()
+                .map(|staging| staging.get_mapped_range(..));
+            view.transpose().map_err(|error| refused(error.to_string()))
         };
-        self.reads.drain(..).map(read).collect()
+        let views: Vec<_> = reads.iter().map(view).collect::<Result<_, _>>()?;
+        let parts = reads.iter().zip(&views).map(|(read, view)| match view {
+            Some(view) => &view[read.skip..][..read.bytes],
+            None => &[],
+        });
+        let copies = parallel::copied(&parts.collect::<Vec<_>>());
+        drop(views);
+        for staging in reads.into_iter().filter_map(|read| read.staging) {
+            staging.unmap();
+            self.device.staging().give(staging);
+        }
+        Ok(copies)
     }
 }
 

@@ -27,8 +27,9 @@ impl Logprobs {
             (below - log_total) as f32
         };
         let mut best = kernels::best(logits, n);
-        let others = (0..logits.len() as u32)
-            .filter(|id| logits[*id as usize].is_nan() || logits[*id as usize] == f32::NEG_INFINITY);
+        let others = (0..logits.len() as u32).filter(|id| {
+            logits[*id as usize].is_nan() || logits[*id as usize] == f32::NEG_INFINITY
+        });
         best.extend(others.take(n.saturating_sub(best.len())));
         Logprobs {
             chosen: logits
