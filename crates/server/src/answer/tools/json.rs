@@ -8,6 +8,8 @@ use crate::answer::scan::{Member, ObjectScanner};
 pub(super) struct Frame {
     /// What comes before.
     pub(super) mark: &'static str,
+    /// The key of a call's name.
+    pub(super) name: &'static str,
     /// They are in an array.
     pub(super) is_list: bool,
     /// What comes after, if anything.
@@ -130,9 +132,10 @@ impl JsonReader {
             Other,
             Over,
         }
+        let name = self.frame.name;
         let told = match self.scanner.push(c) {
             Member::Piece(key) if is_arguments(key) => Told::Argument,
-            Member::Value("name" | "tool_name", value) => {
+            Member::Value(key, value) if key == name => {
                 Told::Name(serde_json::from_str(value).ok())
             }
             Member::Value(key, _) if is_arguments(key) => Told::Arguments,

@@ -96,10 +96,9 @@ pub(super) struct MarkedReader {
     has_calls: bool,
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Before a call, or the end of all.
-    #[default]
     Before,
     /// Before its arguments.
     Head,

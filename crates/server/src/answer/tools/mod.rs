@@ -229,7 +229,16 @@ impl ToolFormat {
             ToolFormat::Python => Some(python::CALLS_END),
             _ => None,
         };
-        Frame { mark, is_list, end }
+        let name = match self {
+            ToolFormat::Actions => "tool_name",
+            _ => "name",
+        };
+        Frame {
+            mark,
+            name,
+            is_list,
+            end,
+        }
     }
 
     /// Control tokens that stand for marks, with what they mean: they are in no text.

@@ -44,10 +44,9 @@ pub(super) struct NamedReader {
     scanner: ObjectScanner,
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Before the arguments.
-    #[default]
     Head,
     Arguments,
     /// Before what ends it.
@@ -69,6 +68,9 @@ impl NamedReader {
     /// Reads `text`; returns what of it doesn't belong to the call any more, if that is over.
     pub(super) fn push(&mut self, text: &str, events: &mut Vec<CallEvent>) -> Option<String> {
         self.held += text;
+        if self.state == State::Head && self.is_text() {
+            self.give_up(events);
+        }
         if self.state == State::Head {
             // Without arguments, the end comes, or the next call.
             let next = self.held.find(self.marks.end.unwrap_or(self.marks.call));
@@ -105,6 +107,18 @@ impl NamedReader {
             State::Tail | State::Over => {}
         }
         self.state = State::Over;
+    }
+
+    /// Whether what is held can't be a call: between the name and what ends the call there are its arguments alone.
+    fn is_text(&self) -> bool {
+        let (Some(end), [named]) = (self.marks.end, self.marks.named) else {
+            return false;
+        };
+        let Some((_, rest)) = self.held.split_once(named) else {
+            return false;
+        };
+        let rest = rest.trim_start();
+        !(rest.starts_with('{') || rest.starts_with(end) || end.starts_with(rest))
     }
 
     /// What is held is text, after the mark.

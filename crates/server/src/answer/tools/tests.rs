@@ -110,6 +110,12 @@ fn calls_are_read_however_they_are_cut() {
         ),
         (Bare, "{\"x\": 1}", text("{\"x\": 1}"), Some("")),
         (
+            Bare,
+            "{\"tool_name\": \"hammer\"}",
+            text("{\"tool_name\": \"hammer\"}"),
+            Some(""),
+        ),
+        (
             Named,
             "a[ARGS]{\"x\": {\"y\": \"}\"}}[TOOL_CALLS]b[ARGS]{}",
             call("a", "{\"x\": {\"y\": \"}\"}}"),
@@ -305,6 +311,20 @@ fn calls_are_read_however_they_are_cut() {
         (Functions, "a>{\"x\": ", call("a", "{\"x\": "), None),
         (Functions, "a>", call("a", "{}"), None),
         (Functions, "a", text("<function=a"), None),
+        // What is between a name and an object, or an end, is text, and so are all of them.
+        (
+            Functions,
+            "a>, like this: {x} end",
+            text("<function="),
+            Some("a>, like this: {x} end"),
+        ),
+        (
+            Functions,
+            "foo>some words</function>",
+            text("<function="),
+            Some("foo>some words</function>"),
+        ),
+        (Functions, "a>\n {}\n</function>", call("a", "{}"), Some("")),
         (
             Functions,
             "no name {",

@@ -9,7 +9,7 @@ use super::Tool;
 /// Schemas that are looked at to find what a parameter may be: references may go in circles, with forks.
 const MAX_SCHEMAS: usize = 256;
 
-/// Values of which a parameter may be one, as texts; where there are more, any text may be.
+/// Values of which a parameter may be one, as texts; where there are more, any text may be, or JSON that matches.
 const MAX_CHOICES: usize = 1000;
 
 /// What a parameter may be.
@@ -152,7 +152,7 @@ impl Tool {
         let schema = self.properties()?.get(name)?;
         let mut choices = Choices::default();
         self.choose(schema, &mut { MAX_SCHEMAS }, &mut choices)?;
-        (choices.texts.len() <= MAX_CHOICES).then_some(choices)
+        Some(choices)
     }
 
     /// Adds what `schema` lets through to `choices`; `None` if that is any text.
@@ -167,13 +167,15 @@ impl Tool {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        if let Some(value) = schema.get("const") {
+        let room = MAX_CHOICES - choices.texts.len();
+        let values = schema.get("enum").and_then(Value::as_array);
+        if let Some(value) = schema.get("const").filter(|_| room > 0) {
             choices.texts.push(text(value));
-        } else if let Some(values) = schema.get("enum").and_then(Value::as_array) {
+        } else if let Some(values) = values.filter(|values| values.len() <= room) {
             choices.texts.extend(values.iter().map(text));
-        } else if schema.get("type").is_some_and(|name| name == "null") {
+        } else if schema.get("type").is_some_and(|name| name == "null") && room > 0 {
             choices.texts.push("null".to_owned());
-        } else if !self.kinds_of(schema, n_left).has_text() {
+        } else if !self.kinds_of(schema, &mut { MAX_SCHEMAS }).has_text() {
             choices.schemas.push(schema);
         } else if let Some(at) = schema.get("$ref").and_then(Value::as_str) {
             self.choose(self.at(at)?, n_left, choices)?;
@@ -247,6 +249,10 @@ mod tests {
                 "loop": {"$ref": "#/properties/loop"},
                 "forks": {"anyOf": vec![json!({"$ref": "#/properties/forks"}); 99]},
                 "never": {"allOf": [{"type": "string"}, {"type": "null"}]},
+                "numbers": {"type": "integer", "enum": (0..2000).collect::<Vec<_>>()},
+                "countries": {"oneOf": (0..200).map(|i| json!({"const": format!("C{i}"), "title": "x"})).collect::<Vec<_>>()},
+                "words": {"enum": (0..2000).map(|i| i.to_string()).collect::<Vec<_>>()},
+                "many": {"anyOf": vec![json!({"$ref": "#/properties/words"}); 99]},
             },
             "required": ["text"],
             "$defs": {"unit": {"enum": ["C", "F"]}},
@@ -296,6 +302,10 @@ mod tests {
     fn few_values_are_choices() {
         let tool = tool();
         let (integer, list) = (json!({"type": "integer"}), json!({"type": "array"}));
+        // More are JSON, where that is of no text.
+        let numbers = tool.properties().unwrap()["numbers"].clone();
+        assert_eq!(tool.choices("numbers").unwrap().schemas, [&numbers]);
+        assert_eq!(tool.choices("countries").unwrap().texts.len(), 200);
         for (name, texts, schemas) in [
             ("unit", &["C", "F"][..], &[][..]),
             ("level", &["1", "high", "null"], &[]),
@@ -309,7 +319,9 @@ mod tests {
             };
             assert_eq!(tool.choices(name), Some(choices), "{name}");
         }
-        for name in ["text", "maybe", "either", "any", "loop", "forks", "unknown"] {
+        for name in [
+            "text", "maybe", "either", "any", "loop", "forks", "words", "many", "unknown",
+        ] {
             assert_eq!(tool.choices(name), None, "{name}");
         }
     }
