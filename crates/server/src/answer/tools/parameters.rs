@@ -186,6 +186,8 @@ pub(super) struct ParameterReader {
     state: State,
     /// Text that isn't read yet.
     held: String,
+    /// How much of it was searched for the end of a value.
+    searched: usize,
     name: String,
     n_parameters: usize,
 }
@@ -213,6 +215,7 @@ impl ParameterReader {
             tools,
             state: State::Function,
             held: String::new(),
+            searched: 0,
             name: String::new(),
             n_parameters: 0,
         }
@@ -344,7 +347,10 @@ impl ParameterReader {
 
     fn value(&mut self, kinds: Kinds, events: &mut Vec<CallEvent>) -> bool {
         let [_, end] = self.form.ends();
-        if let Some(at) = self.held.find(end) {
+        let from = self.searched.saturating_sub(end.len());
+        let from = self.held.floor_char_boundary(from);
+        if let Some(at) = self.held[from..].find(end) {
+            let at = from + at;
             let text = &self.held[..at];
             // What ends it may have a line of its own, too.
             let line = text.strip_suffix('\n').filter(|_| self.form == Form::Tags);
@@ -355,6 +361,7 @@ impl ParameterReader {
             };
             say(text, events);
             self.held.drain(..at + end.len());
+            self.searched = 0;
             self.state = State::Parameter;
             return true;
         }
@@ -363,6 +370,7 @@ impl ParameterReader {
             let certain: String = self.held.drain(..n_certain).collect();
             say(escaped(&certain), events);
         }
+        self.searched = self.held.len();
         false
     }
 
