@@ -43,9 +43,23 @@ const CONNECTIONS: usize = 1024;
 /// How long a client may read nothing of its answer, unless another time is asked for.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// What settings are called that may be given alone, or as `=false`, which holds against the environment and the file.
+const SWITCH: &str = "BOOL";
+
+/// `arg`, which takes no value from the next word if it is a [`SWITCH`].
+fn switched(arg: clap::Arg) -> clap::Arg {
+    match arg.get_value_names() {
+        Some([name]) if name == SWITCH => arg
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true"),
+        _ => arg,
+    }
+}
+
 /// How the API is offered.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "API")]
+#[command(next_help_heading = "API", mut_args(switched))]
 pub(super) struct ApiFlags {
     /// Serve files only, no API
     #[arg(long, conflicts_with = "no_files")]
@@ -58,10 +72,7 @@ pub(super) struct ApiFlags {
     /// Serve no pages
     #[arg(
         long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
+        value_name = SWITCH,
         value_parser = BoolishValueParser::new(),
         env = "STERNA_SERVE_NO_PAGES"
     )]
@@ -141,10 +152,7 @@ pub(super) struct ApiFlags {
     /// Offer the API to everybody on an address that isn't this machine's own, without a key
     #[arg(
         long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
+        value_name = SWITCH,
         value_parser = BoolishValueParser::new(),
         env = "STERNA_SERVE_ALLOW_ANYONE"
     )]
@@ -173,10 +181,7 @@ pub(super) struct ApiFlags {
     /// are keys, and for pages of this server and of --cors
     #[arg(
         long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
+        value_name = SWITCH,
         value_parser = BoolishValueParser::new(),
         env = "STERNA_SERVE_SIGNAL"
     )]
@@ -227,10 +232,7 @@ pub(super) struct ApiFlags {
     /// Refuse requests that say what their answers have to match: schemas, patterns, grammars, required calls, strict tools
     #[arg(
         long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
+        value_name = SWITCH,
         value_parser = BoolishValueParser::new(),
         env = "STERNA_SERVE_NO_GRAMMARS"
     )]
@@ -244,10 +246,7 @@ pub(super) struct ApiFlags {
     /// check; models that aren't packages are hashed for it
     #[arg(
         long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
+        value_name = SWITCH,
         value_parser = BoolishValueParser::new(),
         env = "STERNA_SERVE_RECEIPTS"
     )]
@@ -264,10 +263,7 @@ pub(super) struct ApiFlags {
     /// Let everybody read /metrics, without a key; it has the names of keys
     #[arg(
         long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
+        value_name = SWITCH,
         value_parser = BoolishValueParser::new(),
         env = "STERNA_SERVE_PUBLIC_METRICS"
     )]
@@ -276,10 +272,7 @@ pub(super) struct ApiFlags {
     /// Leave out the metrics that have the names which gateways look for (vllm:...), and keep Sterna's own
     #[arg(
         long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
+        value_name = SWITCH,
         value_parser = BoolishValueParser::new(),
         env = "STERNA_SERVE_NO_GATEWAY_METRICS"
     )]
