@@ -15,6 +15,7 @@ use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::adapters::OpenAdapter;
 use crate::answer::channels;
+use crate::answer::thoughts::Thoughts;
 use crate::answer::tools::{CallStyle, ToolFormat};
 use crate::engine::{AdapterKey, AdapterSource, ModelSource};
 use crate::infill::Infill;
@@ -182,8 +183,9 @@ pub(crate) struct ModelText {
     past_calls: CallStyle,
     /// Whether its template tells of the tools.
     tells_tools: bool,
-    /// Whether it may think before it answers.
+    /// Whether it may think before it answers, and how it marks that.
     pub(crate) thinks: bool,
+    pub(crate) thoughts: &'static Thoughts,
     pub(crate) stop_ids: Vec<u32>,
     /// How it fills in between two texts, if it can.
     pub(crate) infill: Option<Infill>,
@@ -196,10 +198,6 @@ pub(crate) struct ModelText {
     /// It has no answers, only vectors.
     pub(crate) is_encoder: bool,
 }
-
-/// The opening of what a model thinks, and its end.
-pub(crate) const THINK: &str = "<think>";
-pub(crate) const THOUGHT: &str = "</think>";
 
 /// A conversation to be answered, in the form that templates know: that of OpenAI's API.
 #[derive(Debug, Clone, Default)]
@@ -260,9 +258,10 @@ impl ModelText {
         let tool_template = files.chat_template_for(&tokenizer, true)?;
         let probe = tool_template.as_ref().map(|template| {
             let calls = CallStyle::probe(|input| template.render(input).ok());
-            (calls, tells_tools(template))
+            (calls, probe_tools(template))
         });
-        let (calls, tells_tools) = probe.unwrap_or_default();
+        let (calls, told) = probe.unwrap_or_default();
+        let thoughts = Thoughts::of(&tokenizer, &told);
         let created = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(ModelText {
             name,
@@ -270,7 +269,8 @@ impl ModelText {
             origin: None,
             hash: None,
             has_receipts: false,
-            thinks: tokenizer.token_id(THOUGHT).is_some(),
+            thinks: thoughts.is_some(),
+            thoughts: thoughts.unwrap_or_default(),
             stop_ids: files.stop_ids(Some(&tokenizer), &recommended)?,
             infill: Infill::of(&tokenizer),
             constraints: Constraints::new(tokenizer.clone()),
@@ -283,7 +283,7 @@ impl ModelText {
             template,
             tool_template,
             past_calls: calls,
-            tells_tools,
+            tells_tools: told.contains(PROBE_TOOL),
             recommended,
             ctx_len,
             n_vocab: plan.config().n_vocab,
@@ -333,7 +333,7 @@ impl ModelText {
         let text = rendered.text();
         let mut prompt = ChatPrompt {
             ids: self.tokenizer.encode_prompt(&rendered)?,
-            opens_thinking: text.trim_end().ends_with(THINK),
+            opens_thinking: self.thoughts.are_opened_by(text),
             is_begun: false,
         };
         if let Some(begun) = &conversation.begun {
@@ -370,19 +370,23 @@ impl ModelText {
             prompt.is_begun = has_text;
             return Ok(());
         }
+        let [before_thought, after_thought] = self.thoughts.written;
         if self.thinks && !thought.is_empty() {
             if !prompt.opens_thinking {
-                add(&format!("{THINK}\n"), Encode::TEMPLATE)?;
+                add(before_thought, Encode::TEMPLATE)?;
                 prompt.opens_thinking = true;
             }
             add(thought, Encode::PLAIN)?;
         }
         if !text.is_empty() {
             if prompt.opens_thinking {
-                add(&format!("\n{THOUGHT}\n\n"), Encode::TEMPLATE)?;
+                add(after_thought, Encode::TEMPLATE)?;
                 prompt.opens_thinking = false;
                 add(text, Encode::PLAIN)?;
             } else {
+                if let Some([begin, _]) = self.thoughts.said {
+                    add(begin, Encode::TEMPLATE)?;
+                }
                 add(&format!("{blank}{text}"), Encode::PLAIN)?;
             }
             prompt.is_begun = true;
@@ -405,20 +409,20 @@ fn blank_before_answer(template: &ChatTemplate, mut input: ChatInput, text: &str
     blank.unwrap_or_default().to_owned()
 }
 
-/// Whether a conversation with tools has them in its prompt.
-fn tells_tools(template: &ChatTemplate) -> bool {
-    const NAME: &str = "probe_of_tools";
+/// The name of the tool that is rendered to see whether a template tells of tools.
+const PROBE_TOOL: &str = "probe_of_tools";
+
+/// The prompt of a conversation with a tool.
+pub(crate) fn probe_tools(template: &ChatTemplate) -> String {
     let tool = json!({"type": "function", "function": {
-        "name": NAME, "description": "", "parameters": {"type": "object", "properties": {}},
+        "name": PROBE_TOOL, "description": "", "parameters": {"type": "object", "properties": {}},
     }});
     let input = ChatInput {
         tools: Some(vec![tool]),
         now: Some(now()),
         ..ChatInput::conversation([("user", "x")])
     };
-    template
-        .render(&input)
-        .is_ok_and(|text| text.contains(NAME))
+    template.render(&input).unwrap_or_default()
 }
 
 /// Tells of `tools` in the system message, and that calls have this format, for templates that don't.

@@ -626,6 +626,14 @@ fn wrong_values_are_refused_with_their_path() {
             "Lark grammar",
         ),
         (
+            json!({"model": "builtin", "messages": user, "tools": [{"type": "function", "function": {
+                "name": "a", "parameters": {"properties": {"x": {"enum": []}}},
+            }}]}),
+            400,
+            json!("tools[0].function.parameters.properties.x.enum"),
+            "tools[0].function.parameters.properties.x.enum: expected a value at least, found none",
+        ),
+        (
             json!({"model": "builtin", "messages": user, "regex": "a", "grammar": "start: \"a\""}),
             400,
             json!("grammar"),

@@ -207,3 +207,49 @@ fn one_call_at_most_ends_an_answer_that_may_have_none() {
         assert_eq!(begun.count(), 1, "{text}");
     }
 }
+
+#[test]
+fn thoughts_of_each_family_are_reasoning_in_every_dialect() {
+    let families = [
+        ("think", "<think>\n", "</think>"),
+        ("command", "<|START_THINKING|>", "<|END_THINKING|>"),
+        ("minicpm", "<|thought_start|>\n", "<|thought_end|>"),
+        ("gemma", "<|channel>thought\n", "<channel|>"),
+    ];
+    // None of these marks is a token here: the template tells of them beside tools, and opens a thought.
+    let models = families.map(|(name, begin, end)| {
+        let template = format!(
+            "{{% if tools %}}{{{{ tools }}}} Think up to {end}{{% endif %}}\
+             {{% for message in messages %}}{{{{ message.content }}}}\n{{% endfor %}}{{{{ {begin:?} }}}}"
+        );
+        model_with_template(name, 4096, &template)
+    });
+    let server = start_with(Vec::from(models), Settings::default());
+    for (name, ..) in families {
+        let messages = json!([{"role": "user", "content": "What is 3 plus 4?"}]);
+        let body = json!({"model": name, "messages": messages, "max_tokens": 6, "temperature": 0});
+        let answer = server.ok("/v1/chat/completions", &body);
+        let message = &answer["choices"][0]["message"];
+        let thought = message["reasoning_content"].as_str().unwrap_or_default();
+        assert!(!thought.is_empty(), "{name}: {answer}");
+        assert_eq!(
+            message["content"].as_str().unwrap_or_default(),
+            "",
+            "{name}"
+        );
+        let answer = server.ok("/v1/messages", &body);
+        let block = json!({"type": "thinking", "thinking": thought, "signature": ""});
+        assert_eq!(answer["content"][0], block, "{name}");
+        let input = json!({"model": name, "input": "What is 3 plus 4?", "max_output_tokens": 6, "temperature": 0});
+        let answer = server.ok("/v1/responses", &input);
+        assert_eq!(answer["output"][0]["type"], "reasoning", "{name}: {answer}");
+        // What follows a thought that is over is said.
+        let mut body = body;
+        let begun = json!({"role": "assistant", "reasoning_content": "hm", "content": "The"});
+        body["messages"].as_array_mut().unwrap().push(begun);
+        let answer = server.ok("/v1/chat/completions", &body);
+        let message = &answer["choices"][0]["message"];
+        assert!(message["reasoning_content"].is_null(), "{name}: {answer}");
+        assert_ne!(message["content"], "", "{name}");
+    }
+}

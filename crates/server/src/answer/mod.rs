@@ -7,6 +7,7 @@ mod scan;
 mod single;
 mod split;
 mod strict;
+pub(crate) mod thoughts;
 pub(crate) mod tools;
 
 use std::collections::VecDeque;
@@ -22,16 +23,17 @@ use sterna::receipt::Receipt;
 use sterna::sampling::{SamplingOptions, random_seed};
 use sterna::{Error, ErrorCode, Result};
 use sterna_engine::Sampler;
-use sterna_text::{Decode, Tokenizer};
+use sterna_text::{Decode, Encode, Tokenizer};
 
 use crate::engine::{Output, Outputs};
-use crate::model::{ChatPrompt, Conversation, ModelText, THINK, THOUGHT};
+use crate::model::{ChatPrompt, Conversation, ModelText};
 use crate::settings::Sign;
 use crate::trace::Tracing;
 use budget::ThoughtBudget;
 use single::SingleCall;
 use split::{Expected, Part, Splitter};
 use strict::StrictCalls;
+use thoughts::Thoughts;
 use tools::{Tool, ToolFormat};
 
 /// What is asked for, whatever the dialect.
@@ -159,7 +161,8 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
     };
     let constraint = constraint(model, &ask, beginning)?;
     let is_constrained = constraint.is_some();
-    let may_think = is_chat && model.thinks && (!is_constrained || opens_thinking) && !is_begun;
+    let has_thoughts = is_chat && model.thinks && (!is_constrained || opens_thinking);
+    let may_think = has_thoughts && !is_begun;
     let constraint = match constraint {
         Some(constraint) => Some(constraint),
         None => strict_calls(model, &ask.calls, (may_think, opens_thinking))?,
@@ -167,6 +170,10 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
     let expected = Expected {
         opens_thinking,
         may_think,
+        thoughts: match has_thoughts {
+            true => model.thoughts,
+            false => <&Thoughts>::default(),
+        },
         calls: match &ask.calls {
             Calls::None => None,
             Calls::May { .. } | Calls::Must { .. } => Some(model.tools),
@@ -180,10 +187,13 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
         channels: has_channels && is_chat,
         is_begun,
     };
-    let marks = match expected.calls.is_some() || expected.channels {
+    let mut marks = match expected.calls.is_some() || expected.channels {
         true => model.tools.tokens(&model.tokenizer),
         false => Vec::new(),
     };
+    if has_thoughts {
+        marks.extend(model.thoughts.tokens(&model.tokenizer));
+    }
     let constraint = match &ask.calls {
         Calls::May {
             parallel: false, ..
@@ -258,14 +268,17 @@ fn within(
     is_thinking: bool,
     inner: Option<Box<dyn TokenConstraint>>,
 ) -> Option<Box<dyn TokenConstraint>> {
-    let Some(end) = model.tokenizer.token_id(THOUGHT) else {
+    let Some((begin, end, label)) = model.thoughts.ids(&model.tokenizer) else {
         return inner;
     };
+    // What belongs to the beginning isn't thought.
+    let label = model.tokenizer.encode(label, Encode::PLAIN);
+    let n_label = label.map_or(0, |ids| ids.len());
     Some(Box::new(ThoughtBudget {
-        begin: model.tokenizer.token_id(THINK),
+        begin,
         end,
         is_thinking,
-        n_left,
+        n_left: n_left + if is_thinking { 0 } else { n_label },
         n_vocab: model.n_vocab,
         inner,
     }))
@@ -286,7 +299,7 @@ fn strict_calls(
     }
     let grammar = strict_grammar(model.tools, tools, &model.tokenizer);
     let call = model.constraints.of(&grammar)?;
-    let strict = StrictCalls::new(&model.tokenizer, mark, call, thought);
+    let strict = StrictCalls::new(&model.tokenizer, mark, call, (model.thoughts, thought));
     Ok(Some(Box::new(strict)))
 }
 
@@ -309,7 +322,7 @@ fn constraint(
 ) -> Result<Option<Box<dyn TokenConstraint>>> {
     let grammar = grammar(
         model.tools,
-        &model.tokenizer,
+        (&model.tokenizer, model.thoughts),
         &ask.calls,
         ask.grammar.as_ref(),
         beginning,
@@ -333,7 +346,7 @@ enum Beginning {
 /// The same as a grammar: `calls`, or else what is `asked`, after what the model thinks.
 fn grammar(
     format: ToolFormat,
-    tokenizer: &Tokenizer,
+    (tokenizer, thoughts): (&Tokenizer, &Thoughts),
     calls: &Calls,
     asked: Option<&Grammar>,
     beginning: Beginning,
@@ -341,7 +354,7 @@ fn grammar(
     // What comes first; what is between that and an answer; and their rules.
     let (before, header, rules) = match beginning {
         Beginning::Answer => ("", "", String::new()),
-        Beginning::Thought => (AFTER_THOUGHT, "", THOUGHT_RULE.to_owned()),
+        Beginning::Thought => ("thought blank", "said_begin", thoughts.rules(tokenizer)),
         Beginning::Message => ("analysis?", "final_header", channels::rules(tokenizer)),
         Beginning::Analysis => ("analysis_rest", "final_header", channels::rules(tokenizer)),
     };
@@ -383,11 +396,6 @@ fn grammar(
         }
     })
 }
-
-/// What the model thinks, up to its end, in a grammar.
-const AFTER_THOUGHT: &str = "thought blank";
-const THOUGHT_RULE: &str = "thought[lazy]: /(?s:.*)<\\/think>/\nblank: /\\n{0,2}/\n";
-const _: () = assert!(THOUGHT.len() == 8, "the rule has its text");
 
 /// How an answer ended.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use sterna::generate::FirstWord;
 
 use super::channels::{Body, ChannelReader};
 use super::scan::n_beginning;
+use super::thoughts::Thoughts;
 use super::tools::{CallEvent, CallReader, Tool, ToolFormat};
-use crate::model::{THINK, THOUGHT};
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub(crate) struct Expected {
     pub(crate) opens_thinking: bool,
     /// It may begin with what the model thinks.
     pub(crate) may_think: bool,
+    /// What is around that.
+    pub(crate) thoughts: &'static Thoughts,
     /// Calls, in this format.
     pub(crate) calls: Option<ToolFormat>,
     /// There is one at most, which ends the answer.
@@ -166,13 +168,20 @@ impl Splitter {
                 if word.is_empty() && !is_end {
                     return false;
                 }
-                let begins = self.expected.may_think && !word.is_empty();
-                if begins && THINK.starts_with(word) && word != THINK && !is_end {
+                let Thoughts { begin, said, .. } = self.expected.thoughts;
+                let think = self.expected.may_think.then_some(*begin);
+                let say = said.map(|[begin, _]| begin);
+                let begins = |mark: &&str| mark.starts_with(word) && *mark != word;
+                if !is_end && [think, say].iter().flatten().any(begins) {
                     return false;
                 }
-                if let Some(rest) = word.strip_prefix(THINK).filter(|_| begins) {
-                    self.held = rest.to_owned();
+                let after = |mark: Option<&str>| Some(word.strip_prefix(mark?)?.to_owned());
+                if let Some(rest) = after(think) {
+                    self.held = rest;
                     self.state = State::Reasoning;
+                } else if let Some(rest) = after(say) {
+                    self.held = rest;
+                    self.state = State::Text;
                 } else if self.expected.calls == Some(ToolFormat::Bare) && word.starts_with('{') {
                     self.held = word.to_owned();
                     let tools = &self.expected.tools;
@@ -183,14 +192,15 @@ impl Splitter {
                 true
             }
             State::Reasoning => {
-                if let Some(at) = self.held.find(THOUGHT) {
+                let end = self.expected.thoughts.end;
+                if let Some(at) = self.held.find(end) {
                     let rest = self.held.split_off(at);
                     let thought = std::mem::take(&mut self.held);
                     let thought = thought.trim_end();
                     if !thought.is_empty() {
                         parts.push(Part::Reasoning(self.thought(thought)));
                     }
-                    self.held = rest[THOUGHT.len()..].trim_start().to_owned();
+                    self.held = rest[end.len()..].trim_start().to_owned();
                     self.first_word = FirstWord::new(true);
                     self.state = State::Begin;
                     self.expected.may_think = false;
@@ -200,7 +210,7 @@ impl Splitter {
                     true => 0,
                     false => {
                         // White space before the end isn't part of it.
-                        let mark = n_beginning(&self.held, THOUGHT);
+                        let mark = n_beginning(&self.held, end);
                         let before = &self.held[..self.held.len() - mark];
                         mark + before.len() - before.trim_end().len()
                     }
@@ -213,27 +223,30 @@ impl Splitter {
                 false
             }
             State::Text => {
-                let mark = self.expected.calls.and_then(ToolFormat::mark);
-                let Some(mark) = mark else {
-                    let text = std::mem::take(&mut self.held);
-                    self.say(&text, parts);
-                    return false;
-                };
-                if let Some(at) = self.held.find(mark) {
+                let call = self.expected.calls.and_then(ToolFormat::mark);
+                let end = self.expected.thoughts.said.map(|[_, end]| end);
+                let marks = [call, end];
+                let marks = || marks.iter().flatten().copied();
+                let found = marks().filter_map(|mark| Some((self.held.find(mark)?, mark)));
+                if let Some((at, mark)) = found.min() {
                     let rest = self.held.split_off(at);
                     let text = std::mem::take(&mut self.held);
+                    self.held = rest[mark.len()..].to_owned();
+                    if Some(mark) != call {
+                        self.say(&text, parts);
+                        return true;
+                    }
                     // White space before a call separates it from what was said, if anything was.
                     self.say(text.trim_end(), parts);
-                    self.held = rest[mark.len()..].to_owned();
                     let format = self.expected.calls.unwrap_or_default();
                     let tools = &self.expected.tools;
                     self.state = State::Calls(CallReader::new(format, tools).into());
                     return true;
                 }
-                let n_held = match is_end {
-                    true => 0,
-                    false => {
-                        let mark = n_beginning(&self.held, mark);
+                let mark = marks().map(|mark| n_beginning(&self.held, mark)).max();
+                let n_held = match mark.filter(|_| !is_end) {
+                    None => 0,
+                    Some(mark) => {
                         let before = &self.held[..self.held.len() - mark];
                         mark + before.len() - before.trim_end().len()
                     }
@@ -304,6 +317,7 @@ impl Splitter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::answer::thoughts::{COMMAND, GEMMA, MINICPM};
 
     /// The parts of `text` in pieces of `n` characters, neighbours joined.
     fn split(expected: &Expected, text: &str, n: usize) -> Vec<Part> {
@@ -393,6 +407,11 @@ mod tests {
             calls: Some(format),
             ..thinks.clone()
         };
+        let family = |thoughts, calls| Expected {
+            thoughts,
+            calls,
+            ..thinks.clone()
+        };
         let tagged = calls(ToolFormat::Tagged);
         let one = "<tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": 1}}\n</tool_call>";
         let parameters = "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n\
@@ -461,6 +480,39 @@ mod tests {
                 vec![text("{\"a\": 1}")],
             ),
             (&calls(ToolFormat::Bare), "So: {}", vec![text("So: {}")]),
+            (
+                &family(&COMMAND, None),
+                "<|START_THINKING|>so<|END_THINKING|><|START_RESPONSE|>Yes <|<|END_RESPONSE|>",
+                vec![thought("so"), text("Yes <|")],
+            ),
+            (
+                &family(&COMMAND, None),
+                "<|START_RESPONSE|>Yes \n<|END_RESPONSE|>",
+                vec![text("Yes \n")],
+            ),
+            (&family(&COMMAND, None), "Yes\n", vec![text("Yes\n")]),
+            (&family(&COMMAND, None), "<|START_", vec![text("<|START_")]),
+            (
+                &family(&COMMAND, Some(ToolFormat::Actions)),
+                "<|START_THINKING|>so<|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \
+                 \"a\", \"parameters\": {\"x\": 1}}\n]<|END_ACTION|>",
+                [&[thought("so")], &call(0, "a", "{\"x\": 1}")[..]].concat(),
+            ),
+            (
+                &family(&MINICPM, Some(ToolFormat::PythonBlock)),
+                "<|thought_start|>\nso\n<|thought_end|>\n<|tool_call_start|>\n```python\na(x=1)\n```\n<|tool_call_end|>\n",
+                [&[thought("so")], &call(0, "a", "{\"x\": 1}")[..]].concat(),
+            ),
+            (
+                &family(&GEMMA, Some(ToolFormat::Gemma)),
+                "<|channel>thought\nso <channel\n<channel|><|tool_call>call:a{x:1}<tool_call|>",
+                [&[thought("so <channel")], &call(0, "a", "{\"x\": 1}")[..]].concat(),
+            ),
+            (
+                &family(&GEMMA, None),
+                "<|channel>thought\n<channel|>Yes",
+                vec![text("Yes")],
+            ),
         ] {
             for n in 1..=input.chars().count() {
                 assert_eq!(split(expected, input, n), parts, "{input:?} by {n}");

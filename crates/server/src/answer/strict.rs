@@ -5,7 +5,7 @@ use sterna::generate::{Allowed, TokenConstraint};
 use sterna_text::{Encode, Tokenizer};
 
 use super::anything;
-use crate::model::{THINK, THOUGHT};
+use super::thoughts::Thoughts;
 
 /// Leaves an answer alone up to the mark of a call, and then has the call match a grammar.
 #[derive(Debug, Clone)]
@@ -23,8 +23,9 @@ struct Watch {
     tokenizer: Tokenizer,
     /// What begins a call.
     mark: &'static str,
-    /// The same as a control token, which is in no text.
-    mark_id: Option<u32>,
+    thoughts: &'static Thoughts,
+    /// Control tokens that mean something, which are in no text.
+    marks: Vec<(u32, &'static str)>,
     place: Place,
     /// The end of the text so far.
     tail: Vec<u8>,
@@ -45,12 +46,16 @@ impl StrictCalls {
         tokenizer: &Tokenizer,
         mark: &'static str,
         call: Box<dyn TokenConstraint>,
-        (may_think, opens_thinking): (bool, bool),
+        (thoughts, (may_think, opens_thinking)): (&'static Thoughts, (bool, bool)),
     ) -> StrictCalls {
         let mark_id = tokenizer.token_id(mark);
+        let mark_id = mark_id.filter(|id| tokenizer.is_special(*id));
+        let mut marks = thoughts.tokens(tokenizer);
+        marks.extend(mark_id.map(|id| (id, mark)));
         let watch = Watch {
             mark,
-            mark_id: mark_id.filter(|id| tokenizer.is_special(*id)),
+            thoughts,
+            marks,
             tokenizer: tokenizer.clone(),
             place: match (opens_thinking, may_think) {
                 (true, _) => Place::Thought,
@@ -88,23 +93,27 @@ impl Watch {
     /// Takes the next token. Returns what it has after a mark that it ends.
     fn read(&mut self, id: u32) -> Option<Vec<u8>> {
         match self.tokenizer.is_special(id) {
-            true if Some(id) == self.mark_id => self.tail.extend(self.mark.bytes()),
-            true => {}
+            true => {
+                let mut marks = self.marks.iter();
+                let mark = marks.find(|(mark, _)| *mark == id);
+                self.tail.extend(mark.map_or("", |(_, mark)| mark).bytes());
+            }
             false => {
                 let text = self.tokenizer.token_bytes(id);
                 self.tail.extend(text.unwrap_or_default());
             }
         }
+        let Thoughts { begin, end, .. } = self.thoughts;
         if self.place == Place::Begin {
             let word = self.tail.trim_ascii_start();
-            if word.starts_with(THINK.as_bytes()) {
+            if word.starts_with(begin.as_bytes()) {
                 self.place = Place::Thought;
-            } else if !THINK.as_bytes().starts_with(word) {
+            } else if !begin.as_bytes().starts_with(word) {
                 self.place = Place::Answer;
             }
         }
         if self.place == Place::Thought
-            && let Some(end) = end_of(THOUGHT, &self.tail)
+            && let Some(end) = end_of(end, &self.tail)
         {
             self.tail.drain(..end);
             self.place = Place::Answer;
@@ -117,7 +126,7 @@ impl Watch {
             return Some(rest);
         }
         if self.place != Place::Begin {
-            let longest = self.mark.len().max(THOUGHT.len());
+            let longest = self.mark.len().max(end.len());
             let n_old = self.tail.len().saturating_sub(longest);
             self.tail.drain(..n_old);
         }

@@ -5,6 +5,7 @@ use sterna::constraint::{Constraint, Constraints, Vocabulary};
 use sterna_text::{ChatInput, ChatTemplate, SpecialTokens, Tokenizer};
 
 use super::split::{Expected, Part, Splitter};
+use super::thoughts::{ALL, GEMMA, MINICPM, THINK};
 use super::tools::{CallStyle, Tool, ToolFormat};
 use super::*;
 
@@ -177,9 +178,15 @@ fn calls_that_have_to_be_made_are_read() {
             };
             let grammar = |parallel| {
                 let calls = ask(parallel);
-                grammar(format, &tokenizer, &calls, None, beginning(opens_thinking))
-                    .unwrap()
-                    .unwrap()
+                grammar(
+                    format,
+                    (&tokenizer, &THINK),
+                    &calls,
+                    None,
+                    beginning(opens_thinking),
+                )
+                .unwrap()
+                .unwrap()
             };
             let before = if opens_thinking {
                 "hm {\n</think>\n\n"
@@ -274,7 +281,7 @@ fn calls_as_templates_write_them_are_let_through_and_read() {
                 tools: tools(),
                 parallel: true,
             };
-            let grammar = grammar(format, &tokenizer, &must, None, Beginning::Answer);
+            let grammar = grammar(format, (&tokenizer, &THINK), &must, None, Beginning::Answer);
             let through = let_through_of(&grammar.unwrap().unwrap(), &text[begin..]);
             let mut splitter = Splitter::new(Expected {
                 calls: Some(format),
@@ -348,7 +355,7 @@ fn what_a_model_thinks_first_matches_nothing() {
             let format = ToolFormat::default();
             let found = grammar(
                 format,
-                &tokenizer,
+                (&tokenizer, &THINK),
                 &Calls::None,
                 Some(&asked),
                 beginning(opens_thinking),
@@ -381,7 +388,7 @@ fn calls_in_python_match_their_schemas() {
     };
     let grammar = grammar(
         ToolFormat::Python,
-        &tokenizer,
+        (&tokenizer, &THINK),
         &calls,
         None,
         Beginning::Answer,
@@ -430,9 +437,15 @@ fn calls_in_gemmas_notation_match_their_schemas() {
         parallel: false,
     };
     let format = ToolFormat::Gemma;
-    let grammar = grammar(format, &tokenizer, &calls, None, Beginning::Answer)
-        .unwrap()
-        .unwrap();
+    let grammar = grammar(
+        format,
+        (&tokenizer, &THINK),
+        &calls,
+        None,
+        Beginning::Answer,
+    )
+    .unwrap()
+    .unwrap();
     for (arguments, expected) in [
         (
             "Days:[1],text:<|\"|><|\"|>",
@@ -503,9 +516,15 @@ fn parameters_match_their_schemas() {
         parallel: false,
     };
     let format = ToolFormat::Parameters;
-    let grammar = grammar(format, &tokenizer, &calls, None, Beginning::Answer)
-        .unwrap()
-        .unwrap();
+    let grammar = grammar(
+        format,
+        (&tokenizer, &THINK),
+        &calls,
+        None,
+        Beginning::Answer,
+    )
+    .unwrap()
+    .unwrap();
     let parameter =
         |name: &str, value: &str| format!("<parameter={name}>\n{value}\n</parameter>\n");
     let call = |name: &str, parameters: &[(&str, &str)]| {
@@ -688,7 +707,7 @@ fn calls_of_strict_tools_match_and_nothing_else_has_to() {
                     &tokenizer,
                     "<tool_call>",
                     call.clone(),
-                    (may_think, opens_thinking),
+                    (&THINK, (may_think, opens_thinking)),
                 )
             };
             for (mut strict, before) in [
@@ -711,6 +730,150 @@ fn calls_of_strict_tools_match_and_nothing_else_has_to() {
             }
             assert!(strict(true, true).is_free());
         }
+    }
+}
+
+/// The marks of each family, with a tokenizer that has none of them, and with one whose control tokens they are.
+fn with_marks() -> Vec<(&'static Thoughts, Tokenizer)> {
+    let all = ALL.into_iter().flat_map(|thoughts| {
+        let marks = [thoughts.begin_mark().0, thoughts.end].into_iter();
+        let marks: Vec<_> = marks.chain(thoughts.said.into_iter().flatten()).collect();
+        [
+            (thoughts, byte_tokenizer(&[])),
+            (thoughts, byte_tokenizer(&marks)),
+        ]
+    });
+    all.collect()
+}
+
+#[test]
+fn thoughts_are_known_by_tokens_or_by_templates() {
+    for (thoughts, tokenizer) in with_marks() {
+        let is_token = tokenizer.token_id(thoughts.end).is_some();
+        let found = Thoughts::of(&tokenizer, "");
+        assert_eq!(found, is_token.then_some(thoughts));
+        assert_eq!(
+            Thoughts::of(&tokenizer, thoughts.written[1]),
+            Some(thoughts)
+        );
+        let ids = thoughts
+            .ids(&tokenizer)
+            .map(|(begin, end, _)| (begin.is_some(), end));
+        assert_eq!(ids, tokenizer.token_id(thoughts.end).map(|end| (true, end)));
+        assert!(thoughts.are_opened_by(&format!("model\n{}\n", thoughts.begin)));
+        assert!(!thoughts.are_opened_by(&format!("{}{}", thoughts.begin, thoughts.end)));
+    }
+    let tokenizer = byte_tokenizer(&["<|channel>", "<channel|>"]);
+    assert_eq!(GEMMA.ids(&tokenizer).unwrap().2, "thought\n");
+    // MiniCPM3 has no tokens, but is told to think.
+    let templates = tools::tests::templates();
+    let (_, source) = (templates.iter().find(|(name, _)| name.contains("MiniCPM3"))).unwrap();
+    let template = ChatTemplate::new(source, &SpecialTokens::default()).unwrap();
+    let told = crate::model::probe_tools(&template);
+    assert_eq!(Thoughts::of(&byte_tokenizer(&[]), &told), Some(&MINICPM));
+}
+
+#[test]
+fn thoughts_of_each_family_are_told_apart() {
+    for (thoughts, tokenizer) in with_marks() {
+        let [begin, between] = thoughts.written;
+        let end = thoughts.said.map_or("", |[_, end]| end);
+        for (opens_thinking, text) in [
+            (false, format!("{begin}so {{{between}Yes{end}")),
+            (true, format!("so {{{between}Yes{end}")),
+        ] {
+            let mut splitter = Splitter::new(Expected {
+                opens_thinking,
+                may_think: true,
+                thoughts,
+                ..Expected::default()
+            });
+            let marks = thoughts.tokens(&tokenizer);
+            let mut decoder = tokenizer.stream(Decode { skip_special: true });
+            let (mut thought, mut said, mut n_thought) = (String::new(), String::new(), 0);
+            let ids = (tokenizer.encode(&text, sterna_text::Encode::TEMPLATE)).unwrap();
+            let texts = ids
+                .iter()
+                .map(|id| with_mark(decoder.push(*id), *id, &marks));
+            let mut parts = Vec::new();
+            for text in texts {
+                n_thought += usize::from(splitter.is_reasoning());
+                parts.extend(splitter.push(&text));
+            }
+            parts.extend(splitter.finish());
+            for part in parts {
+                match part {
+                    Part::Reasoning(text) => thought += &text,
+                    Part::Text(text) => said += &text,
+                    part => panic!("{part:?}"),
+                }
+            }
+            assert_eq!((&*thought, &*said), ("so {", "Yes"), "{text}");
+            assert!(n_thought >= 4, "{text}");
+        }
+    }
+}
+
+#[test]
+fn what_comes_after_thoughts_of_each_family_matches() {
+    let call =
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\": \"Rome\"}}\n</tool_call>";
+    let other = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"more\": 1}}\n</tool_call>";
+    let mut tools = tools();
+    tools[0].strict = true;
+    let must = Calls::Must {
+        tools: tools.clone(),
+        parallel: false,
+    };
+    let asked = Grammar::Regex("[0-9]+".to_owned());
+    let format = ToolFormat::Tagged;
+    for (thoughts, tokenizer) in with_marks() {
+        let constraints = Constraints::new(tokenizer.clone());
+        let ([begin, between], end) = (thoughts.written, thoughts.end);
+        for (calls, asked, good, bad) in [
+            (
+                &Calls::None,
+                Some(&asked),
+                format!("12{between}17"),
+                format!("12{between}x"),
+            ),
+            (
+                &Calls::None,
+                Some(&asked),
+                format!("12{end}17"),
+                format!("12{end} x"),
+            ),
+            (
+                &must,
+                None,
+                format!("{call}{end}{call}"),
+                format!("{call}{end}{other}"),
+            ),
+        ] {
+            let grammar = grammar(
+                format,
+                (&tokenizer, thoughts),
+                calls,
+                asked,
+                Beginning::Thought,
+            );
+            let constraint = constraints.of(&grammar.unwrap().unwrap()).unwrap();
+            let through = |text: &str| let_through(&mut *constraint.clone(), &tokenizer, text);
+            assert_eq!(through(&good), (good.clone(), true));
+            assert_ne!(through(&bad).0, bad);
+        }
+        let grammar = strict_grammar(format, &tools, &tokenizer);
+        let strict = StrictCalls::new(
+            &tokenizer,
+            "<tool_call>",
+            constraints.of(&grammar).unwrap(),
+            (thoughts, (true, false)),
+        );
+        let through = |text: &str| let_through(&mut strict.clone(), &tokenizer, text);
+        let good = format!("{begin}{other}{between}So: {call}");
+        assert_eq!(through(&good), (good.clone(), true));
+        let bad = format!("{begin}{other}{between}So: {other}");
+        assert_ne!(through(&bad).0, bad);
     }
 }
 
@@ -776,7 +939,13 @@ fn calls_match_where_marks_are_control_tokens() {
             tools: tools(),
             parallel: true,
         };
-        let grammar = grammar(format, &tokenizer, &calls, None, Beginning::Answer);
+        let grammar = grammar(
+            format,
+            (&tokenizer, &THINK),
+            &calls,
+            None,
+            Beginning::Answer,
+        );
         let call = constraints.of(&grammar.unwrap().unwrap()).unwrap();
         let through = |text: &str| let_through(&mut *call.clone(), &tokenizer, text);
         assert_eq!(through(good), (good.to_owned(), true));
@@ -827,7 +996,7 @@ fn an_answer_with_one_call_at_most_ends_behind_it() {
         let strict = constraints
             .of(&strict_grammar(format, &tools(), &tokenizer))
             .unwrap();
-        let strict = StrictCalls::new(&tokenizer, "<tool_call>", strict, (true, false));
+        let strict = StrictCalls::new(&tokenizer, "<tool_call>", strict, (&THINK, (true, false)));
         let strict: Box<dyn TokenConstraint> = Box::new(strict);
         for inner in [None, Some(strict)] {
             let marks = format.tokens(&tokenizer);
@@ -880,7 +1049,7 @@ fn what_is_said_on_channels_matches_after_what_is_thought() {
             (Beginning::Message, &*format!("{thought}{after}")),
             (Beginning::Analysis, &*format!("so{after}")),
         ] {
-            let grammar = grammar(format, &tokenizer, calls, asked, beginning)
+            let grammar = grammar(format, (&tokenizer, &THINK), calls, asked, beginning)
                 .unwrap()
                 .unwrap();
             let through =

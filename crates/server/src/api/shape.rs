@@ -508,6 +508,33 @@ pub(crate) fn wrong(value: &Value, path: &str, expected: &str) -> ApiError {
     refused(path, format!("expected {expected}, found {found}"))
 }
 
+/// Where the JSON schema `schema`, which is at `path`, has an `enum` without values, which nothing can match.
+pub(crate) fn empty_enum(schema: &Value, path: &str) -> Option<String> {
+    match schema {
+        Value::Array(items) => {
+            let mut items = items.iter().enumerate();
+            items.find_map(|(index, item)| empty_enum(item, &format!("{path}[{index}]")))
+        }
+        Value::Object(members) => members.iter().find_map(|(name, value)| {
+            let path = join(path, name);
+            match (name.as_str(), value) {
+                ("enum", Value::Array(values)) if values.is_empty() => Some(path),
+                ("enum" | "const" | "default" | "examples", _) => None,
+                // Their members are schemas, whatever these are called.
+                (
+                    "properties" | "patternProperties" | "$defs" | "definitions",
+                    Value::Object(schemas),
+                ) => {
+                    let mut schemas = schemas.iter();
+                    schemas.find_map(|(name, schema)| empty_enum(schema, &join(&path, name)))
+                }
+                _ => empty_enum(value, &path),
+            }
+        }),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -630,5 +657,31 @@ mod tests {
         assert_eq!(whole(&json!(u64::MAX)), Some(i128::from(u64::MAX)));
         assert_eq!(whole(&json!(1e300)), None);
         assert_eq!(whole(&json!("3")), None);
+    }
+
+    #[test]
+    fn enums_without_values_are_found() {
+        let nothing = json!({"enum": []});
+        for (schema, found) in [
+            (
+                json!({"properties": {"a": {}, "b": nothing}}),
+                Some("p.properties.b.enum"),
+            ),
+            (
+                json!({"anyOf": [{"enum": [[]]}, {"items": nothing}]}),
+                Some("p.anyOf[1].items.enum"),
+            ),
+            (
+                json!({"$defs": {"enum": nothing}}),
+                Some("p.$defs.enum.enum"),
+            ),
+            // A parameter of that name, and values that look like schemas.
+            (json!({"properties": {"enum": []}}), None),
+            (json!({"const": nothing, "default": nothing}), None),
+            (json!({"enum": ["a"]}), None),
+        ] {
+            let path = empty_enum(&schema, "p");
+            assert_eq!(path.as_deref(), found, "{schema}");
+        }
     }
 }

@@ -45,6 +45,10 @@ pub(super) struct Worker<B: Backend> {
     idle: BTreeMap<u64, Idle<B>>,
     /// The same by their tokens.
     kept: Kept,
+    /// What they take, as long as that is known.
+    idle_bytes: Option<IdleBytes>,
+    /// Whose sequences they are, if none but these are.
+    idle_of: Option<Vec<Option<Named>>>,
     /// Counts uses.
     clock: u64,
     /// Jobs that could not be begun, as the device is lost.
@@ -163,6 +167,41 @@ struct Idle<B: Backend> {
     n_prompt: usize,
     /// The lengths by which it is found.
     parts: Vec<usize>,
+}
+
+/// What idle sequences take. What they have in common with others counts by how many these are: that changes as
+/// sequences come and go, and as one that runs writes to a page that it shares, of which it has a copy then.
+struct IdleBytes {
+    n: u64,
+    /// What runs and hasn't grown beyond these lengths since, so that it may share the page that it writes to next.
+    growing: Vec<(SequenceId, usize)>,
+}
+
+/// What can be asked for by a model's number.
+#[derive(PartialEq)]
+struct Named {
+    /// Tells copies of it apart, as [`Key`] does.
+    copy: usize,
+    generation: u64,
+    adapters: Vec<usize>,
+}
+
+impl Named {
+    fn of<B: Backend>(model: &Arc<EngineModel<B>>) -> Named {
+        Named {
+            copy: Arc::as_ptr(model).addr(),
+            generation: model.adapted.model().generation(),
+            adapters: model.adapters.keep_named(),
+        }
+    }
+
+    /// Whether it has computed sequences of `key`.
+    fn has(&self, key: &Key) -> bool {
+        let is_named = |id: usize| self.adapters.contains(&id);
+        self.copy == key.copy
+            && self.generation == key.identity.generation
+            && key.of.adapter.is_none_or(is_named)
+    }
 }
 
 /// A sequence that a prompt may continue.
@@ -313,6 +352,8 @@ impl<B: Backend> Worker<B> {
             n_restored: 0,
             aside: VecDeque::new(),
             idle: BTreeMap::new(),
+            idle_bytes: None,
+            idle_of: None,
             clock: 0,
             unbegun: Vec::new(),
             lost: None,
@@ -612,7 +653,7 @@ impl<B: Backend> Worker<B> {
             n_prompt,
             n_cached,
         });
-        self.running.push(Running {
+        self.add_running(Running {
             id,
             of,
             reply,
@@ -652,7 +693,7 @@ impl<B: Backend> Worker<B> {
             return Err(error);
         }
         self.compute_more();
-        self.running.push(Running {
+        self.add_running(Running {
             id,
             of,
             reply,
@@ -812,11 +853,13 @@ impl<B: Backend> Worker<B> {
         let ids = idle.sequence.ids();
         self.kept.insert(idle.key, number, ids, &idle.parts);
         self.idle.insert(number, idle);
+        (self.idle_bytes, self.idle_of) = (None, None);
     }
 
     /// Takes an idle sequence.
     fn take_idle(&mut self, number: u64) -> Option<Idle<B>> {
         let idle = self.idle.remove(&number)?;
+        self.idle_bytes = None;
         self.kept.remove(&idle.key, number, &idle.parts);
         Some(idle)
     }
@@ -830,8 +873,15 @@ impl<B: Backend> Worker<B> {
     /// Takes the answer at `at` out of those in progress.
     fn take_running(&mut self, at: usize) -> Running<B> {
         let running = self.running.remove(at);
+        self.idle_bytes = None;
         self.held.remove(&running.of.key(), running.id);
         running
+    }
+
+    /// Adds an answer in progress.
+    fn add_running(&mut self, running: Running<B>) {
+        self.running.push(running);
+        self.idle_bytes = None;
     }
 
     /// An empty sequence. Where there is no memory for it, idle ones make room.
@@ -1034,26 +1084,22 @@ impl<B: Backend> Worker<B> {
             may_save = 1;
         }
         // Nobody can ask for those of models that are gone, or of adapters, or of weights that were replaced.
-        let named = |model: &Arc<EngineModel<B>>| (Arc::clone(model), model.adapters.keep_named());
         let models = self.models.all();
-        let named: Vec<_> = models.iter().map(|own| own.as_ref().map(named)).collect();
-        let is_gone = |idle: &Idle<B>| {
-            let Idle { key, model, .. } = idle;
-            let Held {
-                model: number,
-                adapter,
-            } = key.of;
-            let named = named.get(number).and_then(Option::as_ref);
-            let is_named = named.is_some_and(|(current, ids)| {
-                let is_named = |id: usize| ids.contains(&id);
-                Arc::ptr_eq(current, model) && adapter.is_none_or(is_named)
-            });
-            !is_named || !idle.is_current()
-        };
-        let gone = self.idle.iter().filter(|(_, idle)| is_gone(idle));
-        let gone: Vec<u64> = gone.map(|(number, _)| *number).collect();
+        let named = models.iter().map(|own| own.as_ref().map(Named::of));
+        let named: Vec<_> = named.collect();
         // Copies that are gone are not to be held for longer.
-        drop((models, named));
+        drop(models);
+        let mut gone: Vec<u64> = Vec::new();
+        if self.idle_of.as_ref() != Some(&named) {
+            let is_named = |key: &Key| {
+                let own = named.get(key.of.model).and_then(Option::as_ref);
+                own.is_some_and(|own| own.has(key))
+            };
+            let idle = self.idle.iter();
+            let idle = idle.filter(|(_, idle)| !is_named(&idle.key));
+            gone.extend(idle.map(|(number, _)| *number));
+            self.idle_of = Some(named);
+        }
         // The model may come back.
         for number in gone.into_iter().rev() {
             if let Some(idle) = self.take_idle(number)
@@ -1090,14 +1136,37 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Bytes of all sequences; what several have in common counts once.
-    fn n_bytes(&self) -> u64 {
-        let idle: u64 = self.idle.values().map(Idle::n_bytes).sum();
+    fn n_bytes(&mut self) -> u64 {
+        let idle = self.idle_bytes();
         let busy = self.running.iter().map(|running| {
             let sequence = self.scheduler.sequence(running.id);
             let n_tokens = sequence.map_or(0, |sequence| sequence.session().share());
             running.of.model.cache_bytes(n_tokens)
         });
         idle + busy.sum::<u64>()
+    }
+
+    /// Those of idle sequences: of thousands, they are counted only if they may have changed.
+    fn idle_bytes(&mut self) -> u64 {
+        let count = || self.idle.values().map(Idle::n_bytes).sum();
+        let len = |id: SequenceId| self.scheduler.sequence(id).map_or(0, |own| own.len());
+        let growing = match &self.idle_bytes {
+            Some(known) if known.growing.is_empty() => {
+                debug_assert_eq!(known.n, count());
+                return known.n;
+            }
+            Some(known) => {
+                let growing = known.growing.iter().copied();
+                growing.filter(|(id, old)| len(*id) <= *old).collect()
+            }
+            None => {
+                let running = self.running.iter();
+                running.map(|own| (own.id, len(own.id))).collect()
+            }
+        };
+        let n = count();
+        self.idle_bytes = Some(IdleBytes { n, growing });
+        n
     }
 
     /// Saves what `idle` holds in the tiers below, if they lack it; whether that took the time of a step.

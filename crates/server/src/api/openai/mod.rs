@@ -15,6 +15,7 @@ use sterna::sampling::SamplingOptions;
 use sterna_text::{Encode, Tokenizer};
 
 use super::json::At;
+use super::shape::{empty_enum, refused};
 use super::stream::Frame;
 use super::{ApiError, Dialect, Named};
 use crate::answer::tools::{Tool, as_mapping};
@@ -260,6 +261,9 @@ pub(super) fn tool_of(
 ) -> Result<(Value, Tool), ApiError> {
     let text = name.required_text()?;
     let schema = parameters.object().map(|_| parameters.value());
+    if let Some(path) = schema.and_then(|schema| empty_enum(schema, parameters.path())) {
+        return Err(refused(&path, "expected a value at least, found none"));
+    }
     let mut tool = Tool::new(text, schema);
     tool.strict = strict.flag() == Some(true);
     if tool.strict && !settings.grammars {
