@@ -293,6 +293,16 @@ impl<'a> Writer<'a> {
         if let Some(at) = schema.get("$ref") {
             return self.reference(rule, at, kind);
         }
+        if let (Some(all), None | Some("object")) = (ways(schema), kind) {
+            let mut rules = Vec::with_capacity(all.len());
+            for way in all {
+                let one = self.fresh();
+                self.object(&one, schema, way.get("required"))?;
+                rules.push(one);
+            }
+            self.rule(rule, &rules.join(" | "));
+            return Ok(());
+        }
         for name in ["allOf", "anyOf", "oneOf"] {
             match schema.get(name) {
                 None => {}
@@ -311,10 +321,10 @@ impl<'a> Writer<'a> {
         match kind {
             Some("string") => self.rule(rule, "string"),
             Some("array") => return self.list(rule, schema),
-            Some("object") => return self.object(rule, schema),
+            Some("object") => return self.object(rule, schema, None),
             Some(kind) => self.scalar(rule, schema, kind),
             // Other kinds would match, too, but aren't meant.
-            None if has(&OF_OBJECTS) => return self.object(rule, schema),
+            None if has(&OF_OBJECTS) => return self.object(rule, schema, None),
             None if has(&OF_LISTS) => return self.list(rule, schema),
             None if has(&OF_NUMBERS) => self.scalar(rule, schema, "number"),
             None if has(&["pattern", "format", "minLength", "maxLength"]) => {
@@ -469,7 +479,8 @@ impl<'a> Writer<'a> {
     }
 
     /// Members come in the order of their names, as templates write them. Where some have names, no others come.
-    fn object(&mut self, rule: &str, schema: &'a Value) -> Result<(), No> {
+    /// `more` are names that are required beside those that the schema says are.
+    fn object(&mut self, rule: &str, schema: &'a Value, more: Option<&'a Value>) -> Result<(), No> {
         let additional = schema.get("additionalProperties");
         let (min, max) = (
             count(schema, "minProperties")?.unwrap_or(0),
@@ -485,11 +496,13 @@ impl<'a> Writer<'a> {
             }
             Some(_) => return refused("`properties`: expected an object"),
         };
-        let required: HashSet<&str> = match schema.get("required") {
-            None => HashSet::new(),
-            Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
-            Some(_) => return refused("`required`: expected a list"),
-        };
+        let mut required: HashSet<&str> = HashSet::new();
+        for names in schema.get("required").into_iter().chain(more) {
+            let Value::Array(names) = names else {
+                return refused("`required`: expected a list");
+            };
+            required.extend(names.iter().filter_map(Value::as_str));
+        }
         let known: HashSet<&str> = members.iter().map(|(name, _)| *name).collect();
         members.extend(required.difference(&known).map(|name| (*name, additional)));
         let is_open = match additional {
@@ -622,6 +635,9 @@ fn check_keywords(schema: &Value) -> Result<(), No> {
     }
     // What applies to the same value twice would have to be one.
     let has = |name: &&&str| schema.get(name).is_some();
+    if ways(schema).is_some() {
+        return Ok(());
+    }
     let mut alone = APPLICATORS.iter().filter(has);
     if let Some(name) = alone.next() {
         let others = [&OF_OBJECTS[..], &OF_LISTS, &OF_NUMBERS].concat();
@@ -630,6 +646,24 @@ fn check_keywords(schema: &Value) -> Result<(), No> {
         }
     }
     Ok(())
+}
+
+/// What `anyOf` says beside `properties`, if that is only which of them are required, and nothing else applies.
+fn ways(schema: &Value) -> Option<&[Value]> {
+    let says = |name: &str| schema.get(name).is_some();
+    if APPLICATORS.iter().filter(|name| says(name)).count() != 1 {
+        return None;
+    }
+    schema.get("properties")?;
+    if OF_LISTS.iter().chain(&OF_NUMBERS).any(|name| says(name)) {
+        return None;
+    }
+    let all = schema.get("anyOf")?.as_array()?;
+    let is_way = |way: &Value| {
+        way.as_object()
+            .is_some_and(|way| way.keys().all(|name| name == "required"))
+    };
+    (!all.is_empty() && all.iter().all(is_way)).then_some(all)
 }
 
 /// The kinds of values that `schema` has, of `kind` if there is one; `None` for all.

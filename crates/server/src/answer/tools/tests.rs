@@ -847,7 +847,7 @@ fn what_gemmas_notation_cannot_hold_is_refused() {
             "expected one schema, found several",
         ),
         (
-            json!({"anyOf": [string], "properties": {}}),
+            json!({"anyOf": [string, {"required": []}], "properties": {}}),
             "expected `anyOf` or `properties`, found both",
         ),
         (json!({"not": string}), "can't be held to `not`"),
@@ -880,6 +880,10 @@ fn what_gemmas_grammar_lets_through_is_read_as_it_was_meant() {
             "nulls": {"type": ["null", "number"], "enum": [null, 1.5, "x"]},
             "old": {"type": "array", "items": [{"const": 1}], "additionalItems": string, "maxItems": 3},
             "some": {"type": "array", "items": false},
+            "ways": {
+                "properties": {"x": {"type": "integer"}, "y": {}},
+                "anyOf": [{"required": ["x"]}, {"required": ["y"]}],
+            },
             "why": {"type": "object", "minProperties": 1},
         },
         "required": ["there"],
@@ -925,6 +929,15 @@ fn what_gemmas_grammar_lets_through_is_read_as_it_was_meant() {
                 "nulls": 1.5, "old": [], "there": "", "why": {"_": [{}, "{"]}, "é.<$>": ["{"],
             })),
         ),
+        (
+            format!("{there},ways:{{y:[]}}"),
+            Some(json!({"there": "", "ways": {"y": []}})),
+        ),
+        (
+            format!("{there},ways:{{x:1,y:2}}"),
+            Some(json!({"there": "", "ways": {"x": 1, "y": 2}})),
+        ),
+        (format!("{there},ways:{{}}"), None),
         (String::new(), None),
         ("there:1".to_owned(), None),
         (format!("a b:{},{there}", text("x")), None),
