@@ -86,6 +86,9 @@ const MAX_SCHEMAS: usize = 1000;
 /// Schemas inside one another at most.
 const MAX_LEVELS: usize = 100;
 
+/// Ways to have what is required of an object at most.
+const MAX_WAYS: usize = 16;
+
 /// Keys of objects that may have any.
 const KEY: &str = "/[A-Za-z_][A-Za-z0-9_-]{0,63}/";
 
@@ -294,11 +297,17 @@ impl<'a> Writer<'a> {
             return self.reference(rule, at, kind);
         }
         if let (Some(all), None | Some("object")) = (ways(schema), kind) {
-            let mut rules = Vec::with_capacity(all.len());
+            let (mut rules, mut why_not) = (Vec::with_capacity(all.len()), String::new());
             for way in all {
                 let one = self.fresh();
-                self.object(&one, schema, way.get("required"))?;
-                rules.push(one);
+                match self.object(&one, schema, way.get("required")) {
+                    Ok(()) => rules.push(one),
+                    Err(No::Never(why)) => why_not = why,
+                    refused => return refused,
+                }
+            }
+            if rules.is_empty() {
+                return never(why_not);
             }
             self.rule(rule, &rules.join(" | "));
             return Ok(());
@@ -663,7 +672,8 @@ fn ways(schema: &Value) -> Option<&[Value]> {
         way.as_object()
             .is_some_and(|way| way.keys().all(|name| name == "required"))
     };
-    (!all.is_empty() && all.iter().all(is_way)).then_some(all)
+    // Each has rules for all properties.
+    ((1..=MAX_WAYS).contains(&all.len()) && all.iter().all(is_way)).then_some(all)
 }
 
 /// The kinds of values that `schema` has, of `kind` if there is one; `None` for all.

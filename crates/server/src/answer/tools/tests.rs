@@ -881,8 +881,8 @@ fn what_gemmas_grammar_lets_through_is_read_as_it_was_meant() {
             "old": {"type": "array", "items": [{"const": 1}], "additionalItems": string, "maxItems": 3},
             "some": {"type": "array", "items": false},
             "ways": {
-                "properties": {"x": {"type": "integer"}, "y": {}},
-                "anyOf": [{"required": ["x"]}, {"required": ["y"]}],
+                "properties": {"x": {"type": "integer"}, "y": {}, "z": false},
+                "anyOf": [{"required": ["x"]}, {"required": ["y"]}, {"required": ["z"]}],
             },
             "why": {"type": "object", "minProperties": 1},
         },
