@@ -1,6 +1,7 @@
 //! Tests of all forms.
 
 use serde_json::json;
+use sterna::constraint::{Constraint, Grammar, Vocabulary};
 use sterna_text::{ChatInput, ChatTemplate, SpecialTokens};
 
 use super::*;
@@ -764,4 +765,261 @@ fn calls_of_real_templates_are_in_these_formats() {
     // Those that write no calls aren't here; those without a format write calls that are read as text.
     let expected = expected.map(|(name, format, wants)| (name.to_owned(), format, wants));
     assert_eq!(found, expected);
+}
+
+/// The grammar of a call of `f` with arguments of `schema`, in Gemma's notation.
+fn gemma_grammar(schema: &Value) -> String {
+    // Every byte is a token.
+    const TOKENIZER: &[u8] = br#"{"model": {"type": "BPE", "merges": [], "vocab": {"a": 0}}}"#;
+    let tokenizer = Tokenizer::from_hf_json(TOKENIZER, None).unwrap();
+    let tools = [Tool::new("f", Some(schema))];
+    let rules = ToolFormat::Gemma.grammar(&tools, false, &tokenizer);
+    format!("start: calls\n{rules}")
+}
+
+fn compiled(grammar: &str) -> Result<Constraint, String> {
+    let bytes: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    let vocabulary = Vocabulary::new(bytes).unwrap();
+    let grammar = Grammar::Lark(grammar.to_owned());
+    Constraint::new(&vocabulary, &grammar).map_err(|error| error.to_string())
+}
+
+/// Whether `grammar` lets a call of `f` through whose arguments are written so.
+fn lets_through(grammar: &str, arguments: &str) -> bool {
+    let mut constraint = compiled(grammar).unwrap();
+    let text = format!("<|tool_call>call:f{{{arguments}}}<tool_call|>");
+    let is_let_through = text.bytes().all(|byte| {
+        let allowed = constraint.allowed().unwrap().tokens;
+        let is_allowed = allowed[usize::from(byte) / 32] & (1 << (byte % 32)) != 0;
+        is_allowed && constraint.accept(u32::from(byte)).is_ok()
+    });
+    is_let_through && constraint.allowed().unwrap().end
+}
+
+#[test]
+fn schemas_too_large_for_gemmas_notation_are_refused_at_once() {
+    // Without limits, they'd take gigabytes.
+    let kinds: Vec<&str> = ["integer", "string", "object"].repeat(3000);
+    let mut chain = serde_json::Map::new();
+    for index in 0..300 {
+        let next = json!({"properties": {"value": {"$ref": format!("#/$defs/{}", index + 1)}}});
+        chain.insert(index.to_string(), next);
+    }
+    let many = |n: u32| -> Value {
+        let all = (0..n).map(|index| (format!("p{index}"), json!({"type": "string"})));
+        json!({"properties": all.collect::<serde_json::Map<_, _>>()})
+    };
+    chain.insert("300".to_owned(), many(20_000));
+    let long = json!({"properties": {"a": {"enum": ["x".repeat(1 << 20)]}, "b": {}}});
+    for (schema, why) in [
+        (
+            json!({"properties": {"value": {"$ref": "#/$defs/0"}}, "$defs": chain}),
+            "expected at most 100 schemas inside one another",
+        ),
+        (many(20_000), "expected at most 1000 schemas"),
+        (long, "expected at most 1048576 bytes of rules"),
+    ] {
+        let grammar = gemma_grammar(&schema);
+        assert!(grammar.len() < 4096, "{}", grammar.len());
+        let error = compiled(&grammar).err().unwrap();
+        assert!(error.contains(why), "{error}");
+    }
+    // A kind that is named again is the same.
+    let mut schema = many(100);
+    schema["properties"]["k"] = json!({"type": kinds, "properties": many(100)["properties"]});
+    let grammar = gemma_grammar(&schema);
+    assert!(grammar.len() < 1 << 17, "{}", grammar.len());
+    compiled(&grammar).unwrap();
+}
+
+#[test]
+fn what_gemmas_notation_cannot_hold_is_refused() {
+    let name = "expected a name of less than 512 bytes without `:`";
+    let string = json!({"type": "string"});
+    for (a, why) in [
+        (json!({"properties": {"xml:lang": string}}), name),
+        (json!({"properties": {"filter[status]": string}}), name),
+        (json!({"properties": {"a<|\"|>": string}}), name),
+        (json!({"properties": {" a": string}}), name),
+        (json!({"const": {"a}": 1}}), name),
+        (json!({"enum": ["a<|\"|>"]}), "expected a text without"),
+        (
+            json!({"type": "array", "minItems": 3, "maxItems": 2}),
+            "`minItems` is more than `maxItems`",
+        ),
+        (
+            json!({"prefixItems": [{}], "items": false, "minItems": 2}),
+            "`minItems` is more than the items that there may be",
+        ),
+        (json!(false), "`false` matches nothing"),
+        (json!(1), "expected a schema"),
+        (
+            json!({"type": "text"}),
+            "expected a kind of value, found \"text\"",
+        ),
+        (json!({"type": "string", "enum": [1]}), "is of its type"),
+        (
+            json!({"type": "object", "required": ["b"], "additionalProperties": false}),
+            "`false` matches nothing",
+        ),
+        (
+            json!({"allOf": [string, string]}),
+            "expected one schema, found several",
+        ),
+        (
+            json!({"anyOf": [string, {"required": []}], "properties": {}}),
+            "expected `anyOf` or `properties`, found both",
+        ),
+        (json!({"not": string}), "can't be held to `not`"),
+        (
+            json!({"$ref": "#/$defs/none"}),
+            "expected what is in the schema",
+        ),
+        (
+            json!({"type": "object", "minProperties": 2}),
+            "`minProperties`: expected at most 1",
+        ),
+    ] {
+        let grammar = gemma_grammar(&json!({"properties": {"a": a}, "required": ["a"]}));
+        let error = compiled(&grammar).err().unwrap();
+        assert!(error.contains(why), "{error}");
+        assert!(error.contains("the schema of tool"), "{error}");
+    }
+}
+
+#[test]
+fn what_gemmas_grammar_lets_through_is_read_as_it_was_meant() {
+    let string = json!({"type": "string"});
+    let schema = json!({
+        "properties": {
+            "a b": {"allOf": [{"$ref": "#/$defs/unit"}], "description": "one"},
+            "c,d": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "é.<$>": {"type": "array", "prefixItems": [string, {"type": "boolean"}], "items": false, "minItems": 1},
+            "f(x)='1'": {"items": {"type": "number"}},
+            "never": false,
+            "nulls": {"type": ["null", "number"], "enum": [null, 1.5, "x"]},
+            "old": {"type": "array", "items": [{"const": 1}], "additionalItems": string, "maxItems": 3},
+            "some": {"type": "array", "items": false},
+            "ways": {
+                "properties": {"x": {"type": "integer"}, "y": {}, "z": false},
+                "anyOf": [{"required": ["x"]}, {"required": ["y"]}, {"required": ["z"]}],
+            },
+            "why": {"type": "object", "minProperties": 1},
+        },
+        "required": ["there"],
+        "additionalProperties": string,
+        "$defs": {"unit": {"enum": ["}],:", "<tool_call|>", "\"\\\n"]}},
+    });
+    let grammar = gemma_grammar(&schema);
+    let text = |text: &str| format!("<|\"|>{text}<|\"|>");
+    let there = format!("there:{}", text(""));
+    for (arguments, expected) in [
+        (there.clone(), Some(json!({"there": ""}))),
+        (
+            format!("a b:{},{there}", text("}],:")),
+            Some(json!({"a b": "}],:", "there": ""})),
+        ),
+        (
+            format!("a b:{},{there}", text("<tool_call|>")),
+            Some(json!({"a b": "<tool_call|>", "there": ""})),
+        ),
+        (
+            format!("a b:{},c,d:{{x:1,y-z:-2}},{there}", text("\"\\\n")),
+            Some(json!({"a b": "\"\\\n", "c,d": {"x": 1, "y-z": -2}, "there": ""})),
+        ),
+        (
+            format!("c,d:{{}},f(x)='1':[1e3,-0.5],{there}"),
+            Some(json!({"c,d": {}, "f(x)='1'": [1e3, -0.5], "there": ""})),
+        ),
+        (
+            format!(
+                "nulls:null,old:[1,{0},{0}],some:[],{there},é.<$>:[{0},true]",
+                text(" <|")
+            ),
+            Some(json!({
+                "nulls": null, "old": [1, " <|", " <|"], "some": [], "there": "", "é.<$>": [" <|", true],
+            })),
+        ),
+        (
+            format!(
+                "nulls:1.5,old:[],{there},why:{{_:[{{}},{}]}},é.<$>:[{0}]",
+                text("{")
+            ),
+            Some(json!({
+                "nulls": 1.5, "old": [], "there": "", "why": {"_": [{}, "{"]}, "é.<$>": ["{"],
+            })),
+        ),
+        (
+            format!("{there},ways:{{y:[]}}"),
+            Some(json!({"there": "", "ways": {"y": []}})),
+        ),
+        (
+            format!("{there},ways:{{x:1,y:2}}"),
+            Some(json!({"there": "", "ways": {"x": 1, "y": 2}})),
+        ),
+        (format!("{there},ways:{{}}"), None),
+        (String::new(), None),
+        ("there:1".to_owned(), None),
+        (format!("a b:{},{there}", text("x")), None),
+        (format!("a b:1,{there}"), None),
+        (format!("c,d:{{x:true}},{there}"), None),
+        (format!("{there},é.<$>:[]"), None),
+        (format!("{there},é.<$>:[{},true,1]", text("")), None),
+        (format!("{there},é.<$>:[true]"), None),
+        (format!("never:1,{there}"), None),
+        (format!("nulls:{},{there}", text("x")), None),
+        (format!("old:[2],{there}"), None),
+        (format!("old:[1,2],{there}"), None),
+        (format!("some:[1],{there}"), None),
+        (format!("{there},why:{{}}"), None),
+    ] {
+        assert_eq!(
+            lets_through(&grammar, &arguments),
+            expected.is_some(),
+            "{arguments}"
+        );
+        let Some(expected) = expected else { continue };
+        let call = format!("call:f{{{arguments}}}<tool_call|>");
+        for n in [1, 3, call.len()] {
+            let (events, rest) = read(ToolFormat::Gemma, &call, n);
+            let [
+                CallEvent::Begun { .. },
+                CallEvent::Arguments(said),
+                CallEvent::Ended,
+            ] = &events[..]
+            else {
+                panic!("{events:?}");
+            };
+            let said: Value = serde_json::from_str(said).unwrap();
+            assert_eq!(
+                (said, rest.as_deref()),
+                (expected.clone(), Some("")),
+                "{arguments}"
+            );
+        }
+    }
+}
+
+#[test]
+fn long_values_in_gemmas_notation_are_read_once() {
+    // Were all looked at again for each, this would take minutes.
+    let digits = "1".repeat(100_000);
+    for value in [digits.clone(), format!("é{digits}<|")] {
+        let (events, _) = read(ToolFormat::Gemma, &format!("call:a{{k:{value}"), 1);
+        let [
+            CallEvent::Begun { .. },
+            CallEvent::Arguments(said),
+            CallEvent::Ended,
+        ] = &events[..]
+        else {
+            panic!("{} events", events.len());
+        };
+        assert!(said.len() > digits.len());
+        let (events, rest) = read(
+            ToolFormat::Gemma,
+            &format!("call:a{{k:{value}<tool_call|>"),
+            1,
+        );
+        assert_eq!((events.len(), rest.as_deref()), (3, Some("")));
+    }
 }
