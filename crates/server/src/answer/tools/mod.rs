@@ -77,7 +77,7 @@ const PYTHON: &str = "<|python_tag|>";
 const ACTIONS: &str = "<|START_ACTION|>";
 const ACTIONS_END: &str = "<|END_ACTION|>";
 
-/// Bytes of the rules of a call: with more, the grammar is refused.
+/// Bytes of the rules of all calls: with more, the grammar is refused.
 const MAX_RULES: usize = 1 << 20;
 
 /// What is before the arguments of a call in bytes at most: more is no call.
@@ -407,7 +407,14 @@ impl ToolFormat {
                 named(name, tool, &head, "")
             }
         });
-        let rules: String = rules.collect();
+        let mut all = String::new();
+        for rules in rules {
+            // With so many the grammar is refused: no more are made.
+            if all.len() > MAX_RULES {
+                break;
+            }
+            all += &rules;
+        }
         let shared = match self {
             ToolFormat::Parameters => Form::Tags.shared_rules(&mark),
             ToolFormat::Pairs => Form::Pairs.shared_rules(&mark),
@@ -416,7 +423,7 @@ impl ToolFormat {
             ToolFormat::Python | ToolFormat::PythonBlock => python::shared_rules(),
             _ => String::new(),
         };
-        format!("{calls}call: {}\n{rules}{shared}", names.join(" | "))
+        format!("{calls}call: {}\n{all}{shared}", names.join(" | "))
     }
 }
 
