@@ -410,14 +410,7 @@ impl<B: Backend> Session<B> {
         steps: &mut [Step<'_, B>],
     ) -> Result<Vec<Vec<f32>>, EngineError> {
         check_together(steps, Session::check_continues)?;
-        let Some(first) = steps.first() else {
-            return Ok(Vec::new());
-        };
-        let weights = first.session.model.current();
-        steps
-            .iter_mut()
-            .for_each(|step| step.session.discard_lookahead());
-        run_batch(&weights, steps, false).await
+        Session::together(steps, false).await
     }
 
     /// [`Session::forward_together_async`] with the last hidden states of the tokens whose logits are asked for, as
@@ -426,14 +419,21 @@ impl<B: Backend> Session<B> {
         steps: &mut [Step<'_, B>],
     ) -> Result<Vec<Vec<f32>>, EngineError> {
         check_together(steps, Session::check_hidden)?;
+        Session::together(steps, true).await
+    }
+
+    async fn together(
+        steps: &mut [Step<'_, B>],
+        hidden: bool,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
         let Some(first) = steps.first() else {
             return Ok(Vec::new());
         };
         let weights = first.session.model.current();
-        steps
-            .iter_mut()
-            .for_each(|step| step.session.discard_lookahead());
-        run_batch(&weights, steps, true).await
+        for step in &mut *steps {
+            step.session.discard_lookahead();
+        }
+        run_batch(&weights, steps, hidden).await
     }
 
     /// Blocking form of [`Session::decode_together_async`].
