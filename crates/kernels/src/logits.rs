@@ -24,9 +24,16 @@ pub fn best(logits: &[f32], n: usize) -> Vec<u32> {
         return Vec::new();
     }
     let mut found = candidates(Isa::detect(), logits, n);
-    found.sort_unstable_by(|a, b| best_first(logits, *a, *b));
-    found.truncate(n);
-    found
+    found.sort_unstable_by(best_first);
+    found.into_iter().map(|(_, at)| at).collect()
+}
+
+/// Where the `n` largest of `values` are, at least one, in ascending order; fewer if others are −∞ or NaN.
+pub(crate) fn places_of_largest(isa: Isa, values: &[f32], n: usize) -> Vec<u32> {
+    let found = candidates(isa, values, n);
+    let mut places: Vec<u32> = found.into_iter().map(|(_, at)| at).collect();
+    places.sort_unstable();
+    places
 }
 
 /// `ln Σ e^(x − max)` over `logits`, of which `max` is the largest: terms within 2 ulp of f32, added as f64 in an order that
@@ -54,10 +61,11 @@ fn largest_of_run(run: &[f32]) -> f32 {
     all.fold(f32::NEG_INFINITY, |max, x| larger(*x, max))
 }
 
-fn best_first(logits: &[f32], a: u32, b: u32) -> Ordering {
-    // −0 equals 0, but not in the total order of floats.
-    let [x, y] = [a, b].map(|at| logits[at as usize] + 0.0);
-    y.total_cmp(&x).then(a.cmp(&b))
+/// A value, and its place.
+type Candidate = (f32, u32);
+
+fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
 multiversion! {
@@ -76,27 +84,31 @@ multiversion! {
 }
 
 multiversion! {
-    /// The `n` best, and a few others, in no order.
-    fn candidates(logits: &[f32], n: usize) -> Vec<u32> {
+    /// The `n` largest of `values` with their places, of equals the first, in no order; fewer if others are −∞.
+    fn candidates(values: &[f32], n: usize) -> Vec<Candidate> {
         // They accumulate until there are several times `n`, of which the `n` best stay: whatever isn't above the least of
         // these can be left out from then on, as those before it come first among equals.
         let full = n.saturating_mul(4).max(256);
-        let mut found: Vec<u32> = Vec::new();
+        let mut found: Vec<Candidate> = Vec::with_capacity(full.min(values.len()));
         let mut bar = f32::NEG_INFINITY;
-        for (i, run) in logits.chunks(RUN).enumerate() {
-            if largest_of_run(run) <= bar {
+        for (i, run) in values.chunks(RUN).enumerate() {
+            if !run.iter().fold(false, |any, &x| any | (x > bar)) {
                 continue;
             }
-            for (at, x) in run.iter().enumerate() {
-                if *x > bar {
-                    found.push((i * RUN + at) as u32);
+            for (at, &x) in run.iter().enumerate() {
+                if x > bar {
+                    // −0 equals 0, but not in the total order of floats.
+                    found.push((x + 0.0, (i * RUN + at) as u32));
+                    if found.len() == full {
+                        bar = found.select_nth_unstable_by(n - 1, best_first).1.0;
+                        found.truncate(n);
+                    }
                 }
             }
-            if found.len() >= full {
-                let (_, least, _) = found.select_nth_unstable_by(n - 1, |a, b| best_first(logits, *a, *b));
-                bar = logits[*least as usize];
-                found.truncate(n);
-            }
+        }
+        if found.len() > n {
+            found.select_nth_unstable_by(n - 1, best_first);
+            found.truncate(n);
         }
         found
     }
@@ -145,13 +157,20 @@ mod tests {
             let mut sorted: Vec<u32> = (0..logits.len() as u32)
                 .filter(|at| logits[*at as usize] > f32::NEG_INFINITY)
                 .collect();
-            sorted.sort_by(|a, b| best_first(&logits, *a, *b));
+            sorted.sort_by(|a, b| {
+                let [x, y] = [a, b].map(|at| logits[*at as usize]);
+                y.partial_cmp(&x).unwrap().then(a.cmp(b))
+            });
             let first = sorted.first().map(|at| *at as usize);
             sorted.truncate(n);
-            prop_assert_eq!(best(&logits, n), sorted);
+            prop_assert_eq!(&best(&logits, n), &sorted);
             prop_assert_eq!(largest(&logits).map(|(at, _)| at), first);
+            sorted.sort_unstable();
             for isa in Isa::available() {
                 prop_assert_eq!(first_of_largest(isa, &logits), first);
+                if n > 0 {
+                    prop_assert_eq!(&places_of_largest(isa, &logits, n), &sorted);
+                }
             }
         }
 

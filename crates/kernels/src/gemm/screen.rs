@@ -61,7 +61,6 @@
 //! `(1 + γ') ‖a_v‖ X`, so it exceeds the bound by no more than a factor of 2²⁴, and 2⁻⁵³ of it is within
 //! 2⁻²⁸ of the bound.
 
-use std::cmp::Ordering;
 use std::iter::once;
 
 use sterna_format::DType;
@@ -74,6 +73,7 @@ use super::{
 };
 use crate::Exec;
 use crate::isa::multiversion;
+use crate::logits::places_of_largest;
 use crate::pool::SharedSlice;
 use crate::quant::integers::{SUB_LEN, SUPER_LEN, super_blocks};
 use crate::quant::{Encoder, QuantError, decode_row};
@@ -264,7 +264,7 @@ impl Screen {
     ) -> Option<usize> {
         let n = w.n();
         let firsts = exec.map(tops.len(), |t| {
-            let first = largest(exec.isa, &out[t * n..(t + 1) * n], tops[t]);
+            let first = places_of_largest(exec.isa, &out[t * n..(t + 1) * n], tops[t]);
             (first.len() == tops[t]).then_some(first)
         });
         let firsts = firsts.into_iter().collect::<Option<Vec<_>>>()?;
@@ -407,39 +407,6 @@ fn compute_rows(exec: &Exec, w: Matrix<'_>, rows: &[u32], scratch: &Scratch, out
 
 /// Values that are compared together, mostly to find that none of them qualifies.
 const CHUNK: usize = 64;
-
-multiversion! {
-    /// The indices of the `k` largest of `values`, ascending; of fewer if the others are −∞ or NaN.
-    fn largest(values: &[f32], k: usize) -> Vec<u32> {
-        // Candidates accumulate until there are several times `k`, and are then reduced to the `k` largest,
-        // whose least is the threshold for later ones.
-        let full = k.saturating_mul(4).max(256);
-        let by_value = |a: &(f32, u32), b: &(f32, u32)| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal);
-        let mut found: Vec<(f32, u32)> = Vec::with_capacity(full.min(values.len()));
-        let mut bar = f32::NEG_INFINITY;
-        for (i, chunk) in values.chunks(CHUNK).enumerate() {
-            if !chunk.iter().fold(false, |any, &v| any | (v > bar)) {
-                continue;
-            }
-            for (j, &value) in chunk.iter().enumerate() {
-                if value > bar {
-                    found.push((value, (i * CHUNK + j) as u32));
-                    if found.len() == full {
-                        bar = found.select_nth_unstable_by(k - 1, by_value).1.0;
-                        found.truncate(k);
-                    }
-                }
-            }
-        }
-        if found.len() > k {
-            found.select_nth_unstable_by(k - 1, by_value);
-            found.truncate(k);
-        }
-        let mut places: Vec<u32> = found.into_iter().map(|(_, i)| i).collect();
-        places.sort_unstable();
-        places
-    }
-}
 
 multiversion! {
     /// The rows, ascending, whose estimate and bound together reach `bar`, or are NaN.
