@@ -54,7 +54,7 @@ pub trait Backend: Sized {
     /// Which rows are sent to which experts.
     type Routes;
     /// A pending read-back of a buffer's rows: ready once every earlier operation is done. It may be dropped.
-    type Readback: Future<Output = Result<Vec<f32>, BackendError>>;
+    type Readback: Future<Output = Result<Vec<f32>, BackendError>> + MaybeSend + 'static;
 
     /// Threads of this machine, for repacking weights before they are loaded.
     fn host(&self) -> &Exec;
@@ -496,16 +496,27 @@ pub trait Backend: Sized {
     }
 
     /// [`Backend::submit`], with the rows of `x` divided as `n_rows` says, for each of which there is a
-    /// [`RowsRead::Logits`]; `None`, with nothing done, where all values are there as quickly.
+    /// [`RowsRead::Logits`].
     ///
-    /// Threads copy what is in their caches: one that took all values apart would wait for the caches of the others, and
-    /// for memory that the system clears.
+    /// Threads should copy what is in their caches: one that takes all values apart, as it does by default, waits for the
+    /// caches of the others, and for memory that the system clears.
     fn submit_apart(
         &self,
-        _x: &mut Self::Buffer,
-        _n_rows: &[usize],
-    ) -> Result<Option<PendingRows>, BackendError> {
-        Ok(None)
+        x: &mut Self::Buffer,
+        n_rows: &[usize],
+    ) -> Result<PendingRows, BackendError> {
+        let values = self.submit(x)?;
+        let n_rows = n_rows.to_vec();
+        Ok(Box::pin(async move {
+            let mut rest = values.await?;
+            let width = rest.len() / n_rows.iter().sum::<usize>().max(1);
+            let mut parts: Vec<RowsRead> = (n_rows.iter().skip(1).rev())
+                .map(|n_rows| RowsRead::Logits(rest.split_off(rest.len() - n_rows * width)))
+                .collect();
+            parts.push(RowsRead::Logits(rest));
+            parts.reverse();
+            Ok(parts)
+        }))
     }
 
     /// Blocks on a future that needs nothing but this backend to become ready, and drives the device

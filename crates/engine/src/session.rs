@@ -803,17 +803,6 @@ fn decode_ahead<B: Backend>(
     Ok(true)
 }
 
-/// `values` of rows that are divided as `n_rows` says.
-fn taken_apart(mut values: Vec<f32>, n_rows: &[usize]) -> Vec<Vec<f32>> {
-    let width = values.len() / n_rows.iter().sum::<usize>().max(1);
-    let mut parts: Vec<Vec<f32>> = (n_rows.iter().skip(1).rev())
-        .map(|n_rows| values.split_off(values.len() - n_rows * width))
-        .collect();
-    parts.push(values);
-    parts.reverse();
-    parts
-}
-
 /// [`Session::decode_together_async`] of `steps` in one batch.
 // A backend that samples has all states on the device, where a step can be computed twice.
 async fn decode_now<B: Backend>(
@@ -978,36 +967,26 @@ async fn run_batch<B: Backend>(
     let n_rows: Vec<usize> = steps.iter().map(Step::n_wanted).collect();
     let wanted = n_rows.iter().any(|n_rows| *n_rows > 0);
     let model = steps.first().map(|step| Arc::clone(&step.session.model));
-    let (apart, submitted) = {
+    let submitted = {
         let _exclusive = model.as_ref().and_then(|model| model.backend.exclusive());
         compute(weights, steps, 1, hidden)?;
         match (&model, steps.first_mut()) {
             (Some(model), Some(Step { session, .. })) if wanted => {
                 let logits = session.scratch.logits();
-                // Of one step there is nothing to take apart.
-                let apart = match n_rows[..] {
-                    [_] => None,
-                    _ => model.backend.submit_apart(logits, &n_rows)?,
-                };
-                let submitted = match apart {
-                    Some(_) => None,
-                    None => Some(model.backend.submit(logits)?),
-                };
-                (apart, submitted)
+                Some(model.backend.submit_apart(logits, &n_rows)?)
             }
-            _ => (None, None),
+            _ => None,
         }
     };
-    let values = match (apart, submitted) {
-        (Some(rows), _) => {
+    let values = match submitted {
+        Some(rows) => {
             let logits = |read| match read {
                 RowsRead::Logits(logits) => logits,
                 RowsRead::Token(_) | RowsRead::Undecided => Vec::new(),
             };
             rows.await?.into_iter().map(logits).collect()
         }
-        (None, Some(values)) => taken_apart(values.await?, &n_rows),
-        (None, None) => vec![Vec::new(); n_rows.len()],
+        None => vec![Vec::new(); n_rows.len()],
     };
     for Step { session, ids, .. } in steps.iter_mut() {
         session.cache.advance(ids.len());

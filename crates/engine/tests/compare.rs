@@ -496,7 +496,7 @@ impl<B: Backend> Backend for Faulty<B> {
         &self,
         x: &mut B::Buffer,
         n_rows: &[usize],
-    ) -> Result<Option<PendingRows>, BackendError> {
+    ) -> Result<PendingRows, BackendError> {
         self.inner.submit_apart(x, n_rows)
     }
 

@@ -1107,9 +1107,9 @@ impl Backend for Gpu {
         &self,
         x: &mut GpuBuffer,
         n_rows: &[usize],
-    ) -> Result<Option<PendingRows>, BackendError> {
+    ) -> Result<PendingRows, BackendError> {
         let wanted = n_rows.iter().map(|n_rows| RowsWanted::Logits(*n_rows));
-        self.read_rows(x, wanted.collect()).map(Some)
+        self.read_rows(x, wanted.collect())
     }
 
     fn submit_all(&self) -> Result<Option<GpuReadback>, BackendError> {

@@ -1088,7 +1088,7 @@ impl Backend for Hybrid {
         &self,
         x: &mut HybridBuffer,
         n_rows: &[usize],
-    ) -> Result<Option<PendingRows>, BackendError> {
+    ) -> Result<PendingRows, BackendError> {
         match x.side() {
             Side::Cpu => self.cpu.submit_apart(x.fill_on_cpu(), n_rows),
             Side::Gpu => self.gpu()?.submit_apart(x.fill_on_gpu(), n_rows),
