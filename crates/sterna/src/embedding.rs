@@ -114,7 +114,7 @@ impl Pooling {
     pub fn pool(self, hidden: &[f32], width: usize) -> Vec<f32> {
         let mut pool = Pool::default();
         pool.add(self, hidden, width);
-        pool.vector()
+        pool.vector(self)
     }
 }
 
@@ -123,9 +123,8 @@ impl Pooling {
 struct Pool {
     /// Tokens so far.
     n_tokens: usize,
-    /// Sums of `n_rows` rows.
+    /// Their sums, or the one that counts.
     sums: Vec<f64>,
-    n_rows: usize,
 }
 
 impl Pool {
@@ -140,19 +139,20 @@ impl Pool {
                     for (sum, value) in self.sums.iter_mut().zip(row) {
                         *sum += f64::from(*value);
                     }
-                    self.n_rows += 1;
                 }
                 Pooling::First if !is_first => {}
                 Pooling::First | Pooling::Last => {
                     self.sums = row.iter().map(|value| f64::from(*value)).collect();
-                    self.n_rows = 1;
                 }
             }
         }
     }
 
-    fn vector(&self) -> Vec<f32> {
-        let n_rows = self.n_rows as f64;
+    fn vector(&self, pooling: Pooling) -> Vec<f32> {
+        let n_rows = match pooling {
+            Pooling::Mean => self.n_tokens as f64,
+            Pooling::First | Pooling::Last => 1.0,
+        };
         let mean = self.sums.iter().map(|sum| (sum / n_rows) as f32);
         mean.collect()
     }
@@ -238,7 +238,7 @@ impl<B: Backend> Embedder<B> {
             self.pool = pool;
             return Ok(None);
         }
-        Ok(Some(finished(pool.vector(), self.normalised)))
+        Ok(Some(finished(pool.vector(self.pooling), self.normalised)))
     }
 
     /// The vectors of `texts`, computed in one batch.
