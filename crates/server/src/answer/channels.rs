@@ -11,7 +11,7 @@ use sterna_text::Tokenizer;
 
 use super::scan::n_beginning;
 use super::split::Part;
-use super::tools::{Tool, json_rule, quoted};
+use super::tools::{Tool, control_id, json_rule, quoted};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -35,10 +35,7 @@ const MAX_HEADER: usize = 512;
 
 /// Whether the model of `tokenizer` answers on channels.
 pub(crate) fn has(tokenizer: &Tokenizer) -> bool {
-    let is_control = |mark| {
-        let id = tokenizer.token_id(mark);
-        id.is_some_and(|id| tokenizer.is_special(id))
-    };
+    let is_control = |mark| control_id(tokenizer, mark).is_some();
     [START, CHANNEL, MESSAGE, END].into_iter().all(is_control)
 }
 

@@ -6,6 +6,7 @@ use sterna_text::{Encode, Tokenizer};
 
 use super::anything;
 use super::thoughts::Thoughts;
+use super::tools::control_id;
 
 /// Leaves an answer alone up to the mark of a call, and then has the call match a grammar.
 #[derive(Debug, Clone)]
@@ -48,10 +49,8 @@ impl StrictCalls {
         call: Box<dyn TokenConstraint>,
         (thoughts, (may_think, opens_thinking)): (&'static Thoughts, (bool, bool)),
     ) -> StrictCalls {
-        let mark_id = tokenizer.token_id(mark);
-        let mark_id = mark_id.filter(|id| tokenizer.is_special(*id));
         let mut marks = thoughts.tokens(tokenizer);
-        marks.extend(mark_id.map(|id| (id, mark)));
+        marks.extend(control_id(tokenizer, mark).map(|id| (id, mark)));
         let watch = Watch {
             mark,
             thoughts,

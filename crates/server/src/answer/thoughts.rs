@@ -2,7 +2,7 @@
 
 use sterna_text::Tokenizer;
 
-use super::tools::quoted;
+use super::tools::{control_id, control_ids, in_grammar};
 
 /// What is around what a model thinks.
 #[derive(Debug, PartialEq, Eq)]
@@ -86,25 +86,13 @@ impl Thoughts {
     /// Control tokens that stand for marks, with what they mean: they are in no text.
     pub(super) fn tokens(&self, tokenizer: &Tokenizer) -> Vec<(u32, &'static str)> {
         let marks = [self.begin_mark().0, self.end].into_iter();
-        let marks = marks.chain(self.said.into_iter().flatten());
-        marks
-            .filter_map(|mark| Some((tokenizer.token_id(mark)?, mark)))
-            .filter(|(id, _)| tokenizer.is_special(*id))
-            .collect()
+        control_ids(tokenizer, marks.chain(self.said.into_iter().flatten()))
     }
 
     /// Rules of a Lark grammar: `thought` is what the model thinks, with its end, `blank` is between that and what
     /// comes then, and `said_begin` before what is said.
     pub(super) fn rules(&self, tokenizer: &Tokenizer) -> String {
-        let control = |mark| {
-            let id = tokenizer.token_id(mark);
-            id.filter(|id| tokenizer.is_special(*id))
-        };
-        let mark = |mark| match control(mark) {
-            Some(id) => format!("<[{id}]>"),
-            None => quoted(mark),
-        };
-        let thought = match control(self.end) {
+        let thought = match control_id(tokenizer, self.end) {
             Some(id) => format!("thought: thought_text <[{id}]>\nthought_text: /(?s:.*)/\n"),
             None => {
                 let end = self.end.replace('/', "\\/").replace('|', "\\|");
@@ -112,7 +100,7 @@ impl Thoughts {
             }
         };
         let said = match self.said {
-            Some([begin, _]) => format!("{}?", mark(begin)),
+            Some([begin, _]) => format!("{}?", in_grammar(tokenizer, begin)),
             None => "\"\"".to_owned(),
         };
         format!("{thought}blank: /\\n{{0,2}}/\nsaid_begin: {said}\n")

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::tool::in_order;
 use super::values::escaped;
-use super::{CallEvent, MAX_HEAD, MAX_RULES, Tool, json_rule, quoted};
+use super::{CallEvent, MAX_HEAD, MAX_RULES, Tool, is_name, json_rule, quoted, say};
 use crate::answer::scan::n_beginning;
 
 /// What is around calls and strings.
@@ -138,11 +138,6 @@ const UNHELD: [&str; 13] = [
     "$dynamicRef",
     "$recursiveRef",
 ];
-
-/// Letters of names: others don't end before the arguments.
-fn is_name(c: char) -> bool {
-    c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
-}
 
 /// The rules of a Lark grammar for a call of `tool` up to its closing bracket, the first of which is `rule`. Where
 /// they can't hold calls to the schema, they are those of no grammar, and its error says why.
@@ -788,7 +783,7 @@ impl GemmaReader {
             }
             State::Text => {
                 let n_end = n_beginning(&self.held, self.marks.quote);
-                say(&escaped(&self.held[..self.held.len() - n_end]), events);
+                say(escaped(&self.held[..self.held.len() - n_end]), events);
                 events.push(CallEvent::Ended);
             }
             State::Value => {
@@ -900,7 +895,7 @@ impl GemmaReader {
         let key = self.held[..at].replace(self.marks.quote, "");
         let key = Value::from(key.trim().trim_matches('"'));
         self.separate(events);
-        say(&format!("{key}: "), events);
+        say(format!("{key}: "), events);
         self.held.drain(..=at);
         self.state = State::Value;
         true
@@ -962,7 +957,7 @@ impl GemmaReader {
             "False" => say("false", events),
             // Numbers may be beyond what any type holds.
             word if serde_json::from_str::<IgnoredAny>(word).is_ok() => say(word, events),
-            word => say(&Value::from(word).to_string(), events),
+            word => say(Value::from(word).to_string(), events),
         }
         self.state = State::After;
         true
@@ -985,7 +980,7 @@ impl GemmaReader {
         }
         let n_certain = self.held.len() - n_beginning(&self.held, quote);
         let certain: String = self.held.drain(..n_certain).collect();
-        say(&escaped(&certain), events);
+        say(escaped(&certain), events);
         false
     }
 
@@ -1023,11 +1018,5 @@ impl GemmaReader {
             return true;
         }
         false
-    }
-}
-
-fn say(text: &str, events: &mut Vec<CallEvent>) {
-    if !text.is_empty() {
-        events.push(CallEvent::Arguments(text.to_owned()));
     }
 }

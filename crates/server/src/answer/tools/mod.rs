@@ -25,7 +25,7 @@ use python::PythonReader;
 pub(crate) use style::CallStyle;
 use style::PROBE;
 pub(crate) use tool::Tool;
-pub(super) use tool::{json_rule, quoted};
+pub(super) use tool::{control_id, control_ids, in_grammar, json_rule, quoted};
 
 /// How a model writes calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -82,6 +82,22 @@ const MAX_RULES: usize = 1 << 20;
 
 /// What is before the arguments of a call in bytes at most: more is no call.
 const MAX_HEAD: usize = 512;
+
+/// Names of functions and parameters in bytes at most, where they aren't in quotes: what is longer is none.
+const MAX_NAME: usize = 256;
+
+/// More of a call's arguments, if `text` isn't empty.
+fn say(text: impl Into<String>, events: &mut Vec<CallEvent>) {
+    let text = text.into();
+    if !text.is_empty() {
+        events.push(CallEvent::Arguments(text));
+    }
+}
+
+/// Letters of names that aren't in quotes.
+fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
+}
 
 /// Calls in an answer at most, where a grammar says what may come.
 const MAX_CALLS: usize = 8;
@@ -263,20 +279,13 @@ impl ToolFormat {
             ToolFormat::FunctionGemma => FUNCTION_GEMMA.all().to_vec(),
             _ => [&own[..], &DEEPSEEK.all(), &KIMI.all(), &parameters::MARKS].concat(),
         };
-        let marks = marks.into_iter();
-        marks
-            .filter_map(|mark| Some((tokenizer.token_id(mark)?, mark)))
-            .filter(|(id, _)| tokenizer.is_special(*id))
-            .collect()
+        control_ids(tokenizer, marks)
     }
 
     /// The rule `calls` of a Lark grammar: calls of `tools`, one alone unless `parallel`; and, where there is a mark,
     /// `after_mark`: what follows the first.
     pub(crate) fn grammar(self, tools: &[Tool], parallel: bool, tokenizer: &Tokenizer) -> String {
-        let mark = |mark: &str| match tokenizer.token_id(mark) {
-            Some(id) if tokenizer.is_special(id) => format!("<[{id}]>"),
-            _ => quoted(mark),
-        };
+        let mark = |mark: &str| in_grammar(tokenizer, mark);
         let frame = self.frame();
         // Calls after the first, with what separates them.
         let more = |separated: &str| match parallel {

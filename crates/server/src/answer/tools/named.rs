@@ -1,7 +1,7 @@
 //! Calls with a mark, a name and a JSON object each: those of newer Mistrals, `[TOOL_CALLS]NAME[ARGS]{…}`, and of
 //! Functionary v3.1, `<function=NAME>{…}</function>`.
 
-use super::{CallEvent, LIST, MAX_HEAD};
+use super::{CallEvent, LIST, MAX_HEAD, is_name};
 use crate::answer::scan::ObjectScanner;
 
 pub(super) const ARGUMENTS: &str = "[ARGS]";
@@ -133,7 +133,6 @@ impl NamedReader {
         let ends = self.marks.named.iter();
         let name = ends.filter_map(|mark| head.find(mark)).min();
         let name = head[..name.unwrap_or(at)].trim().to_owned();
-        let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
         if name.is_empty() || !name.chars().all(is_name) {
             return self.give_up(events);
         }

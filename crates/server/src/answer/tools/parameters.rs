@@ -24,7 +24,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::values::{Kinds, escaped, value};
-use super::{CallEvent, MAX_RULES, TAG, TAG_END, Tool, json_rule, quoted};
+use super::{CallEvent, MAX_NAME, MAX_RULES, TAG, TAG_END, Tool, is_name, json_rule, quoted, say};
 use crate::answer::scan::n_beginning;
 
 const FUNCTION: &str = "<function=";
@@ -134,9 +134,6 @@ impl Form {
 /// A line break in a grammar, and one that may be left out.
 const LINE: &str = " \"\\n\"";
 const MAYBE_LINE: &str = " \"\\n\"?";
-
-/// Names of functions and parameters in bytes at most: what is longer is none.
-const MAX_NAME: usize = 256;
 
 /// Parameters of a function that doesn't say which it has, where a grammar says what may come.
 const MAX_PARAMETERS: usize = 16;
@@ -411,7 +408,6 @@ fn tag<'a>(begin: &str, word: &'a str) -> Named<'a> {
 
 /// The name of a function before keys and values, or the end of the call.
 fn function_before_pairs(word: &str) -> Named<'_> {
-    let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
     let end = word.find(|c| !is_name(c)).unwrap_or(word.len());
     let (name, rest) = word.split_at(end);
     let next = rest.trim_start();
@@ -444,11 +440,5 @@ fn key_and_value(word: &str) -> Named<'_> {
         Some(rest) if !name.trim().is_empty() => Named::By(name.trim(), rest),
         None if VALUE.starts_with(rest) => Named::Partly,
         _ => Named::Not,
-    }
-}
-
-fn say(text: String, events: &mut Vec<CallEvent>) {
-    if !text.is_empty() {
-        events.push(CallEvent::Arguments(text));
     }
 }

@@ -3,13 +3,10 @@
 use serde_json::{Value, json};
 
 use super::tool::in_order;
-use super::{CallEvent, MAX_RULES, Tool, json_rule, quoted};
+use super::{CallEvent, MAX_NAME, MAX_RULES, Tool, is_name, json_rule, quoted};
 
 pub(super) const CALLS: &str = "<|tool_call_start|>";
 pub(super) const CALLS_END: &str = "<|tool_call_end|>";
-
-/// Names of functions and parameters in bytes at most: what is longer is none.
-const MAX_NAME: usize = 256;
 
 /// What is around a block of code.
 pub(super) const BLOCK: &str = "\n```python\n";
@@ -216,7 +213,7 @@ impl PythonReader {
                 self.raw = c.to_string();
                 self.state = State::After;
             }
-            c if self.word.len() < MAX_NAME && (is_word(c) || c.is_whitespace()) => {
+            c if self.word.len() < MAX_NAME && (is_name(c) || c.is_whitespace()) => {
                 self.word.push(c);
             }
             _ => self.give_up(events),
@@ -255,7 +252,7 @@ impl PythonReader {
                 self.state = State::Text(c);
                 return;
             }
-            c if is_word(c) || c == '+' => return self.word.push(c),
+            c if is_name(c) || c == '+' => return self.word.push(c),
             // Text that somebody forgot to quote has all kinds of characters.
             c if !self.word.is_empty() && self.open.is_empty() && !matches!(c, ',' | ')' | ']') => {
                 return self.word.push(c);
@@ -345,10 +342,6 @@ impl PythonReader {
         let quoted = Value::from(c.to_string()).to_string();
         say(&quoted[1..quoted.len() - 1], events);
     }
-}
-
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
 
 fn say(text: &str, events: &mut Vec<CallEvent>) {

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use sterna::constraint::bounded;
+use sterna_text::Tokenizer;
 
 /// A rule of a Lark grammar: JSON that `schema` describes.
 pub(in crate::answer) fn json_rule(name: &str, mut schema: Value) -> String {
@@ -65,6 +66,31 @@ pub(super) fn in_order(rule: &str, all: &[(String, bool)], comma: &str) -> Strin
 /// `text` as a literal of a Lark grammar.
 pub(in crate::answer) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
+}
+
+/// The control token that is `mark`, if there is one: it is in no text.
+pub(in crate::answer) fn control_id(tokenizer: &Tokenizer, mark: &str) -> Option<u32> {
+    let id = tokenizer.token_id(mark);
+    id.filter(|id| tokenizer.is_special(*id))
+}
+
+/// Those of `marks` that are control tokens, with what they mean.
+pub(in crate::answer) fn control_ids(
+    tokenizer: &Tokenizer,
+    marks: impl IntoIterator<Item = &'static str>,
+) -> Vec<(u32, &'static str)> {
+    let marks = marks.into_iter();
+    marks
+        .filter_map(|mark| Some((control_id(tokenizer, mark)?, mark)))
+        .collect()
+}
+
+/// `mark` in a Lark grammar: the control token, or the text.
+pub(in crate::answer) fn in_grammar(tokenizer: &Tokenizer, mark: &str) -> String {
+    match control_id(tokenizer, mark) {
+        Some(id) => format!("<[{id}]>"),
+        None => quoted(mark),
+    }
 }
 
 /// A function that may be called.
