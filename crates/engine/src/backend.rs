@@ -28,7 +28,7 @@ use sterna_kernels::{Exec, ShapeError};
 
 use crate::config::LatentConfig;
 use crate::rope::Angles;
-use crate::sampling::Sampling;
+use crate::sampling::{Chosen, Sampling};
 use crate::stage::{Operation, Stage};
 use crate::weights::Group;
 
@@ -539,6 +539,11 @@ pub trait Backend: Sized {
     fn write(&self, values: &[f32], width: usize, x: &mut Self::Buffer)
     -> Result<(), BackendError>;
 
+    /// Whether it may sample, and decode on its own ([`Backend::max_lookahead`]).
+    fn samples(&self) -> bool {
+        false
+    }
+
     /// Prepares to sample tokens of all of `sequences`, and to decode on its own; returns how many steps of all together
     /// can be taken ahead, from the caches' next positions on. 0, the default, leaves sampling to the host.
     fn max_lookahead(
@@ -595,9 +600,12 @@ pub(crate) const ROTATIONS: &str = "rotated matrices";
 pub trait Decoding: MaybeSend {
     /// The result of the next step, once it is done, for each sequence; `None` if there is none. Later steps are in
     /// flight, so that in all no more than `wanted` are computed, besides those that are in flight already.
+    ///
+    /// `allowed` has the [`Sampling::allowed`] of each sequence; only those may have one that had one when decoding began.
     fn poll_next(
         &mut self,
         wanted: usize,
+        allowed: &[Option<&[u32]>],
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Vec<Sampled>>, BackendError>>;
 }
@@ -615,10 +623,10 @@ pub trait MaybeSend {}
 impl<T: ?Sized> MaybeSend for T {}
 
 /// The result of a step of [`Decoding`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Sampled {
     /// The next token.
-    Token(u32),
+    Token(Chosen),
     /// The device can't decide which token comes next, or the logits are not finite. The step has to be
     /// recomputed, for the host to sample from its logits. Later steps would end the same.
     Undecided,
@@ -650,7 +658,7 @@ pub enum RowsRead {
     /// The logits, `[n_rows, n_vocab]`.
     Logits(Vec<f32>),
     /// The token.
-    Token(u32),
+    Token(Chosen),
     /// The device can't decide which token comes next, or the logits are not finite.
     Undecided,
 }

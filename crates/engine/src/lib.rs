@@ -23,6 +23,7 @@ mod halves;
 #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
 pub mod hybrid;
 pub mod load;
+pub mod logprobs;
 mod lookahead;
 pub mod lora;
 mod model;
@@ -46,7 +47,8 @@ pub use gpu::Gpu;
 #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
 pub use hybrid::Hybrid;
 pub use load::{LoadError, Loader};
+pub use logprobs::Logprobs;
 pub use model::Model;
 pub use plan::ModelPlan;
-pub use sampling::{Sampler, SamplerConfig};
+pub use sampling::{Chosen, Sampler, SamplerConfig, Sampling};
 pub use session::{Decoded, EngineError, Logits, Session, SessionOptions, Step};

@@ -30,6 +30,9 @@ struct Member {
     /// The state of a sampler that has accepted every token so far.
     recent: VecDeque<u32>,
     n_remembered: usize,
+    logprobs: Option<usize>,
+    /// Its tokens may be restricted.
+    is_masked: bool,
     /// The token that the next step computes; unknown if the last one wasn't taken.
     last: Option<u32>,
 }
@@ -46,6 +49,8 @@ impl Ahead {
             seed: sampling.seed,
             recent: sampling.recent.clone(),
             n_remembered: sampling.window,
+            logprobs: sampling.logprobs,
+            is_masked: sampling.allowed.is_some(),
             last: Some(last),
         };
         let members: Vec<Member> = sequences.map(member).collect();
@@ -90,18 +95,24 @@ impl Ahead {
             && own.config == *sampling.config
             && own.seed == sampling.seed
             && own.recent == *sampling.recent
+            && own.logprobs == sampling.logprobs
+            && (own.is_masked || sampling.allowed.is_none())
     }
 
     /// [`Decoding::poll_next`] as a future; after it no session continues before it [takes](Ahead::take) its token. `None`,
     /// too, if this session can't go on: of several threads that decode sessions of the same steps one has the next.
-    /// Dropping the future loses nothing.
-    pub(crate) async fn next(&self, wanted: usize) -> Result<Option<Vec<Sampled>>, BackendError> {
+    /// `allowed` is what the next token of each may be. Dropping the future loses nothing.
+    pub(crate) async fn next(
+        &self,
+        wanted: usize,
+        allowed: &[Option<&[u32]>],
+    ) -> Result<Option<Vec<Sampled>>, BackendError> {
         let Some(_awaiting) = Awaiting::begin(self) else {
             return Ok(None);
         };
         poll_fn(|cx| {
             let mut all = self.all();
-            let sampled = all.steps.poll_next(wanted, cx);
+            let sampled = all.steps.poll_next(wanted, allowed, cx);
             if sampled.is_ready() {
                 all.members.iter_mut().for_each(|member| member.last = None);
             }

@@ -25,6 +25,8 @@ use std::{
 
 use sterna_kernels::logits;
 
+use crate::logprobs::Logprobs;
+
 /// How tokens are sampled. The default is greedy, with every other stage off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplerConfig {
@@ -105,7 +107,7 @@ pub enum SamplerError {
     },
 }
 
-/// How tokens are sampled from here on, for a device that samples on its own.
+/// How tokens are sampled from here on, for a device that samples on its own, and what is to be known of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampling<'a> {
     /// The settings.
@@ -117,6 +119,50 @@ pub struct Sampling<'a> {
     /// A seed for the device's own random numbers: a different one for each state of the sampler's random
     /// sequence, which doesn't advance.
     pub seed: u64,
+    /// Whether log-probabilities are wanted: of each token, and of this many most probable ones.
+    pub logprobs: Option<usize>,
+    /// Of the next token, what it may be: a bit for each, the lowest first; none beyond. `None` if it may be any.
+    pub allowed: Option<&'a [u32]>,
+}
+
+impl Sampling<'_> {
+    /// How many of the largest logits a choice depends on, with those that equal the least of them; `None` if
+    /// on all. Others may be −∞ without changing a choice.
+    pub fn top(&self) -> Option<usize> {
+        let config = self.config;
+        // Biases, penalties and masks change which logits are the largest.
+        let are_changed =
+            self.window > 0 || !config.logit_bias.is_empty() || self.allowed.is_some();
+        if are_changed || self.logprobs.is_some() {
+            return None;
+        }
+        match (config.temperature == 0.0, config.top_k) {
+            (true, _) => Some(1),
+            (false, 0) => None,
+            (false, top_k) => Some(top_k),
+        }
+    }
+
+    /// Whether the other's tokens are chosen in the same way, but for the seed.
+    pub(crate) fn is_alike(&self, other: &Sampling<'_>) -> bool {
+        self.config.is_alike(other.config) && self.logprobs.is_some() == other.logprobs.is_some()
+    }
+}
+
+/// A token that a device has chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    /// The token.
+    pub id: u32,
+    /// Its log-probability, if [wanted](Sampling::logprobs).
+    pub logprobs: Option<Logprobs>,
+}
+
+impl From<u32> for Chosen {
+    /// Without its log-probability.
+    fn from(id: u32) -> Chosen {
+        Chosen { id, logprobs: None }
+    }
 }
 
 /// Picks tokens, remembering those accepted before for the penalties.
@@ -218,19 +264,9 @@ impl Sampler {
         self.rng == Xoshiro256PlusPlus::from_seed(self.config.seed)
     }
 
-    /// How many of the largest logits a choice depends on, with those that equal the least of them; `None` if
-    /// on all. Others may be −∞ without changing a choice.
+    /// [`Sampling::top`].
     pub fn top(&self) -> Option<usize> {
-        let config = &self.config;
-        // Biases and penalties change which logits are the largest.
-        if self.window.size > 0 || !config.logit_bias.is_empty() {
-            return None;
-        }
-        match (config.temperature == 0.0, config.top_k) {
-            (true, _) => Some(1),
-            (false, 0) => None,
-            (false, top_k) => Some(top_k),
-        }
+        self.sampling().top()
     }
 
     /// What a device needs to sample as this sampler does.
@@ -240,6 +276,8 @@ impl Sampler {
             recent: &self.window.ids,
             window: self.window.size,
             seed: self.rng.clone().next_u64(),
+            logprobs: None,
+            allowed: None,
         }
     }
 

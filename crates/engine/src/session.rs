@@ -17,7 +17,7 @@ use crate::lookahead::Ahead;
 use crate::lora::ActiveAdapter;
 use crate::model::Model;
 use crate::rope::{Angles, Rope};
-use crate::sampling::{Sampler, Sampling};
+use crate::sampling::{Chosen, Sampling};
 use crate::screening::HeadUse;
 use crate::weight_set::WeightSet;
 
@@ -78,7 +78,7 @@ const HOST_STEPS: usize = 16;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decoded {
     /// This token, chosen by the backend.
-    Token(u32),
+    Token(Chosen),
     /// Logits to sample from, `[n_vocab]`.
     Logits(Vec<f32>),
 }
@@ -439,7 +439,7 @@ impl<B: Backend> Session<B> {
     /// Blocking form of [`Session::decode_together_async`].
     pub fn decode_together(
         steps: &mut [Step<'_, B>],
-        samplers: &[Option<&Sampler>],
+        samplings: &[Option<Sampling<'_>>],
         wanted: usize,
     ) -> Result<Vec<Decoded>, EngineError> {
         let Some(first) = steps.first() else {
@@ -448,12 +448,12 @@ impl<B: Backend> Session<B> {
         let model = Arc::clone(&first.session.model);
         model
             .backend
-            .wait(Session::decode_together_async(steps, samplers, wanted))?
+            .wait(Session::decode_together_async(steps, samplings, wanted))?
     }
 
-    /// [`Session::forward_together_async`], and where a step has a sampler, the token that follows it, sampled as by
-    /// [`Session::decode_async`]; the logits that the step asks for, where it has none, or where the backend leaves that
-    /// to the host. A step with a sampler asks for the logits of its last token.
+    /// [`Session::forward_together_async`], and where a step is to be sampled for, the token that follows it, chosen as by
+    /// [`Session::decode_async`]; the logits that the step asks for, where it isn't, or where the backend leaves that
+    /// to the host. A step that is sampled for asks for the logits of its last token.
     ///
     /// A backend that samples decodes ahead, where several steps are all single tokens, as long as each call has the same sessions
     /// with the tokens that the previous call returned. When a session leaves or another one comes, those that go on still
@@ -463,7 +463,7 @@ impl<B: Backend> Session<B> {
     /// Errors: those of [`Session::forward_together_async`].
     pub async fn decode_together_async(
         steps: &mut [Step<'_, B>],
-        samplers: &[Option<&Sampler>],
+        samplings: &[Option<Sampling<'_>>],
         wanted: usize,
     ) -> Result<Vec<Decoded>, EngineError> {
         check_together(steps, Session::check_continues)?;
@@ -471,22 +471,22 @@ impl<B: Backend> Session<B> {
             return Ok(Vec::new());
         };
         let weights = first.session.model.current();
-        let mut drawn = draw(steps, samplers, weights.number(), wanted).await?;
-        if drawn.iter().all(Option::is_none) && begin(&weights, steps, samplers, wanted)? {
-            drawn = draw(steps, samplers, weights.number(), wanted).await?;
+        let mut drawn = draw(steps, samplings, weights.number(), wanted).await?;
+        if drawn.iter().all(Option::is_none) && begin(&weights, steps, samplings, wanted)? {
+            drawn = draw(steps, samplings, weights.number(), wanted).await?;
         }
-        let rest = (steps.iter_mut().zip(samplers).zip(&drawn))
+        let rest = (steps.iter_mut().zip(samplings).zip(&drawn))
             .filter(|(_, drawn)| drawn.is_none())
-            .map(|((step, sampler), _)| (step.reborrow(), *sampler));
+            .map(|((step, sampling), _)| (step.reborrow(), *sampling));
         let (mut rest, of_rest): (Vec<Step<'_, B>>, Vec<_>) = rest.unzip();
         let mut computed = decode_now(&weights, &mut rest, &of_rest).await?.into_iter();
         let decoded = steps
             .iter_mut()
             .zip(drawn)
             .map(|(step, drawn)| match drawn {
-                Some(id) => {
-                    step.session.take(id);
-                    Some(Decoded::Token(id))
+                Some(chosen) => {
+                    step.session.take(chosen.id);
+                    Some(Decoded::Token(chosen))
                 }
                 None => computed.next(),
             });
@@ -497,43 +497,45 @@ impl<B: Backend> Session<B> {
     pub fn decode(
         &mut self,
         id: u32,
-        sampler: &Sampler,
+        sampling: Sampling<'_>,
         wanted: usize,
     ) -> Result<Decoded, EngineError> {
         let model = Arc::clone(&self.model);
-        (model.backend).wait(self.decode_async(id, sampler, wanted))?
+        (model.backend).wait(self.decode_async(id, sampling, wanted))?
     }
 
-    /// Appends `id` to the sequence and samples the next token as `sampler` would; or returns the logits to
+    /// Appends `id` to the sequence and samples the next token as `sampling` says; or returns the logits to
     /// sample from, where the backend leaves that to the host.
     ///
     /// A backend that samples decodes ahead: while the caller processes a token, those after it are computed,
     /// as long as each call passes the token that the previous call returned, accepted by the same sampler.
     /// Anything else discards what was computed ahead, without visible effect. `wanted` is how many tokens
-    /// are still needed, this one included, if that is known: no more are computed.
+    /// are still needed, this one included, if that is known: no more are computed. Where tokens are
+    /// [restricted](Sampling::allowed), what follows a token is computed ahead, and sampled from once the next call says
+    /// what is allowed: the time between calls is the device's, as long as a step takes longer.
     ///
-    /// A backend samples with the same probabilities as `sampler`, but with random numbers of its own, which
-    /// depend on the seed, on how many choices `sampler` has made itself, and on the position. Greedy choices
-    /// are the same, also among equals.
+    /// A backend samples with the same probabilities as the sampler, but with random numbers of its own, which
+    /// depend on the seed, on how many choices the sampler has made itself, and on the position. Greedy choices
+    /// are the same, also among equals. Log-probabilities are those of the host within 2⁻¹⁶, by sums of another order.
     ///
     /// After an error, and if the future is dropped, the sequence is as [`Session::forward_async`] says.
     /// Errors: [`EngineError`] names the token or the limit.
     pub async fn decode_async(
         &mut self,
         id: u32,
-        sampler: &Sampler,
+        sampling: Sampling<'_>,
         wanted: usize,
     ) -> Result<Decoded, EngineError> {
         self.check_continues(&[id])?;
         let weights = self.model.current();
-        let samplers = &[Some(sampler)];
+        let samplings = &[Some(sampling)];
         let mut step = Step {
             session: self,
             ids: &[id],
             logits: Logits::Last,
         };
         let steps = slice::from_mut(&mut step);
-        let mut drawn = draw(steps, samplers, weights.number(), wanted).await?;
+        let mut drawn = draw(steps, samplings, weights.number(), wanted).await?;
         if drawn[0].is_none() {
             let session = &mut *steps[0].session;
             let n_steps = match session.host_steps.checked_sub(1) {
@@ -541,23 +543,23 @@ impl<B: Backend> Session<B> {
                     session.host_steps = left;
                     0
                 }
-                None => max_lookahead(steps, samplers)?.min(wanted.max(1)),
+                None => max_lookahead(steps, samplings)?.min(wanted.max(1)),
             };
             if n_steps > 0 {
-                if !decode_ahead(&weights, steps, samplers, n_steps)? {
+                if !decode_ahead(&weights, steps, samplings, n_steps)? {
                     let Session { model, scratch, .. } = &mut *steps[0].session;
                     let logits = model.backend.submit(scratch.logits())?.await?;
                     steps[0].session.cache.advance(1);
                     return Ok(Decoded::Logits(logits));
                 }
-                drawn = draw(steps, samplers, weights.number(), wanted).await?;
+                drawn = draw(steps, samplings, weights.number(), wanted).await?;
             }
         }
-        if let Some(id) = drawn[0] {
-            steps[0].session.take(id);
-            return Ok(Decoded::Token(id));
+        if let Some(chosen) = drawn.swap_remove(0) {
+            steps[0].session.take(chosen.id);
+            return Ok(Decoded::Token(chosen));
         }
-        let logits = sampler.top().map_or(Logits::Last, Logits::Top);
+        let logits = sampling.top().map_or(Logits::Last, Logits::Top);
         let appended = self.append(&[id], Wanted::Logits(logits)).await;
         appended.map(Decoded::Logits)
     }
@@ -658,17 +660,17 @@ fn check_together<B: Backend>(
 /// No token is [taken](Session::take) yet. What the others of `steps` had in flight is let go.
 async fn draw<B: Backend>(
     steps: &mut [Step<'_, B>],
-    samplers: &[Option<&Sampler>],
+    samplings: &[Option<Sampling<'_>>],
     generation: u64,
     wanted: usize,
-) -> Result<Vec<Option<u32>>, EngineError> {
+) -> Result<Vec<Option<Chosen>>, EngineError> {
     let mut group: Option<Ahead> = None;
     let mut members = vec![None; steps.len()];
-    for ((step, sampler), member) in steps.iter().zip(samplers).zip(&mut members) {
-        if let (Some(ahead), Some(sampler), [id]) = (&step.session.ahead, sampler, step.ids)
+    for ((step, sampling), member) in steps.iter().zip(samplings).zip(&mut members) {
+        if let (Some(ahead), Some(sampling), [id]) = (&step.session.ahead, sampling, step.ids)
             && step.n_wanted() == 1
             && group.as_ref().is_none_or(|group| group.is_with(ahead))
-            && ahead.continues_with(*id, &sampler.sampling(), generation)
+            && ahead.continues_with(*id, sampling, generation)
         {
             *member = Some(ahead.member());
             group = Some(ahead.clone());
@@ -679,37 +681,49 @@ async fn draw<B: Backend>(
         return Ok(vec![None; steps.len()]);
     };
     let goes_on = members.iter().all(Option::is_some) && members.len() == group.n_members();
-    let sampled = group.next(if goes_on { wanted.max(1) } else { 0 }).await;
-    let found = sampled
-        .as_ref()
-        .map_or(&[][..], |all| all.as_deref().unwrap_or(&[]));
+    let mut allowed = vec![None; group.n_members()];
+    for (member, sampling) in members.iter().zip(samplings) {
+        if let (Some(member), Some(sampling)) = (*member, sampling) {
+            allowed[member] = sampling.allowed;
+        }
+    }
+    let wanted = if goes_on { wanted.max(1) } else { 0 };
+    let sampled = group.next(wanted, &allowed).await;
+    let (found, error) = match sampled {
+        Ok(found) => (found.unwrap_or_default(), None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    let mut found: Vec<Option<Sampled>> = found.into_iter().map(Some).collect();
     let mut drawn = Vec::with_capacity(steps.len());
     for (step, member) in steps.iter_mut().zip(&members) {
-        let sampled = member.and_then(|member| found.get(member));
-        let id = match sampled {
-            Some(Sampled::Token(id)) => Some(*id),
-            _ => None,
+        let sampled = member.and_then(|member| found.get_mut(member)?.take());
+        let is_undecided = sampled == Some(Sampled::Undecided);
+        let chosen = match sampled {
+            Some(Sampled::Token(chosen)) => Some(chosen),
+            Some(Sampled::Undecided) | None => None,
         };
-        step.session.ahead.take_if(|_| id.is_none());
-        drawn.push(id);
-        if let Some(Sampled::Undecided) = sampled {
+        step.session.ahead.take_if(|_| chosen.is_none());
+        drawn.push(chosen);
+        if is_undecided {
             step.session.host_steps = HOST_STEPS;
         }
     }
-    sampled?;
-    Ok(drawn)
+    match error {
+        Some(error) => Err(error.into()),
+        None => Ok(drawn),
+    }
 }
 
 /// How many steps the backend can take ahead, if it samples after all of `steps`, which ask for a row of logits; else 0.
 fn max_lookahead<B: Backend>(
     steps: &mut [Step<'_, B>],
-    samplers: &[Option<&Sampler>],
+    samplings: &[Option<Sampling<'_>>],
 ) -> Result<usize, EngineError> {
     let mut room = usize::MAX;
     let mut sequences = Vec::with_capacity(steps.len());
     let mut model = None;
-    for (step, sampler) in steps.iter_mut().zip(samplers) {
-        let (Some(sampler), &[.., last], 1) = (sampler, step.ids, step.n_wanted()) else {
+    for (step, sampling) in steps.iter_mut().zip(samplings) {
+        let (&Some(sampling), &[.., last], 1) = (sampling, step.ids, step.n_wanted()) else {
             return Ok(0);
         };
         let session = &mut *step.session;
@@ -718,7 +732,7 @@ fn max_lookahead<B: Backend>(
         sequences.push(Continued {
             cache: &mut session.cache,
             last,
-            sampling: sampler.sampling(),
+            sampling,
         });
     }
     match model {
@@ -731,7 +745,7 @@ fn max_lookahead<B: Backend>(
 fn begin<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
-    samplers: &[Option<&Sampler>],
+    samplings: &[Option<Sampling<'_>>],
     wanted: usize,
 ) -> Result<bool, EngineError> {
     let is_fit = |step: &Step<'_, B>| step.ids.len() == 1 && step.session.host_steps == 0;
@@ -739,20 +753,20 @@ fn begin<B: Backend>(
         return Ok(false);
     }
     // Those that are sampled for alike come together.
-    let mut order: Vec<(Step<'_, B>, Option<&Sampler>)> = Vec::with_capacity(steps.len());
-    for (step, sampler) in steps.iter_mut().zip(samplers) {
-        let is_alike = |(_, other): &(_, Option<&Sampler>)| match (other, sampler) {
-            (Some(a), Some(b)) => a.config().is_alike(b.config()),
+    let mut order: Vec<(Step<'_, B>, Option<Sampling<'_>>)> = Vec::with_capacity(steps.len());
+    for (step, sampling) in steps.iter_mut().zip(samplings) {
+        let is_alike = |(_, other): &(_, Option<Sampling<'_>>)| match (other, sampling) {
+            (Some(a), Some(b)) => a.is_alike(b),
             _ => false,
         };
         let last = order.iter().rposition(is_alike);
         let at = last.map_or(order.len(), |last| last + 1);
-        order.insert(at, (step.reborrow(), *sampler));
+        order.insert(at, (step.reborrow(), *sampling));
     }
-    let (mut steps, samplers): (Vec<_>, Vec<_>) = order.into_iter().unzip();
-    match max_lookahead(&mut steps, &samplers)?.min(wanted) {
+    let (mut steps, samplings): (Vec<_>, Vec<_>) = order.into_iter().unzip();
+    match max_lookahead(&mut steps, &samplings)?.min(wanted) {
         0 | 1 => Ok(false),
-        n_steps => decode_ahead(weights, &mut steps, &samplers, n_steps),
+        n_steps => decode_ahead(weights, &mut steps, &samplings, n_steps),
     }
 }
 
@@ -761,7 +775,7 @@ fn begin<B: Backend>(
 fn decode_ahead<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
-    samplers: &[Option<&Sampler>],
+    samplings: &[Option<Sampling<'_>>],
     n_steps: usize,
 ) -> Result<bool, EngineError> {
     let Some(model) = steps.first().map(|step| Arc::clone(&step.session.model)) else {
@@ -771,8 +785,8 @@ fn decode_ahead<B: Backend>(
     compute(weights, steps, n_steps, false)?;
     let mut logits = None;
     let (mut sequences, mut sessions) = (Vec::new(), Vec::new());
-    for (step, sampler) in steps.iter_mut().zip(samplers) {
-        let (Some(sampler), Some(last)) = (sampler, step.ids.last()) else {
+    for (step, sampling) in steps.iter_mut().zip(samplings) {
+        let (&Some(sampling), Some(last)) = (sampling, step.ids.last()) else {
             return Ok(false);
         };
         let Session {
@@ -785,7 +799,7 @@ fn decode_ahead<B: Backend>(
         sequences.push(Continued {
             cache,
             last: *last,
-            sampling: sampler.sampling(),
+            sampling,
         });
         sessions.push(ahead);
     }
@@ -808,19 +822,15 @@ fn decode_ahead<B: Backend>(
 async fn decode_now<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
-    samplers: &[Option<&Sampler>],
+    samplings: &[Option<Sampling<'_>>],
 ) -> Result<Vec<Decoded>, EngineError> {
     let mut samples = Vec::with_capacity(steps.len());
-    for (step, sampler) in steps.iter_mut().zip(samplers) {
+    for (step, sampling) in steps.iter_mut().zip(samplings) {
         let left = step.session.host_steps.checked_sub(1);
         step.session.host_steps = left.unwrap_or(0);
-        let sampler = sampler.filter(|_| left.is_none());
-        samples.push(match sampler {
-            Some(sampler) if max_lookahead(slice::from_mut(step), &[Some(sampler)])? > 0 => {
-                Some(sampler.sampling())
-            }
-            _ => None,
-        });
+        let sampling = sampling.filter(|_| left.is_none());
+        let can = max_lookahead(slice::from_mut(step), &[sampling])? > 0;
+        samples.push(sampling.filter(|_| can));
     }
     if samples.iter().all(Option::is_none) {
         let logits = run_batch(weights, steps, false).await?;
@@ -836,7 +846,7 @@ async fn decode_now<B: Backend>(
     let mut decoded = Vec::with_capacity(steps.len());
     for (step, read) in steps.chunks_mut(1).zip(read) {
         decoded.push(match read {
-            RowsRead::Token(id) => Decoded::Token(id),
+            RowsRead::Token(chosen) => Decoded::Token(chosen),
             RowsRead::Logits(logits) => Decoded::Logits(logits),
             RowsRead::Undecided => {
                 // Penalties have changed the logits on the device: they are computed again.

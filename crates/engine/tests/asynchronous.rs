@@ -50,7 +50,7 @@ fn on_the_cpu_everything_is_ready_at_once() {
     let want = waited.forward(&PROMPT[..1], Logits::Last).unwrap();
     assert_eq!(got.unwrap()[0], want);
     let sampler = Sampler::new(SamplerConfig::default(), model.config().n_vocab).unwrap();
-    assert!(poll_once(other.decode_async(3, &sampler, 1)).is_ready());
+    assert!(poll_once(other.decode_async(3, sampler.sampling(), 1)).is_ready());
 }
 
 #[cfg(feature = "gpu")]
@@ -116,13 +116,13 @@ mod on_a_gpu {
             )
         };
         let token = |decoded| match decoded {
-            Decoded::Token(id) => id,
+            Decoded::Token(chosen) => chosen.id,
             Decoded::Logits(_) => panic!("left to the host"),
         };
         let (mut session, mut sampler) = start();
         let (mut last, mut want) = (PROMPT[5], Vec::new());
         for _ in 0..12 {
-            last = token(session.decode(last, &sampler, 12).unwrap());
+            last = token(session.decode(last, sampler.sampling(), 12).unwrap());
             sampler.accept(last);
             want.push(last);
         }
@@ -132,7 +132,9 @@ mod on_a_gpu {
             let len = session.len();
             if i % 3 != 1 {
                 // Ready at once if it was computed in advance.
-                if let Poll::Ready(decoded) = poll_once(session.decode_async(last, &sampler, 12)) {
+                if let Poll::Ready(decoded) =
+                    poll_once(session.decode_async(last, sampler.sampling(), 12))
+                {
                     last = token(decoded.unwrap());
                     sampler.accept(last);
                     got.push(last);
@@ -140,7 +142,7 @@ mod on_a_gpu {
                 }
                 assert_eq!(session.len(), len);
             }
-            last = token(session.decode(last, &sampler, 12).unwrap());
+            last = token(session.decode(last, sampler.sampling(), 12).unwrap());
             sampler.accept(last);
             got.push(last);
         }

@@ -10,8 +10,8 @@ use sterna_engine::lora::{
     ActiveAdapter, AdapterOptions, AdapterSource, LoraMatrix, LoraPair, Module, Orientation,
 };
 use sterna_engine::{
-    Backend, CacheType, Decoded, EngineError, Gpu, Logits, Model, Sampler, SamplerConfig, Session,
-    SessionOptions, Step,
+    Backend, CacheType, Decoded, EngineError, Gpu, Logits, Logprobs, Model, Sampler, SamplerConfig,
+    Sampling, Session, SessionOptions, Step,
 };
 use sterna_format::DType;
 use sterna_gpu::GpuError;
@@ -65,6 +65,14 @@ fn by_host<B: Backend>(
     (0..n).map(step).collect()
 }
 
+/// The token that a device has chosen.
+fn token(decoded: Decoded) -> u32 {
+    match decoded {
+        Decoded::Token(chosen) => chosen.id,
+        Decoded::Logits(_) => panic!("left to the host"),
+    }
+}
+
 /// `n` tokens after `last`, chosen where they can be, and how many of them on the device.
 fn by_device<B: Backend>(
     session: &mut Session<B>,
@@ -75,10 +83,10 @@ fn by_device<B: Backend>(
     let mut n_drawn = 0;
     let step = |i| {
         let len = session.len();
-        last = match session.decode(last, sampler, n - i).unwrap() {
-            Decoded::Token(id) => {
+        last = match session.decode(last, sampler.sampling(), n - i).unwrap() {
+            Decoded::Token(chosen) => {
                 n_drawn += 1;
-                id
+                chosen.id
             }
             Decoded::Logits(logits) => sampler.sample(&logits),
         };
@@ -319,8 +327,8 @@ fn chances_are_the_hosts() {
                     let mut sampler = Sampler::new(config, n_vocab).unwrap();
                     [1, 403, 407].iter().for_each(|&id| sampler.accept(id));
                     session.truncate(2);
-                    match session.decode(407, &sampler, 1).unwrap() {
-                        Decoded::Token(id) => id,
+                    match session.decode(407, sampler.sampling(), 1).unwrap() {
+                        Decoded::Token(chosen) => chosen.id,
                         Decoded::Logits(logits) => sampler.sample(&logits),
                     }
                 } else {
@@ -424,12 +432,10 @@ fn what_was_computed_in_advance_is_taken_back() {
         let mut last = last;
         let mut ids = Vec::new();
         for _ in 0..n {
-            let Decoded::Token(id) = session.decode(last, sampler, 100).unwrap() else {
-                panic!("logits");
-            };
-            sampler.accept(id);
-            ids.push(id);
-            last = id;
+            let decoded = session.decode(last, sampler.sampling(), 100).unwrap();
+            last = token(decoded);
+            sampler.accept(last);
+            ids.push(last);
         }
         ids
     };
@@ -473,10 +479,10 @@ fn what_was_computed_in_advance_is_taken_back() {
         ..config
     };
     let other_sampler = Sampler::new(warm, model.config().n_vocab).unwrap();
-    let first = session.decode(ids[19], &other_sampler, 50).unwrap();
-    let Decoded::Token(first) = first else {
-        panic!("logits")
-    };
+    let first = session
+        .decode(ids[19], other_sampler.sampling(), 50)
+        .unwrap();
+    let first = token(first);
     decode(&mut session, first, &mut sampler, 1);
     assert_near(
         &session.forward(&[3], Logits::Last).unwrap(),
@@ -552,7 +558,7 @@ fn sequences_choose_together_what_each_would_alone() {
                     ids: std::slice::from_ref(id),
                     logits: Logits::Last,
                 });
-                samplers.push(Some(&*sampler));
+                samplers.push(Some(sampler.sampling()));
             }
             steps.push(Step {
                 session: &mut by_host,
@@ -565,7 +571,7 @@ fn sequences_choose_together_what_each_would_alone() {
             assert!(matches!(&decoded[5], Decoded::Logits(logits) if logits.len() == n_vocab));
             for (j, (_, sampler)) in started.iter_mut().enumerate() {
                 let id = match &decoded[1 + j] {
-                    Decoded::Token(id) => *id,
+                    Decoded::Token(chosen) => chosen.id,
                     Decoded::Logits(logits) => sampler.sample(logits),
                 };
                 sampler.accept(id);
@@ -615,8 +621,12 @@ impl Together {
     }
 
     fn decode_alone(&mut self) {
-        let id = match self.session.decode(self.last, &self.sampler, 3).unwrap() {
-            Decoded::Token(id) => id,
+        let id = match self
+            .session
+            .decode(self.last, self.sampler.sampling(), 3)
+            .unwrap()
+        {
+            Decoded::Token(chosen) => chosen.id,
             Decoded::Logits(logits) => self.sampler.sample(&logits),
         };
         self.choose(id);
@@ -640,14 +650,11 @@ fn decode_together<'a>(sequences: impl IntoIterator<Item = &'a mut Together>) {
             ids: std::slice::from_ref(&of.last),
             logits: Logits::Last,
         });
-        samplers.push(Some(&of.sampler));
+        samplers.push(Some(of.sampler.sampling()));
     }
     let decoded = Session::decode_together(&mut steps, &samplers, usize::MAX).unwrap();
     for (of, decoded) in sequences.into_iter().zip(decoded) {
-        let Decoded::Token(id) = decoded else {
-            panic!("logits");
-        };
-        of.choose(id);
+        of.choose(token(decoded));
     }
 }
 
@@ -693,6 +700,189 @@ fn several_sequences_are_decoded_ahead() {
     ] {
         let dir = testdata().join("reference-states/hf").join(name);
         check_decoded_ahead(&gpu, &load(&dir, gpu.clone()), 15, configs);
+    }
+}
+
+/// What may follow `last`, as a bit for each token: about a third of the vocabulary, which ends early for some.
+fn allowed_after(last: u32) -> Vec<u32> {
+    let is_allowed = |id: u32| (id * 7 + last) % 3 == 0;
+    let word = |at: u32| (0..32).fold(0, |bits, i| bits | u32::from(is_allowed(at * 32 + i)) << i);
+    (0..if last % 2 == 0 { 16 } else { 11 }).map(word).collect()
+}
+
+/// How a sequence is sampled for besides its settings: whether its tokens are restricted, and the log-probabilities.
+type Asked = (bool, Option<usize>);
+
+/// A sequence that a device samples for, and one that the host computes behind it.
+struct Followed {
+    session: Session<Gpu>,
+    host: Session<Gpu>,
+    sampler: Sampler,
+    asked: Asked,
+    last: u32,
+    allowed: Option<Vec<u32>>,
+}
+
+impl Followed {
+    fn new(model: &Arc<Model<Gpu>>, prompt: &[u32], config: &SamplerConfig, asked: Asked) -> Self {
+        let (session, sampler) = start(model, prompt, config, in_f32(300));
+        let last = *prompt.last().unwrap();
+        Followed {
+            session,
+            host: start(model, prompt, config, in_f32(300)).0,
+            sampler,
+            asked,
+            last,
+            allowed: asked.0.then(|| allowed_after(last)),
+        }
+    }
+
+    /// The device has chosen: among those that may come next, the best if there is no chance, and with the host's
+    /// log-probabilities.
+    fn follow(&mut self, decoded: Decoded) {
+        let Decoded::Token(chosen) = decoded else {
+            panic!("left to the host");
+        };
+        let logits = self.host.forward(&[self.last], Logits::Last).unwrap();
+        let id = chosen.id;
+        let all = vec![u32::MAX; logits.len().div_ceil(32)];
+        let allowed = self.allowed.as_deref().unwrap_or(&all);
+        assert!(allowed[id as usize / 32] >> (id % 32) & 1 == 1, "{id}");
+        if self.sampler.config().temperature == 0.0 {
+            assert_eq!(self.sampler.sample_allowed(&logits, allowed), Some(id));
+        }
+        let want = self.asked.1.map(|n| Logprobs::new(&logits, id, n));
+        match (chosen.logprobs, want) {
+            (None, None) => {}
+            (Some(got), Some(want)) => {
+                let ids = |of: &Logprobs| of.top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+                assert_eq!(ids(&got), ids(&want));
+                let pairs = got.top.iter().zip(&want.top).map(|(a, b)| (a.1, b.1));
+                for (got, want) in pairs.chain([(got.chosen, want.chosen)]) {
+                    assert!((got - want).abs() < 2e-4, "{got} {want}");
+                }
+            }
+            (got, want) => panic!("{got:?} {want:?}"),
+        }
+        self.sampler.accept(id);
+        self.last = id;
+        self.allowed = self.asked.0.then(|| allowed_after(id));
+    }
+}
+
+/// A token more for each of `sequences`.
+fn follow_together<'a>(sequences: impl IntoIterator<Item = &'a mut Followed>) {
+    let mut sequences: Vec<_> = sequences.into_iter().collect();
+    let (mut steps, mut samplings) = (Vec::new(), Vec::new());
+    for of in &mut sequences {
+        let Followed {
+            session,
+            sampler,
+            asked,
+            last,
+            allowed,
+            ..
+        } = &mut **of;
+        samplings.push(Some(Sampling {
+            logprobs: asked.1,
+            allowed: allowed.as_deref(),
+            ..sampler.sampling()
+        }));
+        steps.push(Step {
+            session,
+            ids: std::slice::from_ref(last),
+            logits: Logits::Last,
+        });
+    }
+    let decoded = Session::decode_together(&mut steps, &samplings, usize::MAX).unwrap();
+    for (of, decoded) in sequences.into_iter().zip(decoded) {
+        of.follow(decoded);
+    }
+}
+
+/// Tokens that something else restricts, and that are told about, are chosen on the device, of one sequence and of several.
+#[test]
+fn restricted_tokens_and_log_probabilities_are_the_hosts() {
+    let Some(gpu) = gpu() else { return };
+    let greedy = SamplerConfig::default();
+    let of_all = SamplerConfig {
+        temperature: 1.0,
+        seed: 3,
+        ..greedy.clone()
+    };
+    let best = SamplerConfig {
+        top_k: 20,
+        top_p: 0.9,
+        ..of_all.clone()
+    };
+    let share = SamplerConfig {
+        top_p: 0.5,
+        temperature: 0.4,
+        ..of_all.clone()
+    };
+    let penalized = SamplerConfig {
+        repeat_penalty: 1.3,
+        logit_bias: vec![(9, 3.0)],
+        ..greedy.clone()
+    };
+    let qwen = testdata().join("reference-states/hf/qwen3.5");
+    let all = [&greedy, &of_all, &best, &share, &penalized];
+    for (dir, asked, configs) in [
+        (stories(), [(true, None), (false, Some(5))], &all[..]),
+        (stories(), [(true, Some(0)), (true, Some(3))], &all[..]),
+        (qwen, [(true, None), (true, Some(20))], &all[..2]),
+    ] {
+        let model = load(&dir, gpu.clone());
+        let prompt: Vec<u32> = (0..40).map(|i| 1 + i * 37 % 250).collect();
+        for (config, asked) in configs.iter().flat_map(|of| asked.map(|asked| (of, asked))) {
+            let mut of = Followed::new(&model, &prompt, config, asked);
+            for n in (1..=12).rev() {
+                let last = of.last;
+                let before = gpu.work();
+                let sampling = Sampling {
+                    logprobs: of.asked.1,
+                    allowed: of.allowed.as_deref(),
+                    ..of.sampler.sampling()
+                };
+                let decoded = of.session.decode(last, sampling, n).unwrap();
+                // The next step is computed before it is known what may follow.
+                let n_submits = gpu.work().n_submits - before.n_submits;
+                let expected = if n == 1 { 1 } else { 2 };
+                assert!(
+                    !asked.0 || n == 12 || n_submits == expected,
+                    "{n} {n_submits}"
+                );
+                of.follow(decoded);
+            }
+        }
+        let mut several: Vec<Followed> = (0..6usize)
+            .map(|i| {
+                let asked = if i == 4 { (false, None) } else { asked[i % 2] };
+                let config = SamplerConfig {
+                    seed: i as u64,
+                    ..configs[i % configs.len()].clone()
+                };
+                Followed::new(&model, &prompt[..30 + i], &config, asked)
+            })
+            .collect();
+        let mut late = several.pop().unwrap();
+        follow_together(&mut several);
+        let before = gpu.work();
+        (0..5).for_each(|_| follow_together(&mut several));
+        // Only steps that the host is to choose after are recorded: the device repeats its own.
+        assert_eq!(gpu.work().n_recorded - before.n_recorded, 5 * 5);
+        // One comes, two leave: what the others have in flight isn't computed again.
+        follow_together(several.iter_mut().chain([&mut late]));
+        (0..3).for_each(|_| follow_together(several.iter_mut().chain([&mut late])));
+        several.drain(1..3);
+        (0..3).for_each(|_| follow_together(&mut several));
+        // One that was restricted isn't for a while.
+        several[0].asked.0 = false;
+        several[0].allowed = None;
+        (0..3).for_each(|_| follow_together(&mut several));
+        several[0].asked.0 = true;
+        several[0].allowed = Some(allowed_after(several[0].last));
+        (0..3).for_each(|_| follow_together(&mut several));
     }
 }
 
@@ -811,7 +1001,7 @@ fn work_of_a_shared_step(gpu: &Gpu, model: &Arc<Model<Gpu>>, n_sequences: u32) -
                 ids: std::slice::from_ref(&id),
                 logits: Logits::Last,
             });
-            samplers.push(Some(&*sampler));
+            samplers.push(Some(sampler.sampling()));
         }
         let decoded = Session::decode_together(&mut steps, &samplers, usize::MAX).unwrap();
         assert!(decoded.iter().all(|of| matches!(of, Decoded::Token(_))));
@@ -873,8 +1063,8 @@ fn others_may_grow_while_a_sequence_decodes_ahead() {
         for i in 0..N {
             for ((session, sampler), found) in started.iter_mut().zip(&mut found) {
                 let last = found[found.len() - 1];
-                let id = match session.decode(last, sampler, N - i).unwrap() {
-                    Decoded::Token(id) => id,
+                let id = match session.decode(last, sampler.sampling(), N - i).unwrap() {
+                    Decoded::Token(chosen) => chosen.id,
                     Decoded::Logits(logits) => sampler.sample(&logits),
                 };
                 sampler.accept(id);
@@ -904,9 +1094,9 @@ fn a_context_ends() {
     let (mut session, mut sampler) = start(&model, &[1, 403], &config, in_f32(24));
     let (ids, n_drawn) = by_device(&mut session, 403, &mut sampler, 23);
     assert_eq!((n_drawn, session.len()), (23, 24));
-    let full = session.decode(ids[22], &sampler, 5).unwrap_err();
+    let full = session.decode(ids[22], sampler.sampling(), 5).unwrap_err();
     assert!(matches!(full, EngineError::ContextFull { .. }), "{full}");
-    let unknown = session.decode(100_000, &sampler, 5).unwrap_err();
+    let unknown = session.decode(100_000, sampler.sampling(), 5).unwrap_err();
     assert!(
         matches!(unknown, EngineError::UnknownToken { .. }),
         "{unknown}"
@@ -948,7 +1138,7 @@ fn adapters_apply() {
         let (mut session, mut sampler) = start(&model, &[1, 403], &config, in_f32(64));
         // What was computed in advance was computed without.
         by_device(&mut session, 403, &mut sampler, 4);
-        session.decode(9, &sampler, 9).unwrap();
+        session.decode(9, sampler.sampling(), 9).unwrap();
         let adapter = Arc::clone(&adapter);
         session
             .set_adapters(vec![ActiveAdapter { adapter, scale }])
@@ -1046,8 +1236,8 @@ fn one_submit_a_token_and_no_more_memory() {
         session.forward(&prompt[..n - 1], Logits::None).unwrap();
         let mut last = prompt[n - 1];
         for _ in 0..3 + round * 13 % 9 {
-            last = match session.decode(last, &sampler, 100).unwrap() {
-                Decoded::Token(id) => id,
+            last = match session.decode(last, sampler.sampling(), 100).unwrap() {
+                Decoded::Token(chosen) => chosen.id,
                 Decoded::Logits(logits) => sampler.sample(&logits),
             };
             sampler.accept(last);

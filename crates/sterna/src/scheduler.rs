@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sterna_engine::screening::HeadUse;
-use sterna_engine::{Backend, Decoded, EngineError, Logits, Sampler, Session, Step};
+use sterna_engine::{Backend, Decoded, EngineError, Logits, Sampling, Session, Step};
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::generate::{Draw, Event, Generator, Given, Request};
@@ -204,6 +204,10 @@ impl<B: Backend> Scheduler<B> {
         slot.finish();
         let session = slot.sequence.session();
         let n_vocab = session.model().config().n_vocab;
+        let is_greedy = request.sampler.config().temperature == 0.0;
+        let draws = session.model().backend().samples()
+            && (self.options.draw_on_device || is_greedy)
+            && request.speculate.is_none();
         if session.model().config().has_states() {
             request.speculate = None;
         }
@@ -220,6 +224,9 @@ impl<B: Backend> Scheduler<B> {
         }
         slot.sequence.truncate(generator.n_held());
         generator.begin_at(slot.sequence.len());
+        if draws {
+            generator.merge_none();
+        }
         slot.head_before = head_before;
         slot.n_losses = 0;
         slot.served = self.n_steps;
@@ -443,16 +450,17 @@ impl<B: Backend> Scheduler<B> {
                 let n_left = works.iter().filter_map(|work| work.draw.as_ref());
                 let wanted = n_left.map(|draw| draw.n_left).max().unwrap_or(1);
                 let steps = works.iter_mut().map(|work| {
-                    let sampler = work.sampler(draw_on_device);
+                    let sampling = work.sampling(draw_on_device);
                     let step = Step {
                         session: work.sequence.session_mut(),
                         ids: work.ids,
                         logits: work.logits,
                     };
-                    (step, sampler)
+                    (step, sampling)
                 });
-                let (mut steps, samplers): (Vec<Step<'_, B>>, Vec<_>) = steps.unzip();
-                let decoded = Session::decode_together_async(&mut steps, &samplers, wanted).await?;
+                let (mut steps, samplings): (Vec<Step<'_, B>>, Vec<_>) = steps.unzip();
+                let decoded =
+                    Session::decode_together_async(&mut steps, &samplings, wanted).await?;
                 decoded.into_iter().map(given).collect()
             }
         };
@@ -527,10 +535,13 @@ impl<B: Backend> Scheduler<B> {
             take_events(*id, generator, &mut events);
             events
         };
-        // In a browser constraints belong to one thread. Tokens that a device has chosen aren't worth waking others for.
+        // In a browser constraints belong to one thread. Tokens that a device has chosen aren't worth waking others for, unless
+        // what may follow them has to be found.
         #[cfg(not(target_family = "wasm"))]
         if let Some(model) = model
-            && (choices.iter()).any(|(.., given)| matches!(given, Some(Given::Logits(_))))
+            && (choices.iter()).any(|(_, generator, given)| {
+                matches!(given, Some(Given::Logits(_))) || generator.is_constrained()
+            })
         {
             let events = model.backend().host().map_mut(&mut choices, choose);
             return events.into_iter().flatten().collect();
@@ -717,19 +728,19 @@ fn take_events(id: SequenceId, generator: &mut Generator, events: &mut Vec<(Sequ
 
 impl<'a, B: Backend> Work<'a, B> {
     /// How a device may sample; at random only if `draws`.
-    fn sampler(&self, draws: bool) -> Option<&'a Sampler> {
+    fn sampling(&self, draws: bool) -> Option<Sampling<'a>> {
         let draw = self.draw.as_ref()?;
-        (draws || draw.sampler.config().temperature == 0.0).then_some(draw.sampler)
+        (draws || draw.sampling.config.temperature == 0.0).then_some(draw.sampling)
     }
 
     /// Computes it in a step of its own; the device may sample at random if `draws`.
     async fn alone(&mut self, draws: bool) -> Result<Given, EngineError> {
-        let sampler = self.sampler(draws);
+        let sampling = self.sampling(draws);
         let session = self.sequence.session_mut();
-        match (sampler, &self.draw, self.ids) {
-            (Some(sampler), Some(draw), &[id]) => {
-                Ok(given(session.decode_async(id, sampler, draw.n_left).await?))
-            }
+        match (sampling, &self.draw, self.ids) {
+            (Some(sampling), Some(draw), &[id]) => Ok(given(
+                session.decode_async(id, sampling, draw.n_left).await?,
+            )),
             _ => Ok(Given::Logits(
                 session.forward_async(self.ids, self.logits).await?,
             )),
@@ -739,7 +750,7 @@ impl<'a, B: Backend> Work<'a, B> {
 
 fn given(decoded: Decoded) -> Given {
     match decoded {
-        Decoded::Token(id) => Given::Token(id),
+        Decoded::Token(chosen) => Given::Token(chosen),
         Decoded::Logits(logits) => Given::Logits(logits),
     }
 }
@@ -748,7 +759,7 @@ fn given(decoded: Decoded) -> Given {
 mod tests {
     use std::path::Path;
 
-    use sterna_engine::{Cpu, Model, SamplerConfig, SessionOptions};
+    use sterna_engine::{Cpu, Model, Sampler, SamplerConfig, SessionOptions};
 
     use super::*;
     use crate::native::{loaded, opened};

@@ -5,7 +5,7 @@ mod read;
 mod saved;
 
 use sterna_engine::lora::ActiveAdapter;
-use sterna_engine::{Backend, Decoded, EngineError, Logits, Sampler, Session};
+use sterna_engine::{Backend, Decoded, EngineError, Logits, Sampling, Session};
 
 use crate::error::Result;
 
@@ -120,8 +120,8 @@ impl<B: Backend> Sequence<B> {
 
     /// Appends `id`, and returns the next token or logits to sample from ([`Session::decode`]). Errors: as of
     /// [`Sequence::forward`].
-    pub fn decode(&mut self, id: u32, sampler: &Sampler, wanted: usize) -> Result<Decoded> {
-        let decoded = self.session.decode(id, sampler, wanted);
+    pub fn decode(&mut self, id: u32, sampling: Sampling<'_>, wanted: usize) -> Result<Decoded> {
+        let decoded = self.session.decode(id, sampling, wanted);
         self.appended(&[id], decoded)
     }
 

@@ -58,10 +58,10 @@ impl<'a, B: Backend> Answering<'a, B> {
             return Given::Logits(sequence.forward(wanted.ids, wanted.logits).unwrap());
         };
         match sequence
-            .decode(wanted.ids[0], draw.sampler, draw.n_left)
+            .decode(wanted.ids[0], draw.sampling, draw.n_left)
             .unwrap()
         {
-            Decoded::Token(id) => Given::Token(id),
+            Decoded::Token(chosen) => Given::Token(chosen),
             Decoded::Logits(logits) => Given::Logits(logits),
         }
     }

@@ -94,7 +94,8 @@ impl Tune {
         step(&mut session, FEW, n_vocab)?;
         session.truncate(0);
         // Decoding on the device has fewer products than a separate step.
-        session.decode(0, &Sampler::new(SamplerConfig::default(), n_vocab)?, TOKEN)?;
+        let greedy = Sampler::new(SamplerConfig::default(), n_vocab)?;
+        session.decode(0, greedy.sampling(), TOKEN)?;
         let products = gpu.products();
         if products.is_empty() {
             bail!("expected layers on the GPU, found room for none there: see --gpu-memory");

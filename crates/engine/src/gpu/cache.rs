@@ -14,7 +14,10 @@ use sterna_gpu::{Device, GpuError};
 
 use super::MAX_SPLIT_KV_ROWS;
 use super::buffer::room;
-use super::decode::{self, MOST_STEPS, SEED_AT, SampleKind, SampleScratch, seed_words};
+use super::decode::{
+    self, MOST_STEPS, Masks, ReadSamples, Run, SEED_AT, SampleKind, SampleScratch, most_of,
+    seed_words,
+};
 use super::numbers::Number;
 use super::pages::{Moves, PagePool, PagePools};
 use super::states::States;
@@ -329,46 +332,67 @@ fn tabulate(
     Ok(sequences[0].cache.batch.parts.clone())
 }
 
-/// The sampling operations for `sequences`, whose `logits`, a row of each, the current step computes. Positions and tokens of
-/// the step are in the operations' states, which they update, so that the step can be repeated. Empty if there are no kernels
+/// How to sample for several sequences, again and again.
+pub(super) struct Samples {
+    pub(super) ops: Vec<SampleOp>,
+    /// What the operations leave to be read.
+    pub(super) reads: ReadSamples,
+    /// Which tokens may come next, to be written before each.
+    pub(super) masks: Option<Masks>,
+}
+
+/// How to sample for `sequences`, whose `logits`, a row of each, the current step computes. Positions and tokens of
+/// the step are in the operations' states, which they update, so that the step can be repeated. `None` if there are no kernels
 /// for that, or the step isn't one of these sequences alone.
 pub(super) fn continue_from(
     device: &Device,
     step: u64,
     logits: &View,
     sequences: &mut [Continued<'_, GpuCache>],
-) -> Result<Vec<SampleOp>, GpuError> {
+) -> Result<Option<Samples>, GpuError> {
     let Some(table) = sequences.first().map(|of| &of.cache.batch) else {
-        return Ok(Vec::new());
+        return Ok(None);
     };
     let lens = sequences.iter().map(|of| (of.cache.len, 1));
     let rows = table.step.1.iter().map(|of| (of.0, of.1));
     let is_filled = table.step.0 == step && table.parts.len() == 1 && rows.eq(lens);
     let states = table.buffer.clone().filter(|_| is_filled);
     let (Some(states), true) = (states, decode::are_alike(sequences)) else {
-        return Ok(Vec::new());
+        return Ok(None);
     };
     let chosen = sequences.iter().map(|of| (of.last, of.sampling.seed));
     let chosen: Vec<_> = chosen.collect();
     (sequences[0].cache.batch).choose(device, &states, &chosen)?;
-    let mut samples = Vec::new();
-    for run in decode::runs(sequences) {
+    let n_top: Vec<_> = sequences.iter().map(|of| of.sampling.logprobs).collect();
+    let allowed: Vec<_> = sequences.iter().map(|of| of.sampling.allowed).collect();
+    let masks = (sequences[0].cache.sampling).masks(device, logits.width, &allowed)?;
+    let mut ops = Vec::new();
+    for members in decode::runs(sequences) {
         let mut penalties = Vec::new();
-        for (i, of) in run.clone().zip(&mut sequences[run.clone()]) {
+        for (i, of) in members.clone().zip(&mut sequences[members.clone()]) {
             penalties.extend(of.cache.penalty(device, (i, i), &of.sampling)?);
             of.cache.is_forked = Arc::default();
         }
-        let Continued {
-            cache, sampling, ..
-        } = &mut sequences[run.start];
-        let Some(kind) = SampleKind::of(sampling.config) else {
-            return Ok(Vec::new());
+        let first = &mut sequences[members.start];
+        let Some(kind) = SampleKind::of(&first.sampling) else {
+            return Ok(None);
         };
-        let states = (states.clone(), run);
-        let op = (cache.sampling).op(device, logits.clone(), states, kind, penalties)?;
-        samples.push(op);
+        let is_masked = allowed[members.clone()].iter().any(Option::is_some);
+        let run = Run {
+            kind,
+            n_top: most_of(&n_top[members.clone()]),
+            penalties,
+            masks: masks.as_ref().filter(|_| is_masked),
+            members,
+        };
+        let scratch = &mut first.cache.sampling;
+        ops.push(scratch.op(device, logits.clone(), states.clone(), run)?);
     }
-    Ok(samples)
+    Ok(Some(Samples {
+        reads: ReadSamples::new(&ops, n_top),
+        ops,
+        masks,
+    }))
 }
 
 impl GpuCache {

@@ -1,7 +1,8 @@
 //! Decoding without the host: the token sampled by a step is the next step's input.
 //!
 //! Commands of a step, of one sequence or of several, are submitted several times before the first tokens are read back.
-//! They read token and position of each where the previous step has written them.
+//! They read token and position of each where the previous step has written them. Where the host says which tokens may
+//! come next, it knows that only after the last one: the device computes logits meanwhile, and then samples from those.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,9 +15,9 @@ use std::time::Duration;
 use std::time::Instant;
 
 use sterna_gpu::graph::{
-    PenaltyOp, RecordedStep, SampleMethod, SampleOp, Shared, SharedGraph, View,
+    Graph, LogprobsOp, PenaltyOp, RecordedStep, SampleMethod, SampleOp, Shared, SharedGraph, View,
 };
-use sterna_gpu::kernels::output::{Draw, MAX_TOP_K, STATE_LEN, TopK, Weights};
+use sterna_gpu::kernels::output::{Draw, MAX_TOP_K, STATE_LEN, TopK, Weights, mask_len};
 use sterna_gpu::kernels::recurrent::SLOTS;
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, GpuError, ReadRange, Submission};
@@ -25,7 +26,8 @@ use super::GpuCache;
 use super::buffer::room;
 use super::pages::Moves;
 use crate::backend::{BackendError, Continued, Decoding, KvCache, Sampled};
-use crate::sampling::{SamplerConfig, Sampling};
+use crate::logprobs::Logprobs;
+use crate::sampling::{Chosen, SamplerConfig, Sampling};
 
 /// Steps that are decoded ahead: rotations of as many positions are computed, and pages taken, at once.
 pub(super) const MOST_STEPS: usize = 256;
@@ -78,7 +80,8 @@ pub(super) fn steps_from(len: usize, sampling: &Sampling<'_>) -> usize {
     let is_twice = biased.windows(2).any(|ids| ids[0] == ids[1]);
     // Tokens are stored by position.
     let has_places = sampling.recent.len() <= len + 1;
-    if method(config).is_none() || is_twice || !has_places {
+    let is_many = sampling.logprobs.is_some_and(|n| n > MAX_TOP_K);
+    if method(config).is_none() || is_twice || !has_places || is_many {
         return 0;
     }
     if sampling.window > MOST_PENALISED {
@@ -110,7 +113,7 @@ pub(super) fn are_alike(sequences: &[Continued<'_, GpuCache>]) -> bool {
 /// Adjacent sequences that are sampled for in the same dispatches: those with penalties, which need the tokens of each, are
 /// alone.
 pub(super) fn runs(sequences: &[Continued<'_, GpuCache>]) -> Vec<Range<usize>> {
-    let kind = |of: &Continued<'_, GpuCache>| SampleKind::of(of.sampling.config);
+    let kind = |of: &Continued<'_, GpuCache>| SampleKind::of(&of.sampling);
     let is_plain = |of: &Continued<'_, GpuCache>| of.sampling.window == 0;
     let mut first = 0;
     let runs = sequences.chunk_by(|a, b| is_plain(a) && is_plain(b) && kind(a) == kind(b));
@@ -127,11 +130,14 @@ pub(super) struct SampleKind {
     method: SampleMethod,
     temperature: f32,
     draw: Draw,
+    /// Log-probabilities, too.
+    has_logprobs: bool,
 }
 
 impl SampleKind {
     /// `None` if there are no kernels for that.
-    pub(super) fn of(config: &SamplerConfig) -> Option<SampleKind> {
+    pub(super) fn of(sampling: &Sampling<'_>) -> Option<SampleKind> {
+        let config = sampling.config;
         let method = method(config)?;
         Some(SampleKind {
             method,
@@ -145,6 +151,7 @@ impl SampleKind {
                 top_p: config.top_p,
                 min_p: config.min_p,
             },
+            has_logprobs: sampling.logprobs.is_some(),
         })
     }
 }
@@ -175,9 +182,10 @@ pub(super) fn sample_together(
     logits: &View,
     kind: SampleKind,
     choices: &mut [Choice<'_>],
-) -> Result<SampleOp, GpuError> {
+) -> Result<(SampleOp, ReadSamples), GpuError> {
     let n = choices.len();
     let (mut penalties, mut states) = (Vec::new(), Vec::with_capacity(n));
+    let (mut n_top, mut allowed) = (Vec::with_capacity(n), Vec::with_capacity(n));
     for (member, (sequence, row)) in choices.iter_mut().enumerate() {
         let Continued {
             cache,
@@ -186,11 +194,93 @@ pub(super) fn sample_together(
         } = sequence;
         penalties.extend(cache.penalty(device, (member, *row), sampling)?);
         states.push(state(cache.len(), *last, *row, sampling.seed));
+        n_top.push(sampling.logprobs);
+        allowed.push(sampling.allowed);
     }
     let scratch = choices[0].0.cache.sampling();
     let memory = room(device, &mut scratch.states, n * STATE_LEN)?;
     device.write(&memory, 0, states.as_flattened())?;
-    scratch.op(device, logits.clone(), (memory, 0..n), kind, penalties)
+    let masks = scratch.masks(device, logits.width, &allowed)?;
+    if let Some(masks) = &masks {
+        masks.write(&allowed)?;
+    }
+    let run = Run {
+        members: 0..n,
+        kind,
+        n_top: most_of(&n_top),
+        penalties,
+        masks: masks.as_ref(),
+    };
+    let op = scratch.op(device, logits.clone(), memory, run)?;
+    let reads = ReadSamples::new(std::slice::from_ref(&op), n_top);
+    Ok((op, reads))
+}
+
+/// How many of the most probable tokens are wanted at most; `None` if no log-probabilities are.
+pub(super) fn most_of(n_top: &[Option<usize>]) -> Option<usize> {
+    n_top.iter().flatten().max().copied()
+}
+
+/// Which tokens sequences may have next, where the device reads it.
+#[derive(Debug, Clone)]
+pub(super) struct Masks {
+    device: Device,
+    buffer: Buffer,
+    n_words: usize,
+    /// Whose may change; the others may have any.
+    are_restricted: Vec<bool>,
+}
+
+impl Masks {
+    /// For sequences of which something is said in `allowed`, or nothing ever will be.
+    fn new(
+        device: &Device,
+        buffer: Buffer,
+        n_words: usize,
+        allowed: &[Option<&[u32]>],
+    ) -> Result<Masks, GpuError> {
+        let masks = Masks {
+            device: device.clone(),
+            buffer,
+            n_words,
+            are_restricted: allowed.iter().map(Option::is_some).collect(),
+        };
+        for (member, _) in (allowed.iter().enumerate()).filter(|(_, allowed)| allowed.is_none()) {
+            masks.write_one(member, None)?;
+        }
+        Ok(masks)
+    }
+
+    /// Writes what the next token of each sequence may be.
+    fn write(&self, allowed: &[Option<&[u32]>]) -> Result<(), GpuError> {
+        for (member, allowed) in allowed.iter().enumerate() {
+            if self.are_restricted.get(member) == Some(&true) {
+                self.write_one(member, *allowed)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_one(&self, member: usize, allowed: Option<&[u32]>) -> Result<(), GpuError> {
+        let mut words = vec![if allowed.is_none() { u32::MAX } else { 0 }; self.n_words];
+        for (word, bits) in words.iter_mut().zip(allowed.unwrap_or_default()) {
+            *word = *bits;
+        }
+        let first = (member * self.n_words) as u64 * 4;
+        self.device.write(&self.buffer, first, &words)
+    }
+}
+
+/// Adjacent sequences that are sampled for in the same dispatches.
+pub(super) struct Run<'a> {
+    /// Their numbers among those with states.
+    pub(super) members: Range<usize>,
+    pub(super) kind: SampleKind,
+    /// How many of the most probable tokens are wanted, if log-probabilities are.
+    pub(super) n_top: Option<usize>,
+    pub(super) penalties: Vec<PenaltyOp>,
+    /// Of all with states, if any of the run has one.
+    pub(super) masks: Option<&'a Masks>,
 }
 
 /// Memory for sampling, reused with a sequence.
@@ -200,50 +290,111 @@ pub(super) struct SampleScratch {
     tokens: Option<Buffer>,
     /// Of sequences that are sampled for together.
     states: Option<Buffer>,
+    masks: Option<Buffer>,
     best: Option<Shared<TopK>>,
     weights: Option<Shared<Weights>>,
     biases: Option<(Vec<(u32, f32)>, Buffer)>,
+    logprobs: LogprobsScratch,
+}
+
+/// The same for log-probabilities.
+#[derive(Debug, Default)]
+struct LogprobsScratch {
+    top: Option<Shared<TopK>>,
+    weights: Option<Shared<Weights>>,
+    unchanged: Option<Buffer>,
+    out: Option<Buffer>,
+}
+
+/// Room for the `k` largest of `n_vocab` logits of each of `n` sequences: `room`, if that fits.
+fn top_room(
+    device: &Device,
+    room: &mut Option<Shared<TopK>>,
+    (n_vocab, k, n): (usize, usize, usize),
+) -> Result<Shared<TopK>, GpuError> {
+    let best = match room.take() {
+        Some(best) if best.k() == k && best.n_samplers() >= n => best,
+        _ => Shared::new(TopK::new(device, n_vocab, k, n)?),
+    };
+    Ok(room.insert(best).clone())
+}
+
+/// The same for the weights of all tokens.
+fn weights_room(
+    device: &Device,
+    room: &mut Option<Shared<Weights>>,
+    (n_vocab, n): (usize, usize),
+) -> Result<Shared<Weights>, GpuError> {
+    let weights = match room.take() {
+        Some(weights) if weights.n_samplers() >= n => weights,
+        _ => Shared::new(Weights::new(device, n_vocab, n)?),
+    };
+    Ok(room.insert(weights).clone())
 }
 
 impl SampleScratch {
-    /// The sampling operation for the sequences `run` of those with these states.
+    /// Room for the masks of as many sequences, if any has one. Those of others allow all.
+    pub(super) fn masks(
+        &mut self,
+        device: &Device,
+        n_vocab: usize,
+        allowed: &[Option<&[u32]>],
+    ) -> Result<Option<Masks>, GpuError> {
+        if allowed.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let n_words = mask_len(n_vocab);
+        let buffer = room(device, &mut self.masks, allowed.len() * n_words)?;
+        Masks::new(device, buffer, n_words, allowed).map(Some)
+    }
+
+    /// The sampling operation for sequences of `run`, among those with these states.
     pub(super) fn op(
         &mut self,
         device: &Device,
         logits: View,
-        (states, run): (Buffer, Range<usize>),
-        kind: SampleKind,
-        penalties: Vec<PenaltyOp>,
+        states: Buffer,
+        run: Run<'_>,
     ) -> Result<SampleOp, GpuError> {
+        let Run {
+            members,
+            kind,
+            n_top,
+            penalties,
+            masks,
+        } = run;
         let SampleKind {
             method,
             temperature,
             draw,
+            ..
         } = kind;
-        let n = run.len();
-        let best = match self.best.take() {
-            Some(best) if best.k() == method.k() && best.n_samplers() >= n => best,
-            _ => Shared::new(TopK::new(device, logits.width, method.k(), n)?),
-        };
-        let is_share = method == SampleMethod::All { share: true };
-        let weights = match self.weights.take() {
-            Some(weights) if !is_share || weights.n_samplers() >= n => Some(weights),
-            _ if is_share => Some(Shared::new(Weights::new(device, logits.width, n)?)),
+        let (n, n_vocab) = (members.len(), logits.width);
+        let best = top_room(device, &mut self.best, (n_vocab, method.k(), n))?;
+        let weights = match method {
+            SampleMethod::All { share: true } => {
+                Some(weights_room(device, &mut self.weights, (n_vocab, n))?)
+            }
             _ => None,
         };
-        (self.best, self.weights) = (Some(best.clone()), weights.clone());
+        let changes = SampleOp::changes_logits(method, &penalties);
+        let logprobs = n_top
+            .map(|n_top| (self.logprobs).op(device, &logits, (n_top, n), changes))
+            .transpose()?;
         Ok(SampleOp {
             logits,
             states,
-            first: run.start,
+            first: members.start,
             n,
             method,
             temperature,
             draw,
+            masks: masks.map(|masks| masks.buffer.clone()),
+            logprobs,
             tokens: penalties.first().map(|penalty| penalty.tokens.clone()),
             penalties,
             best,
-            weights: weights.filter(|_| is_share),
+            weights,
         })
     }
 
@@ -326,13 +477,119 @@ impl SampleScratch {
     }
 }
 
+impl LogprobsScratch {
+    /// For the `n_top` most probable tokens of `n` sequences, whose `logits` may change.
+    fn op(
+        &mut self,
+        device: &Device,
+        logits: &View,
+        (n_top, n): (usize, usize),
+        changes: bool,
+    ) -> Result<LogprobsOp, GpuError> {
+        // The largest is always needed. Few lengths, so that commands can be replayed for others.
+        let k = n_top.max(1).next_power_of_two().min(MAX_TOP_K);
+        let (n_rows, n_vocab) = (logits.n_rows, logits.width);
+        let unchanged = match changes {
+            true => {
+                let memory = room(device, &mut self.unchanged, n_rows * n_vocab)?;
+                Some(View::new(&memory, n_rows, n_vocab))
+            }
+            false => None,
+        };
+        Ok(LogprobsOp {
+            top: top_room(device, &mut self.top, (n_vocab, k, n))?,
+            weights: weights_room(device, &mut self.weights, (n_vocab, n))?,
+            unchanged,
+            out: room(device, &mut self.out, 2 * n)?,
+        })
+    }
+}
+
+/// What is read back of sequences that were sampled for.
+#[derive(Debug)]
+pub(super) struct ReadSamples {
+    /// Their states, and of each run with log-probabilities the largest logits, and what is known of those chosen.
+    ranges: Vec<ReadRange>,
+    /// The members of these runs, and how many logits.
+    runs: Vec<(Range<usize>, usize)>,
+    /// How many of the most probable tokens are wanted of each sequence.
+    n_top: Vec<Option<usize>>,
+}
+
+impl ReadSamples {
+    /// Of the sequences that `samples` samples for, all that have states.
+    pub(super) fn new(samples: &[SampleOp], n_top: Vec<Option<usize>>) -> ReadSamples {
+        let states = samples.first().map(|sample| &sample.states);
+        let states = states.map(|states| ReadRange::of::<u32>(states, 0..n_top.len() * STATE_LEN));
+        let mut ranges: Vec<ReadRange> = states.into_iter().collect();
+        let mut runs = Vec::new();
+        for sample in samples {
+            let Some(logprobs) = &sample.logprobs else {
+                continue;
+            };
+            let (n, k) = (sample.n, logprobs.top.k());
+            ranges.push(ReadRange::of::<u32>(logprobs.top.best(), 0..2 * n * k));
+            ranges.push(ReadRange::of::<f32>(&logprobs.out, 0..2 * n));
+            runs.push((sample.first..sample.first + n, k));
+        }
+        ReadSamples {
+            ranges,
+            runs,
+            n_top,
+        }
+    }
+
+    pub(super) fn ranges(&self) -> &[ReadRange] {
+        &self.ranges
+    }
+
+    /// What was sampled for sequence number `member`, which was at `position`, where `read` has what was read.
+    pub(super) fn sampled(&self, read: &[Vec<u8>], member: usize, position: usize) -> Sampled {
+        let words = |range: usize| {
+            let bytes = read.get(range).map_or(&[][..], Vec::as_slice);
+            bytes.as_chunks::<4>().0
+        };
+        let word =
+            |range: usize, at: usize| words(range).get(at).map(|word| u32::from_ne_bytes(*word));
+        let at = member * STATE_LEN;
+        // Where the device is undecided, a sequence stays where it is.
+        let (Some(id), true) = (word(0, at + 1), word(0, at) == Some(position as u32 + 1)) else {
+            return Sampled::Undecided;
+        };
+        let Some(n_top) = self.n_top.get(member).copied().flatten() else {
+            return Sampled::Token(id.into());
+        };
+        let found = self.runs.iter().position(|(run, _)| run.contains(&member));
+        let logprobs = found.and_then(|i| {
+            let (run, k) = &self.runs[i];
+            let (range, of_run) = (1 + 2 * i, member - run.start);
+            let pairs = words(range).get(2 * k * of_run..2 * k * (of_run + 1))?;
+            let number = |word: &[u8; 4]| u32::from_ne_bytes(*word);
+            let largest = pairs.chunks_exact(2);
+            let largest = largest.map(|pair| (number(&pair[1]), f32::from_bits(number(&pair[0]))));
+            let largest: Vec<_> = largest.filter(|(id, _)| *id != u32::MAX).collect();
+            let [chosen, log_total] =
+                [0, 1].map(|i| word(range + 1, 2 * of_run + i).map(f32::from_bits));
+            Logprobs::of_largest(chosen?, &largest, log_total?, n_top)
+        });
+        match logprobs {
+            Some(_) => Sampled::Token(Chosen { id, logprobs }),
+            // Logits that aren't finite are the host's.
+            None => Sampled::Undecided,
+        }
+    }
+}
+
 /// A step that is submitted repeatedly.
 pub(super) struct Steps {
     graph: SharedGraph,
     /// `None` once no more are submitted: they keep memory alive.
     commands: Option<RecordedStep>,
-    /// Position and token of each sequence in the next step, [`STATE_LEN`] words each.
-    states: Buffer,
+    reads: ReadSamples,
+    /// The host says which tokens may come next: then sampling is a piece of its own.
+    masks: Option<Masks>,
+    /// With masks: the logits that are sampled from next are being computed.
+    is_computed: bool,
     under_way: VecDeque<Submission>,
     /// The positions that the first of those computes.
     positions: Vec<usize>,
@@ -351,7 +608,7 @@ impl Steps {
     pub(super) fn new(
         graph: &SharedGraph,
         commands: RecordedStep,
-        states: Buffer,
+        (reads, masks): (ReadSamples, Option<Masks>),
         (positions, n_steps): (Vec<usize>, usize),
         are_forked: Vec<Arc<AtomicBool>>,
         moves: Moves,
@@ -359,7 +616,9 @@ impl Steps {
         Steps {
             graph: graph.clone(),
             commands: Some(commands),
-            states,
+            reads,
+            masks,
+            is_computed: false,
             under_way: VecDeque::with_capacity(MOST_UNDER_WAY),
             positions,
             n_left: n_steps,
@@ -382,15 +641,11 @@ impl Steps {
     }
 }
 
-impl Decoding for Steps {
-    fn poll_next(
-        &mut self,
-        wanted: usize,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Vec<Sampled>>, BackendError>> {
+impl Steps {
+    /// Submits steps, so that `wanted` are under way, or fewer.
+    fn submit(&mut self, wanted: usize) -> Result<(), GpuError> {
         let depth = self.pace.depth().min(wanted);
         let depth = depth.min(self.n_left).min(self.max_depth());
-        let n_words = self.positions.len() * STATE_LEN;
         if wanted == 0 {
             self.commands = None;
         }
@@ -402,10 +657,68 @@ impl Decoding for Steps {
                 self.commands = None;
                 break;
             }
-            let read = ReadRange::of::<u32>(&self.states, 0..n_words);
-            let submission = graph.run(commands, &[read])?;
+            let submission = graph.run(commands, self.reads.ranges())?;
             drop(graph);
             self.under_way.push_back(submission);
+        }
+        Ok(())
+    }
+
+    /// Samples tokens that are `allowed` for the step that is computed, if no tokens are under way, and computes the next
+    /// step: one ahead of what is sampled. If none is wanted, what is computed already is sampled from.
+    fn submit_restricted(
+        &mut self,
+        masks: &Masks,
+        wanted: usize,
+        allowed: &[Option<&[u32]>],
+    ) -> Result<(), GpuError> {
+        let Some(commands) = self.commands.clone().filter(|_| self.under_way.is_empty()) else {
+            return Ok(());
+        };
+        let (step, sampling) = commands.split_last();
+        let shared = self.graph.clone();
+        let mut graph = shared.lock();
+        self.compute(&mut graph, &step, wanted)?;
+        if self.is_computed {
+            masks.write(allowed)?;
+            let submission = graph.run(&sampling, self.reads.ranges())?;
+            self.under_way.push_back(submission);
+            self.is_computed = false;
+            self.compute(&mut graph, &step, wanted)?;
+        }
+        if wanted == 0 {
+            self.commands = None;
+        }
+        Ok(())
+    }
+
+    /// Begins to compute the logits of one more step, if there are fewer than `wanted` under way.
+    fn compute(
+        &mut self,
+        graph: &mut Graph,
+        step: &RecordedStep,
+        wanted: usize,
+    ) -> Result<(), GpuError> {
+        let most = wanted.min(self.n_left).min(self.max_depth());
+        if self.is_computed || self.under_way.len() >= most || self.moves.are_there() {
+            return Ok(());
+        }
+        drop(graph.run(step, &[])?);
+        self.is_computed = true;
+        Ok(())
+    }
+}
+
+impl Decoding for Steps {
+    fn poll_next(
+        &mut self,
+        wanted: usize,
+        allowed: &[Option<&[u32]>],
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Vec<Sampled>>, BackendError>> {
+        match self.masks.clone() {
+            Some(masks) => self.submit_restricted(&masks, wanted, allowed)?,
+            None => self.submit(wanted)?,
         }
         let Some(first) = self.under_way.front_mut() else {
             return Poll::Ready(Ok(None));
@@ -413,25 +726,11 @@ impl Decoding for Steps {
         let read = ready!(Pin::new(first).poll(cx));
         self.under_way.pop_front();
         let read = read?;
-        let words: &[[u8; 4]] = read.first().map_or(&[], |bytes| bytes.as_chunks().0);
-        if words.len() != n_words {
-            return Poll::Ready(Err(BackendError::from(GpuError::Shape {
-                what: "words of a decoded step",
-                expected: n_words as u64,
-                found: words.len() as u64,
-            })));
-        }
         self.n_left -= 1;
         self.pace.count();
-        let states = words.chunks_exact(STATE_LEN);
-        let sampled = states.zip(&mut self.positions).map(|(state, position)| {
+        let sampled = self.positions.iter_mut().enumerate().map(|(i, position)| {
             *position += 1;
-            let [at, id] = [state[0], state[1]].map(u32::from_ne_bytes);
-            // Where the device is undecided, a sequence stays where it is.
-            match at as usize == *position {
-                true => Sampled::Token(id),
-                false => Sampled::Undecided,
-            }
+            self.reads.sampled(&read, i, *position - 1)
         });
         Poll::Ready(Ok(Some(sampled.collect())))
     }

@@ -32,7 +32,6 @@ use sterna_gpu::graph::{
 };
 use sterna_gpu::kernels::experts::Routing as RoutingOnGpu;
 use sterna_gpu::kernels::linear::{Epilogue, Stack};
-use sterna_gpu::kernels::output::STATE_LEN;
 use sterna_gpu::kernels::recurrent::{ScanShape, StepWeights};
 use sterna_gpu::kernels::rotate::Rotation;
 use sterna_gpu::memory::{Buffer, Upload};
@@ -47,8 +46,8 @@ use crate::backend::{
     Attention, Backend, BackendError, BlockMatrix, CacheShape, CacheType, CausalConvolution,
     Continued, Decoding, DeltaNet, DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices,
     ExpertProduct, KvCache, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout,
-    PendingRows, Product, ROTATIONS, RowsRead, RowsWanted, ScreenedRows, SelectiveScan, Sequence,
-    SnapshotError, SnapshotSink, SnapshotSource, Ssm, TimeMix, TokenShift, WeightData,
+    PendingRows, Product, ROTATIONS, RowsRead, RowsWanted, Sampled, ScreenedRows, SelectiveScan,
+    Sequence, SnapshotError, SnapshotSink, SnapshotSource, Ssm, TimeMix, TokenShift, WeightData,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Activations;
@@ -57,6 +56,7 @@ use crate::stage::Stage;
 pub use buffer::GpuBuffer;
 use buffer::heads;
 pub use cache::GpuCache;
+use cache::Samples;
 use decode::{Choice, SampleKind, Steps, sample_together};
 use pages::{PagePools, lock};
 #[cfg(not(target_arch = "wasm32"))]
@@ -222,7 +222,7 @@ enum RowsKind {
     Token {
         group: usize,
         member: usize,
-        position: u32,
+        position: usize,
     },
     Undecided,
 }
@@ -1128,6 +1128,10 @@ impl Backend for Gpu {
         x.overwrite(&self.device, values, width)
     }
 
+    fn samples(&self) -> bool {
+        true
+    }
+
     fn max_lookahead(
         &self,
         sequences: &mut [Continued<'_, GpuCache>],
@@ -1169,10 +1173,10 @@ impl Backend for Gpu {
         let logits = logits.dense(&self.device, &mut graph)?;
         let step = graph.step();
         let samples = cache::continue_from(&self.device, step, &logits, sequences)?;
-        let Some(states) = samples.first().map(|sample| sample.states.clone()) else {
+        let Some(Samples { ops, reads, masks }) = samples else {
             return Ok(None);
         };
-        let commands = graph.repeatable(samples)?;
+        let commands = graph.repeatable(ops)?;
         let positions: Vec<usize> = sequences.iter().map(|of| of.cache.len()).collect();
         let are_forked: Vec<_> = sequences
             .iter()
@@ -1180,7 +1184,8 @@ impl Backend for Gpu {
             .collect();
         Ok(commands.zip(sequences.first()).map(|(commands, first)| {
             let (positions, moves) = ((positions, n_steps), first.cache.moves());
-            let steps = Steps::new(&self.graph, commands, states, positions, are_forked, moves);
+            let read = (reads, masks);
+            let steps = Steps::new(&self.graph, commands, read, positions, are_forked, moves);
             Box::new(steps) as Box<dyn Decoding>
         }))
     }
@@ -1208,8 +1213,8 @@ impl Backend for Gpu {
                 }
                 RowsWanted::Token(sequence) => {
                     row += 1;
-                    let position = sequence.cache.len() as u32;
-                    match SampleKind::of(sequence.sampling.config) {
+                    let position = sequence.cache.len();
+                    match SampleKind::of(&sequence.sampling) {
                         None => RowsKind::Undecided,
                         Some(kind) => {
                             let known = groups.iter().position(|(of, _)| *of == kind);
@@ -1230,10 +1235,12 @@ impl Backend for Gpu {
             });
         }
         let n_logits = reads.len();
+        let mut samples = Vec::with_capacity(groups.len());
         for (kind, mut choices) in groups {
-            let sample = sample_together(&self.device, &rows, kind, &mut choices)?;
-            let range = 0..choices.len() * STATE_LEN;
-            reads.push(ReadRange::of::<u32>(&sample.states, range));
+            let (sample, own) = sample_together(&self.device, &rows, kind, &mut choices)?;
+            let first = reads.len();
+            reads.extend_from_slice(own.ranges());
+            samples.push((own, first..reads.len()));
             graph.push(Op::Sample(sample));
         }
         let submission = graph.submit(&reads)?;
@@ -1246,23 +1253,19 @@ impl Backend for Gpu {
                 true => logits.iter_mut().map(floats_of).collect(),
                 false => host.map_mut(logits, floats_of),
             };
-            let words = |i: usize| {
-                read.get(i)
-                    .map_or(&[][..], |bytes| bytes.as_chunks::<4>().0)
-            };
             let rows = kinds.into_iter().map(|kind| match kind {
                 RowsKind::Logits(i) => RowsRead::Logits(std::mem::take(&mut logits[i])),
                 RowsKind::Token {
                     group,
                     member,
                     position,
-                } => match words(n_logits + group).get(member * STATE_LEN..) {
-                    // A device that is undecided stays where it is.
-                    Some([at, id, ..]) if u32::from_ne_bytes(*at) == position + 1 => {
-                        RowsRead::Token(u32::from_ne_bytes(*id))
+                } => {
+                    let (own, ranges) = &samples[group];
+                    match own.sampled(&read[ranges.clone()], member, position) {
+                        Sampled::Token(chosen) => RowsRead::Token(chosen),
+                        Sampled::Undecided => RowsRead::Undecided,
                     }
-                    _ => RowsRead::Undecided,
-                },
+                }
                 RowsKind::Undecided => RowsRead::Undecided,
             });
             Ok(rows.collect())

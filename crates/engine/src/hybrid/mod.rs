@@ -1115,15 +1115,16 @@ impl Backend for Hybrid {
     }
 
     /// A GPU decodes on its own only if it has the whole model.
+    fn samples(&self) -> bool {
+        (self.gpu.as_ref()).is_some_and(|part| part.placement().is_whole() && part.gpu.samples())
+    }
+
     fn max_lookahead(
         &self,
         sequences: &mut [Continued<'_, HybridCache>],
     ) -> Result<usize, BackendError> {
-        match &self.gpu {
-            Some(part) if part.placement().is_whole() => match sequences_on_gpu(sequences) {
-                Some(mut sequences) => part.gpu.max_lookahead(&mut sequences),
-                None => Ok(0),
-            },
+        match (self.device(), sequences_on_gpu(sequences)) {
+            (Some(gpu), Some(mut sequences)) if self.samples() => gpu.max_lookahead(&mut sequences),
             _ => Ok(0),
         }
     }

@@ -9,6 +9,7 @@ mod matrix;
 mod op;
 mod sample;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::kernels::linear::Form;
@@ -23,7 +24,7 @@ pub use op::{
     Convolution, ExpertOutput, HeadInputs, Norm, Op, Output, RopeTable, Routes, ScanGates,
     SequencesRef, Shared, StateRef, TimeInputs, TimeViews, View,
 };
-pub use sample::{PenaltyOp, SampleMethod, SampleOp};
+pub use sample::{LogprobsOp, PenaltyOp, SampleMethod, SampleOp};
 
 /// Counters of work done on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -117,9 +118,30 @@ pub struct Graph {
     timings: Timings,
 }
 
-/// A recorded step. Its pieces are submitted one by one.
+/// A recorded step, or some of one. Its pieces are submitted one by one.
 #[derive(Debug, Clone)]
-pub struct RecordedStep(Arc<[Commands]>);
+pub struct RecordedStep {
+    pieces: Arc<[Commands]>,
+    /// Those that are meant.
+    of: Range<usize>,
+}
+
+impl RecordedStep {
+    fn new(pieces: Vec<Commands>) -> RecordedStep {
+        RecordedStep {
+            of: 0..pieces.len(),
+            pieces: pieces.into(),
+        }
+    }
+
+    /// What comes before the last piece, and that.
+    pub fn split_last(&self) -> (RecordedStep, RecordedStep) {
+        let Range { start, end } = self.of;
+        let last = end.saturating_sub(1).max(start);
+        let of = |of| RecordedStep { of, ..self.clone() };
+        (of(start..last), of(last..end))
+    }
+}
 
 /// Number of steps kept for replay: those of prompts and of decoding, each before and after a cache grows.
 const KEPT: usize = 4;
@@ -211,7 +233,7 @@ impl Graph {
                 break submission;
             }
         };
-        self.keep(ops, RecordedStep(pieces.into()));
+        self.keep(ops, RecordedStep::new(pieces));
         Ok(submission)
     }
 
@@ -223,7 +245,7 @@ impl Graph {
         step: &RecordedStep,
         reads: &[ReadRange],
     ) -> Result<Submission, GpuError> {
-        let Some((last, others)) = step.0.split_last() else {
+        let Some((last, others)) = step.pieces[step.of.clone()].split_last() else {
             return self.device.submit(&[], reads);
         };
         for piece in others {
@@ -249,7 +271,8 @@ impl Graph {
 
     /// The operations of a whole step of one token of each sequence, and `samples` after them, which sample for all in
     /// order, as commands that find the tokens in the states of the sequences; `None`, with nothing changed, if the pending
-    /// operations are something else.
+    /// operations are something else. Where `samples` have masks, which the host writes while the step is computed, they
+    /// are a [piece](RecordedStep::split_last) of their own.
     ///
     /// Errors: as [`Graph::flush`].
     pub fn repeatable(&mut self, samples: Vec<SampleOp>) -> Result<Option<RecordedStep>, GpuError> {
@@ -266,15 +289,23 @@ impl Graph {
                 *ids = tokens.clone();
             }
         }
+        let has_masks = samples.iter().any(|sample| sample.masks.is_some());
         self.ops.extend(samples.into_iter().map(Op::Sample));
         let ops = std::mem::take(&mut self.ops);
         if let Some(step) = self.replay(&ops) {
             return Ok(Some(step));
         }
-        // In one piece: steps follow one another without a pause, and each submission would be one.
+        // Else in one: steps follow one another without a pause, and each submission would be one.
         let fused = self.begin_recording(&ops)?;
-        let (whole, _) = self.record(&fused, usize::MAX)?;
-        Ok(Some(self.keep(ops, RecordedStep([whole].into()))))
+        let first_sample = fused.iter().position(|op| matches!(op, Op::Sample(_)));
+        let (step, samples) = fused.split_at(first_sample.filter(|_| has_masks).unwrap_or(0));
+        let mut pieces = Vec::with_capacity(2);
+        for ops in [step, samples] {
+            if !ops.is_empty() {
+                pieces.push(self.record(ops, usize::MAX)?.0);
+            }
+        }
+        Ok(Some(self.keep(ops, RecordedStep::new(pieces))))
     }
 
     /// The step that was recorded of the same operations, if it is kept.

@@ -2,10 +2,11 @@
 
 use super::op::{Shared, View};
 use crate::kernels::attention::Position;
+use crate::kernels::elementwise::copy;
 use crate::kernels::linear::Ids;
 use crate::kernels::output::{
-    Draw, MAX_TOP_K, Penalties, STATE_LEN, Samplers, TopK, Weights, penalize, perturb, sample,
-    sample_of_all, top_k, weigh,
+    Draw, MAX_TOP_K, Penalties, STATE_LEN, Samplers, TopK, Weights, log_probability, mask,
+    penalize, perturb, sample, sample_of_all, top_k, weigh,
 };
 use crate::memory::Buffer;
 use crate::{GpuError, Recorder};
@@ -53,6 +54,10 @@ pub struct SampleOp {
     pub temperature: f32,
     /// How a token is drawn from the top ones.
     pub draw: Draw,
+    /// Which tokens may be drawn, as [`mask`] reads it, of all that have states; `None` if any may.
+    pub masks: Option<Buffer>,
+    /// What log-probabilities of tokens follow from, if they are wanted.
+    pub logprobs: Option<LogprobsOp>,
     /// Of those whose logits change first, which and how.
     pub penalties: Vec<PenaltyOp>,
     /// Of a single sequence, its tokens by position, if the next are to be written there.
@@ -61,6 +66,19 @@ pub struct SampleOp {
     pub best: Shared<TopK>,
     /// Room for the weights of all tokens, if they are needed.
     pub weights: Option<Shared<Weights>>,
+}
+
+/// Logits and their sums as they are before masks, penalties and noise.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LogprobsOp {
+    /// Room for the largest logits of each sequence.
+    pub top: Shared<TopK>,
+    /// Room for the weights of all tokens.
+    pub weights: Shared<Weights>,
+    /// Room for as many rows of logits, if these change before a token is drawn.
+    pub unchanged: Option<View>,
+    /// Room for what [`log_probability`] computes.
+    pub out: Buffer,
 }
 
 /// Penalties and biases of a sequence.
@@ -88,7 +106,46 @@ impl SampleOp {
         }
     }
 
+    /// Whether logits change before a token is drawn, which masks don't do to those of tokens that may be.
+    pub fn changes_logits(method: SampleMethod, penalties: &[PenaltyOp]) -> bool {
+        method == SampleMethod::Gumbel || !penalties.is_empty()
+    }
+
     pub(super) fn record(&self, recorder: &mut Recorder) -> Result<(), GpuError> {
+        let samplers = Samplers {
+            logits: self.logits.of(),
+            states: &self.states,
+            first: self.first,
+            n: self.n,
+        };
+        if let Some(logprobs) = &self.logprobs {
+            top_k(recorder, samplers, &logprobs.top)?;
+            weigh(recorder, samplers, 1.0, &logprobs.weights)?;
+            if let Some(unchanged) = &logprobs.unchanged {
+                copy(recorder, unchanged.of(), samplers.logits)?;
+            }
+        }
+        if let Some(masks) = &self.masks {
+            mask(recorder, samplers, masks)?;
+        }
+        self.draw(recorder, samplers)?;
+        match &self.logprobs {
+            Some(LogprobsOp {
+                weights,
+                unchanged,
+                out,
+                ..
+            }) => {
+                let logits = unchanged.as_ref().map_or(samplers.logits, View::of);
+                let samplers = Samplers { logits, ..samplers };
+                log_probability(recorder, samplers, weights, out)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Draws tokens from logits of which any may be drawn.
+    fn draw(&self, recorder: &mut Recorder, samplers: Samplers<'_>) -> Result<(), GpuError> {
         for penalty in &self.penalties {
             let position = Position {
                 buffer: &self.states,
@@ -105,12 +162,6 @@ impl SampleOp {
             let logits = self.logits.rows(penalty.row, 1);
             penalize(recorder, logits.of(), &penalties, &penalty.tokens, position)?;
         }
-        let samplers = Samplers {
-            logits: self.logits.of(),
-            states: &self.states,
-            first: self.first,
-            n: self.n,
-        };
         let (draw, best, weights) = (&self.draw, &*self.best, self.weights.as_deref());
         let tokens = self.tokens.as_ref();
         if self.method == SampleMethod::Gumbel {

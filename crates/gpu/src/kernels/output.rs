@@ -4,7 +4,7 @@ use super::Rows;
 use super::attention::Position;
 use crate::error::{expect, expect_most};
 use crate::memory::Buffer;
-use crate::shader::{PENALIZE, PERTURB, SAMPLE, TOP_K, WEIGH, params};
+use crate::shader::{LOG_PROBABILITY, MASK, PENALIZE, PERTURB, SAMPLE, TOP_K, WEIGH, params};
 use crate::{Device, GpuError, Recorder};
 
 /// Maximum `k` of [`top_k`].
@@ -215,6 +215,49 @@ pub fn penalize(
     Ok(())
 }
 
+params! {
+    MaskParams {
+        sampler: u32,
+        n: u32,
+        offset: u32,
+        stride: u32,
+    }
+}
+
+/// Words of the mask of `n_vocab` tokens, for [`mask`].
+pub fn mask_len(n_vocab: usize) -> usize {
+    n_vocab.div_ceil(32)
+}
+
+/// The logits of tokens that may not be drawn become −∞: those whose bits in `masks` are 0. These are
+/// `[n_states, mask_len]`, of each state a bit for every token, the lowest first.
+///
+/// Errors: [`GpuError::Shape`] if there are fewer states or masks than samplers.
+/// Exactness: exact.
+pub fn mask(
+    recorder: &mut Recorder,
+    samplers: Samplers<'_>,
+    masks: &Buffer,
+) -> Result<(), GpuError> {
+    samplers.check(samplers.n)?;
+    let logits = samplers.logits;
+    let n_masks = (masks.bytes() / 4) as usize / mask_len(logits.width).max(1);
+    expect_most(
+        "sampling: masks",
+        n_masks,
+        samplers.first.saturating_add(samplers.n),
+    )?;
+    let params = MaskParams {
+        sampler: samplers.first as u32,
+        n: logits.width as u32,
+        offset: logits.offset as u32,
+        stride: logits.stride as u32,
+    };
+    let bindings = [logits.buffer.into(), samplers.states.into(), masks.into()];
+    let grid = [logits.width.div_ceil(256) as u32, samplers.n as u32];
+    recorder.dispatch(&MASK, &[], &bindings, &params, grid)
+}
+
 /// How a token is drawn from the top tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Draw {
@@ -327,6 +370,53 @@ pub fn weigh(
     ];
     let grid = [into.n_sums as u32, samplers.n as u32];
     recorder.dispatch(&WEIGH, &[], &bindings, &params, grid)
+}
+
+params! {
+    LogProbabilityParams {
+        sampler: u32,
+        n: u32,
+        offset: u32,
+        stride: u32,
+        n_sums: u32,
+    }
+}
+
+/// What the log-probability of each sampler's token follows from, that its state has: `out` becomes `[n, 2]`, the logit
+/// of the token among `samplers.logits`, and the logarithm of the sum of `exp(logit − largest)` over these, of which
+/// `weights` are those at temperature 1.
+///
+/// Errors: [`GpuError::Shape`] if there are fewer states or weights than samplers, or too little room.
+/// Exactness: the logarithm as its sum ([`weigh`]), and within a unit of 2⁻²¹ besides.
+pub fn log_probability(
+    recorder: &mut Recorder,
+    samplers: Samplers<'_>,
+    weights: &Weights,
+    out: &Buffer,
+) -> Result<(), GpuError> {
+    samplers.check(weights.n.min((out.bytes() / 8) as usize))?;
+    let logits = samplers.logits;
+    expect("weights: sums", weights.n_sums, logits.width.div_ceil(TILE))?;
+    let params = LogProbabilityParams {
+        sampler: samplers.first as u32,
+        n: logits.width as u32,
+        offset: logits.offset as u32,
+        stride: logits.stride as u32,
+        n_sums: weights.n_sums as u32,
+    };
+    let bindings = [
+        logits.buffer.into(),
+        samplers.states.into(),
+        (&weights.sums).into(),
+        out.into(),
+    ];
+    recorder.dispatch(
+        &LOG_PROBABILITY,
+        &[],
+        &bindings,
+        &params,
+        [samplers.n as u32, 1],
+    )
 }
 
 params! {

@@ -9,7 +9,8 @@ use crate::kernels::experts::{CombineExpertsParams, ExpertBiasParams, RouteParam
 use crate::kernels::linear::{EmbedParams, GroupRoutesParams, LinearParams, TwoLinearParams};
 use crate::kernels::norm::{LayerNormParams, RmsNormParams};
 use crate::kernels::output::{
-    PenalizeParams, PerturbParams, SampleParams, TopKParams, WeighParams,
+    LogProbabilityParams, MaskParams, PenalizeParams, PerturbParams, SampleParams, TopKParams,
+    WeighParams,
 };
 use crate::kernels::quantize::{DequantizeParams, HalveParams, QuantizeParams};
 use crate::kernels::recurrent::{
@@ -370,6 +371,8 @@ shaders! {
     PENALIZE = "penalize", [EXACT], [Write, Read, Read, Read], PenalizeParams, [];
     PERTURB = "perturb", [RANDOM, SAMPLERS], [Write, Read], PerturbParams, [];
     WEIGH = "weigh", [SAMPLERS], [Read, Read, Write], WeighParams, [];
+    MASK = "mask", [SAMPLERS], [Write, Read, Read], MaskParams, [];
+    LOG_PROBABILITY = "log_probability", [SAMPLERS], [Read, Read, Read, Write], LogProbabilityParams, [];
     SAMPLE = "sample", [RANDOM, SAMPLERS], [Read, Read, Write, Write], SampleParams, [];
     TERNARY_GEMM_COOP = "gemm_coop", [LINEAR_PARAMS, COOP_ONE_MATRIX, COOP, COOP_SUMS_TERNARY, COOP_TERNARY, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write], LinearParams, [Need::F16, Need::CooperativeMatrix];

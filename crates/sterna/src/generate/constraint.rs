@@ -74,8 +74,8 @@ pub(super) enum Next {
     End,
     /// Any token.
     Any,
-    /// This token.
-    Token(u32),
+    /// This token, whose bit is the only one.
+    Token { id: u32, bits: Vec<u32> },
     /// One of several, a bit for each; stop ids are among them if the answer may end.
     OneOf(Vec<u32>),
 }
@@ -96,6 +96,16 @@ impl Constrained {
             None => self.find_next()?,
         };
         Ok(self.next.insert(next))
+    }
+
+    /// The tokens that may come next, a bit for each, or `None` if any may. `None` at once where that isn't known yet, or
+    /// nothing may come.
+    pub(super) fn allowed(&self) -> Option<Option<&[u32]>> {
+        match self.next.as_ref()? {
+            Next::End => None,
+            Next::Any => Some(None),
+            Next::Token { bits, .. } | Next::OneOf(bits) => Some(Some(bits)),
+        }
     }
 
     /// Whether any token may come next.
@@ -123,9 +133,10 @@ impl Constrained {
             (_, true) if self.stop_ids.is_empty() => Ok(Next::End),
             (1, false) => {
                 let word = tokens.iter().position(|&bits| bits != 0).unwrap_or(0);
-                Ok(Next::Token(
-                    word as u32 * 32 + tokens[word].trailing_zeros(),
-                ))
+                Ok(Next::Token {
+                    id: word as u32 * 32 + tokens[word].trailing_zeros(),
+                    bits: tokens,
+                })
             }
             (_, end) => {
                 for &id in self.stop_ids.iter().filter(|_| end) {

@@ -32,7 +32,6 @@
 
 mod constraint;
 mod first_word;
-mod logprobs;
 mod speculate;
 mod stats;
 mod stop;
@@ -41,7 +40,7 @@ mod text;
 use std::mem;
 use std::sync::Arc;
 
-use sterna_engine::{Logits, Sampler};
+use sterna_engine::{Logits, Sampler, Sampling};
 use sterna_text::Tokenizer;
 
 use crate::error::{Error, ErrorCode, Result, bail};
@@ -52,8 +51,8 @@ use text::TextStream;
 
 pub use constraint::{Allowed, TokenConstraint, spellings};
 pub use first_word::FirstWord;
-pub use logprobs::Logprobs;
 pub use stats::{Stats, StopReason};
+pub use sterna_engine::{Chosen, Logprobs};
 
 /// A request to generate.
 #[derive(Debug, Clone)]
@@ -121,8 +120,8 @@ pub struct Wanted<'a> {
 /// How a device may sample the next token, for [`Session::decode`](sterna_engine::Session::decode).
 #[derive(Debug)]
 pub struct Draw<'a> {
-    /// Chooses tokens.
-    pub sampler: &'a Sampler,
+    /// How to choose tokens.
+    pub sampling: Sampling<'a>,
     /// Maximum tokens still to come.
     pub n_left: usize,
 }
@@ -135,7 +134,7 @@ pub enum Given {
     /// The requested logits, `[rows, n_vocab]`.
     Logits(Vec<f32>),
     /// The next token, sampled elsewhere.
-    Token(u32),
+    Token(Chosen),
 }
 
 /// An event of an answer.
@@ -190,6 +189,8 @@ pub struct Generator {
     n_logprobs: Option<usize>,
     text: Option<TextStream>,
     constraint: Option<Constrained>,
+    /// Tokens that a constraint leaves no choice of are computed together with what follows.
+    merges: bool,
     state: State,
     /// The stop token that ended it.
     stop_id: Option<u32>,
@@ -219,7 +220,7 @@ enum State {
 #[derive(Debug)]
 enum Computed {
     /// This one.
-    Token(u32),
+    Token(Chosen),
     /// Logits, of the newest token and of the drafts after it.
     Logits {
         /// `[1 + drafts.len(), n_vocab]`.
@@ -231,7 +232,7 @@ enum Computed {
 }
 
 impl Computed {
-    /// The logits that follow the newest token, `[n_vocab]`, unless it was sampled elsewhere.
+    /// The logits that follow the newest token, `[n_vocab]`, unless what follows was sampled elsewhere.
     fn logits(&self) -> Option<&[f32]> {
         match self {
             Computed::Token(_) => None,
@@ -328,6 +329,7 @@ impl Generator {
             drafter,
             recorder,
             n_logprobs: logprobs,
+            merges: true,
             state: State::Append { n_asked: 0 },
             stop_id: None,
             stats: Stats {
@@ -344,13 +346,26 @@ impl Generator {
         self.stats.n_reused = self.n_held;
     }
 
+    /// Has tokens that a constraint leaves no choice of computed one by one, like others. That is faster on a device that
+    /// [draws](Wanted::draw) tokens ahead, which other steps interrupt.
+    pub(crate) fn merge_none(&mut self) {
+        self.merges = false;
+    }
+
+    /// Whether something decides which tokens may come next.
+    pub(crate) fn is_constrained(&self) -> bool {
+        self.constraint
+            .as_ref()
+            .is_some_and(|constraint| !constraint.is_free())
+    }
+
     /// What has to be computed next, of at most `max_ids` tokens, but at least one; `None` if there are
     /// events to take first, or the answer is over. Repeated calls return the same.
     pub fn wanted(&mut self, max_ids: usize) -> Option<Wanted<'_>> {
         let max_ids = max_ids.max(1);
         // Others read logits beside the sampler.
-        let is_free = self.constraint.as_ref().is_none_or(Constrained::is_free);
-        let is_plain = self.n_logprobs.is_none() && is_free && self.recorder.is_none();
+        let is_plain =
+            self.n_logprobs.is_none() && !self.is_constrained() && self.recorder.is_none();
         let one = match is_plain {
             true => self.sampler.top().map_or(Logits::Last, Logits::Top),
             false => Logits::Last,
@@ -370,15 +385,21 @@ impl Generator {
             }
             State::Decode { batch } => {
                 batch.truncate(max_ids);
+                let draws = self.recorder.is_none() && self.drafter.is_none();
+                let allowed = match &self.constraint {
+                    Some(constraint) => constraint.allowed(),
+                    None => Some(None),
+                };
+                let draw = allowed.filter(|_| draws).map(|allowed| Draw {
+                    sampling: Sampling {
+                        logprobs: self.n_logprobs,
+                        allowed,
+                        ..self.sampler.sampling()
+                    },
+                    n_left: self.max_tokens - self.stats.n_generated,
+                });
                 match batch.len() {
-                    1 if is_plain && self.drafter.is_none() => {
-                        let draw = Draw {
-                            sampler: &self.sampler,
-                            n_left: self.max_tokens - self.stats.n_generated,
-                        };
-                        (&batch[..], one, Some(draw))
-                    }
-                    1 => (&batch[..], one, None),
+                    1 => (&batch[..], one, draw),
                     _ => (&batch[..], Logits::All, None),
                 }
             }
@@ -424,7 +445,7 @@ impl Generator {
     fn computed(&self, given: Given, drafts: Vec<u32>) -> State {
         let n_rows = drafts.len() + 1;
         match given {
-            Given::Token(id) => State::Computed(Computed::Token(id)),
+            Given::Token(chosen) => State::Computed(Computed::Token(chosen)),
             Given::Logits(rows) if !rows.is_empty() && rows.len().is_multiple_of(n_rows) => {
                 State::Computed(Computed::Logits {
                     rows,
@@ -467,7 +488,7 @@ impl Generator {
         let only = match next {
             Err(error) => return State::Failed(error),
             Ok(Some(Next::End)) => return self.stopped(StopReason::Complete),
-            Ok(Some(&Next::Token(id))) => Some(id),
+            Ok(Some(&Next::Token { id, .. })) => Some(id),
             Ok(Some(Next::OneOf(_) | Next::Any) | None) => None,
         };
         if self.stats.n_generated == self.max_tokens {
@@ -485,8 +506,8 @@ impl Generator {
             return State::Computed(computed);
         }
         // It needs no logits, and is computed together with what follows.
-        if let (Some(id), None) = (only, self.n_logprobs) {
-            return State::Computed(Computed::Token(id));
+        if let (Some(id), None, true) = (only, self.n_logprobs, self.merges) {
+            return State::Computed(Computed::Token(id.into()));
         }
         if self.tokens.len() > self.n_held + 1 {
             return State::Append { n_asked: 0 };
@@ -541,8 +562,8 @@ impl Generator {
                 self.state = self.stopped(StopReason::Complete);
                 return None;
             }
-            (Ok(Some(&Next::Token(id))), _)
-            | (Ok(None | Some(Next::Any)), &Computed::Token(id)) => id,
+            (Ok(_), Computed::Token(chosen)) => chosen.id,
+            (Ok(Some(&Next::Token { id, .. })), _) => id,
             (Ok(None | Some(Next::Any)), _) => self.sampler.sample(logits.unwrap_or_default()),
             (Ok(Some(Next::OneOf(allowed))), _) => {
                 let logits = logits.unwrap_or_default();
@@ -556,9 +577,12 @@ impl Generator {
                 id
             }
         };
-        let logprobs = logits
-            .zip(self.n_logprobs)
-            .map(|(logits, n)| Logprobs::new(logits, id, n));
+        let logprobs = match &computed {
+            Computed::Token(chosen) => chosen.logprobs.clone(),
+            Computed::Logits { .. } => logits
+                .zip(self.n_logprobs)
+                .map(|(logits, n)| Logprobs::new(logits, id, n)),
+        };
         if let (Some(recorder), Some(logits)) = (&mut self.recorder, logits) {
             recorder.push(id, logits);
         }

@@ -168,7 +168,7 @@ fn wants_say_what_they_need() {
     assert_eq!((wanted.keep, wanted.ids), (5, &[1][..]));
     assert_eq!(wanted.draw.unwrap().n_left, usize::MAX - 1);
     // A token sampled elsewhere: by a device, or by a sampler of the caller's own.
-    generator.give(Given::Token(6));
+    generator.give(Given::Token(6.into()));
     assert!(matches!(
         generator.next_event(),
         Some(Event::Token(Token { id: 6, .. }))
@@ -248,7 +248,7 @@ fn what_is_no_answer_fails() {
         assert!(generator.wanted(99).is_none());
         assert_eq!(generator.stats().stop, None);
         // And nothing follows.
-        generator.give(Given::Token(1));
+        generator.give(Given::Token(1.into()));
         assert!(generator.next_event().is_none());
         error
     };
@@ -278,8 +278,8 @@ fn what_is_no_answer_fails() {
     // Given twice.
     let mut generator = greedy(&[1]);
     generator.wanted(99).unwrap();
-    generator.give(Given::Token(1));
-    generator.give(Given::Token(1));
+    generator.give(Given::Token(1.into()));
+    generator.give(Given::Token(1.into()));
     assert!(matches!(generator.next_event(), Some(Event::Failed(_))));
 }
 

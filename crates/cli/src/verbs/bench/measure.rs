@@ -265,9 +265,9 @@ fn time_decoding(session: &mut Session<Device>, ids: &[u32]) -> Result<Times> {
     let watch = Stopwatch::start();
     let mut chosen = None;
     for (i, &id) in ids.iter().enumerate() {
-        let decoded = session.decode(chosen.unwrap_or(id), &greedy, ids.len() - i)?;
+        let decoded = session.decode(chosen.unwrap_or(id), greedy.sampling(), ids.len() - i)?;
         chosen = match decoded {
-            Decoded::Token(id) => Some(id),
+            Decoded::Token(chosen) => Some(chosen.id),
             Decoded::Logits(_) => None,
         };
     }
@@ -322,10 +322,10 @@ fn time_step(
 ) -> Result<Elapsed> {
     let watch = Stopwatch::start();
     let ids = chosen.take().unwrap_or_else(|| ids.to_vec());
-    let samplers = vec![Some(greedy); sessions.len()];
-    let decoded = Session::decode_together(&mut steps(sessions, &ids), &samplers, wanted)?;
+    let samplings = vec![Some(greedy.sampling()); sessions.len()];
+    let decoded = Session::decode_together(&mut steps(sessions, &ids), &samplings, wanted)?;
     let tokens = decoded.into_iter().map(|decoded| match decoded {
-        Decoded::Token(id) => Some(id),
+        Decoded::Token(chosen) => Some(chosen.id),
         Decoded::Logits(_) => None,
     });
     *chosen = tokens.collect();

@@ -17,15 +17,7 @@ impl Logprobs {
     pub fn new(logits: &[f32], id: u32, n: usize) -> Logprobs {
         let max = kernels::largest(logits).map_or(f32::NEG_INFINITY, |(_, max)| max);
         let log_total = kernels::log_sum(logits, max);
-        let logprob = |logit: f32| {
-            // Several that are infinite are equal.
-            let below = match logit {
-                logit if logit == max => 0.0,
-                logit if logit.is_nan() => f64::NEG_INFINITY,
-                logit => f64::from(logit) - f64::from(max),
-            };
-            (below - log_total) as f32
-        };
+        let logprob = |logit| logprob(logit, max, log_total);
         let mut best = kernels::best(logits, n);
         let others = (0..logits.len() as u32).filter(|id| {
             logits[*id as usize].is_nan() || logits[*id as usize] == f32::NEG_INFINITY
@@ -41,6 +33,39 @@ impl Logprobs {
                 .collect(),
         }
     }
+
+    /// The same where a device has found the logit of the token, the largest ones with their ids, best first, and the
+    /// logarithm of the sum of `exp(logit − largest)` over all. `None` if the largest isn't finite, or there is none.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn of_largest(
+        chosen: f32,
+        largest: &[(u32, f32)],
+        log_total: f32,
+        n: usize,
+    ) -> Option<Logprobs> {
+        let (_, max) = *largest.first().filter(|(_, max)| max.is_finite())?;
+        let logprob = |logit| logprob(logit, max, f64::from(log_total));
+        let top = largest
+            .iter()
+            .take(n)
+            .map(|&(id, logit)| (id, logprob(logit)));
+        Some(Logprobs {
+            chosen: logprob(chosen),
+            top: top.collect(),
+        })
+    }
+}
+
+/// The log-probability of `logit` where `max` is the largest, and `log_total` the logarithm of the sum of weights relative
+/// to that.
+fn logprob(logit: f32, max: f32, log_total: f64) -> f32 {
+    // Several that are infinite are equal.
+    let below = match logit {
+        logit if logit == max => 0.0,
+        logit if logit.is_nan() => f64::NEG_INFINITY,
+        logit => f64::from(logit) - f64::from(max),
+    };
+    (below - log_total) as f32
 }
 
 #[cfg(test)]
