@@ -27,7 +27,7 @@ fn main() -> sterna::Result<()> {
         let logits = sequence.forward(wanted.ids, logits)?;
         generator.give(match logits.is_empty() {
             true => Given::Nothing,
-            false => Given::Token(second_best(&logits)),
+            false => Given::Token(second_best(&logits).into()),
         });
         while let Some(event) = generator.next_event() {
             match event {
