@@ -6,8 +6,8 @@ use crate::common::{Random, device, devices, floats, run};
 use sterna_gpu::kernels::Rows;
 use sterna_gpu::kernels::attention::Position;
 use sterna_gpu::kernels::output::{
-    Draw, Penalties, STATE_LEN, Samplers, TopK, Weights, penalize, perturb, sample, sample_of_all,
-    top_k, weigh,
+    Draw, Penalties, STATE_LEN, Samplers, TopK, Weights, log_probability, mask, mask_len, penalize,
+    perturb, sample, sample_of_all, top_k, weigh,
 };
 use sterna_gpu::memory::Buffer;
 use sterna_gpu::{Device, Recorder};
@@ -93,6 +93,92 @@ fn the_best_are_found_in_order() {
         }
         let none = [f32::NEG_INFINITY, f32::NAN, f32::INFINITY];
         assert_eq!(best_of(device, &none, 4), expected(&none, 4));
+    }
+}
+
+/// Rows of logits that are read in another order, by states behind others.
+#[test]
+fn masks_and_log_probabilities_are_those_of_the_definition() {
+    for device in devices().iter().take(2) {
+        for (n_vocab, stride) in [(1, 4), (33, 36), (1025, 1028), (5000, 5003)] {
+            let mut rows = floats(3 * stride, n_vocab as u32);
+            rows.iter_mut().for_each(|logit| *logit *= 20.0);
+            rows[stride + n_vocab / 2] = f32::NEG_INFINITY;
+            rows[2 * stride] = f32::NAN;
+            // Of each state the row, and the token that was drawn; nothing is read of the first.
+            let members = [
+                (9, 0),
+                (2, n_vocab as u32 - 1),
+                (0, n_vocab as u32 / 3),
+                (1, 0),
+            ];
+            let states = members.map(|(row, token)| {
+                let mut state = state(7, row, 3);
+                state[1] = token;
+                state
+            });
+            let states = device.upload(states.as_flattened()).unwrap();
+            let logits = device.upload(&rows).unwrap();
+            let samplers = Samplers {
+                logits: Rows {
+                    stride,
+                    ..Rows::new(&logits, 3, n_vocab)
+                },
+                states: &states,
+                first: 1,
+                n: 3,
+            };
+            let weights = Weights::new(device, n_vocab, 3).unwrap();
+            let out = device.buffer("out", 24).unwrap();
+            run_all(device, |r| {
+                weigh(r, samplers, 1.0, &weights)?;
+                log_probability(r, samplers, &weights, &out)
+            });
+            let found: Vec<[f32; 2]> = device.read(&out, 0..3).unwrap();
+            for ((row, token), [logit, log_total]) in members[1..].iter().zip(found) {
+                let own = &rows[*row as usize * stride..][..n_vocab];
+                assert_eq!(logit.to_bits(), own[*token as usize].to_bits());
+                let numbers = own.iter().filter(|logit| logit.is_finite());
+                let numbers: Vec<f64> = numbers.map(|logit| f64::from(*logit)).collect();
+                let most = numbers.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
+                let total: f64 = numbers.iter().map(|logit| (logit - most).exp()).sum();
+                // Without a number there is nothing to tell: who reads it has the largest logit.
+                if !numbers.is_empty() {
+                    let want = total.ln();
+                    assert!(
+                        (f64::from(log_total) - want).abs() < 1e-5,
+                        "{log_total} {want}"
+                    );
+                }
+            }
+
+            let n_words = mask_len(n_vocab);
+            let mut random = Random::new(n_vocab as u64);
+            let words: Vec<u32> = (0..4 * n_words).map(|_| random.next() as u32).collect();
+            let masks = device.upload(&words).unwrap();
+            run_all(device, |r| mask(r, samplers, &masks));
+            let masked: Vec<f32> = device.read(&logits, 0..rows.len()).unwrap();
+            for (member, (row, _)) in members.iter().enumerate().skip(1) {
+                for i in 0..n_vocab {
+                    let at = *row as usize * stride + i;
+                    let is_allowed = words[member * n_words + i / 32] >> (i % 32) & 1 == 1;
+                    let want = if is_allowed {
+                        rows[at]
+                    } else {
+                        f32::NEG_INFINITY
+                    };
+                    assert_eq!(masked[at].to_bits(), want.to_bits(), "{member} {i}");
+                }
+                // What is between rows stays.
+                let between = *row as usize * stride + n_vocab..(*row as usize + 1) * stride;
+                assert_eq!(masked[between.clone()], rows[between]);
+            }
+            let few = device.upload(&words[..3 * n_words]).unwrap();
+            let mut recorder = Recorder::new(device);
+            if few.bytes() < 16 * n_words as u64 {
+                assert!(mask(&mut recorder, samplers, &few).is_err());
+            }
+        }
     }
 }
 

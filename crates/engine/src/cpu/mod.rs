@@ -601,16 +601,21 @@ impl Backend for Cpu {
             }
         }
         if shared.is_none() {
-            let mut stores = Vec::new();
             let mut first = 0;
+            let mut rooms = Vec::with_capacity(sequences.len());
             for Sequence { cache, n_rows, .. } in sequences.iter_mut() {
-                let of_sequence = cache.room(layer, *n_rows);
-                stores.extend(of_sequence.map(|(page, at, rows)| {
-                    let rows = first + rows.start..first + rows.end;
-                    (page, at, rows)
-                }));
+                rooms.push((Some(&mut **cache), first, *n_rows));
                 first += *n_rows;
             }
+            // Of many sequences what says where pages are is in no cache: threads wait for it together.
+            let stores = self.exec.map_mut(&mut rooms, |(cache, first, n_rows)| {
+                let pages = cache.take().map(|cache| cache.room(layer, *n_rows));
+                let of_batch = |(page, at, rows): (_, _, Range<usize>)| {
+                    (page, at, *first + rows.start..*first + rows.end)
+                };
+                pages.into_iter().flatten().map(of_batch).collect()
+            });
+            let mut stores: Vec<_> = stores.into_iter().flat_map(|of: Vec<_>| of).collect();
             let stored = self.exec.map_mut(&mut stores, |(page, at, rows)| {
                 let v = v.map_or(&[][..], |v| v.rows(rows));
                 page.store(&self.exec, *at, k.rows(rows), v)

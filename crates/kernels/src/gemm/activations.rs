@@ -91,7 +91,8 @@ pub(super) struct Tiles {
     stride: usize,
     n_scales: usize,
     q: Vec<Line>,
-    /// Sums of two times [`SUM_LEN`] values, `[tile][stride / 32][row][2]`.
+    /// Sums of two times [`SUM_LEN`] values, `[tile][stride / 32][row][2]`; in [`Order::Lines`] of [`Scaling::Blocks256`]
+    /// only.
     pairs: Vec<[[i16; 2]; TILE]>,
     /// In [`Order::Lines`], of [`Scaling::Blocks256`], sums of two times 32 values, `[tile][stride / 64][row][2]`.
     wide_pairs: Vec<[[i16; 2]; TILE]>,
@@ -136,7 +137,7 @@ impl Tiles {
     }
 
     /// Sums of two times 16 columns from column `start` on, a multiple of 32, followed by those of later tiles, of
-    /// [`Tiles::k`] columns each. Panics if there is no such tile or column.
+    /// [`Tiles::k`] columns each; in [`Order::Lines`], of [`Scaling::Blocks256`]. Panics if there is no such tile or column.
     pub(super) fn pairs(&self, tile: usize, start: usize) -> &[[[i16; 2]; TILE]] {
         assert!(start <= self.stride);
         &self.pairs[tile * self.stride / 32..][start / 32..]
@@ -212,28 +213,30 @@ impl QuantizedRows {
         (self.tiles.order, self.tiles.n_tiles) = (order, tiled);
         (self.tiles.stride, self.tiles.n_scales) = (stride, n_scales);
         self.tiles.q.resize(n_rows * stride / 64, Line([0; 64]));
-        self.tiles.pairs.resize(tiled * stride / 32, [[0; 2]; TILE]);
-        let wide_pairs = match order {
-            Order::Quads => 0,
-            #[cfg(target_arch = "x86_64")]
-            Order::Lines if scaling == Scaling::Blocks256 => tiled * stride / 64,
-            #[cfg(target_arch = "x86_64")]
-            Order::Lines => 0,
-        };
+        // Whether kernels read nothing side by side but scales.
+        let by_row = order != Order::Quads && scaling != Scaling::Blocks256;
+        let pairs = if by_row { 0 } else { tiled * stride / 32 };
+        let wide_pairs = if order == Order::Quads { 0 } else { pairs / 2 };
+        self.tiles.pairs.resize(pairs, [[0; 2]; TILE]);
         self.tiles.wide_pairs.resize(wide_pairs, [[0; 2]; TILE]);
         self.tiles.scales.resize(tiled * n_scales, [0.0; TILE]);
         let tile_q = SharedSlice::new(&mut self.tiles.q);
         let tile_pairs = SharedSlice::new(&mut self.tiles.pairs);
         #[cfg(target_arch = "x86_64")]
         let tile_wide_pairs = SharedSlice::new(&mut self.tiles.wide_pairs);
-        let tile_scales = SharedSlice::new(&mut self.tiles.scales);
+        let tile_scales = SharedSlice::new(self.tiles.scales.as_flattened_mut());
         let q = SharedSlice::new(&mut self.q);
         let scales = SharedSlice::new(&mut self.scales);
         let sums = SharedSlice::new(&mut self.sums);
         let row_sums = SharedSlice::new(&mut self.row_sums);
-        exec.pool.for_ranges(m.div_ceil(TILE), 1, |tiles| {
-            for t in tiles.start * TILE..m.min(tiles.end * TILE) {
-                // SAFETY: each row belongs to one tile, and that to one task.
+        // Few rows are tasks of their own, where they can be.
+        let grain = match by_row && m < TILE * exec.pool.n_threads() {
+            true => 1,
+            false => TILE,
+        };
+        exec.pool.for_ranges(m, grain, |rows| {
+            for t in rows.clone() {
+                // SAFETY: each row belongs to one task.
                 let (q, scales, sums, sum) = unsafe {
                     (
                         q.range_mut(t * stride..(t + 1) * stride),
@@ -245,45 +248,58 @@ impl QuantizedRows {
                 q[k..].fill(0);
                 scales.fill(0.0);
                 sum[0] = quantize(exec.isa, scaling, &x[t * k..][..k], q, scales, sums);
+                match order {
+                    Order::Quads => {}
+                    #[cfg(target_arch = "x86_64")]
+                    Order::Lines => {
+                        const PARTS: usize = PADDING / 64;
+                        let first = t / LINES * LINES * PARTS + t % LINES;
+                        for (i, values) in q.as_chunks().0.iter().enumerate() {
+                            let block = i / PARTS * n_rows * PARTS;
+                            let at = block + first + i % PARTS * LINES;
+                            // SAFETY: these lines are the row's.
+                            unsafe { tile_q.range_mut(at..at + 1)[0].0 = *values };
+                        }
+                    }
+                }
+                if by_row {
+                    let of_last = if t + 1 == m { TILE } else { t % TILE + 1 };
+                    for (i, scale) in scales.iter().enumerate() {
+                        let tile = (t / TILE * n_scales + i) * TILE;
+                        // SAFETY: these places are the row's, and those after the last row's are nobody's.
+                        let to = unsafe { tile_scales.range_mut(tile + t % TILE..tile + of_last) };
+                        to.fill(0.0);
+                        to[0] = *scale;
+                    }
+                }
             }
-            for tile in tiles.filter(|_| tiled > 0) {
+            let tiles = rows.start / TILE..rows.end.div_ceil(TILE);
+            for tile in tiles.filter(|_| tiled > 0 && !by_row) {
                 let rows = tile * TILE..m.min((tile + 1) * TILE);
                 let part = |len: usize| tile * len..(tile + 1) * len;
                 let all = |len: usize| rows.start * len..rows.end * len;
                 // SAFETY: each tile belongs to one task, and so do its rows, which are done.
                 unsafe {
-                    let q = q.range_mut(all(stride));
                     let sums = sums.range_mut(all(stride / SUM_LEN));
                     match order {
                         Order::Quads => {
                             let lines = tile_q.range_mut(part(stride / 16));
-                            side_by_side(q, Line::quads_mut(lines));
+                            side_by_side(q.range_mut(all(stride)), Line::quads_mut(lines));
                         }
                         #[cfg(target_arch = "x86_64")]
                         Order::Lines => {
-                            for (t, row) in rows.clone().zip(q.chunks_exact(stride.max(1))) {
-                                const PARTS: usize = PADDING / 64;
-                                let first = t / LINES * LINES * PARTS + t % LINES;
-                                for (i, values) in row.as_chunks().0.iter().enumerate() {
-                                    let block = i / PARTS * n_rows * PARTS;
-                                    let at = block + first + i % PARTS * LINES;
-                                    tile_q.range_mut(at..at + 1)[0].0 = *values;
-                                }
-                            }
-                            if scaling == Scaling::Blocks256 {
-                                let pairs = sums.as_chunks().0.iter();
-                                let wide: Vec<_> = pairs.map(|[a, b]| a + b).collect();
-                                let to = tile_wide_pairs.range_mut(part(stride / 64));
-                                side_by_side(&wide, to);
-                            }
+                            let pairs = sums.as_chunks().0.iter();
+                            let wide: Vec<_> = pairs.map(|[a, b]| a + b).collect();
+                            let to = tile_wide_pairs.range_mut(part(stride / 64));
+                            side_by_side(&wide, to);
                         }
                     }
                     side_by_side(sums, tile_pairs.range_mut(part(stride / 32)));
                     let scales = scales.range_mut(all(n_scales));
-                    let tile = tile_scales.range_mut(part(n_scales));
-                    tile.fill([0.0; TILE]);
+                    let tile = tile_scales.range_mut(part(n_scales * TILE));
+                    tile.fill(0.0);
                     for (r, row) in scales.chunks_exact(n_scales.max(1)).enumerate() {
-                        for (to, scale) in tile.iter_mut().zip(row) {
+                        for (to, scale) in tile.as_chunks_mut::<TILE>().0.iter_mut().zip(row) {
                             to[r] = *scale;
                         }
                     }

@@ -429,6 +429,7 @@ fn multiply_spans<S: Span>(
             debug_assert!(first.is_multiple_of(ROWS));
             let spans = w.tile::<S>(first / ROWS);
             move |columns: Range<usize>, panel: &mut Panel| {
+                panel::prefetch_next(spans.get(columns.end / SPAN));
                 spans[columns.start / SPAN].unpack(isa, panel);
             }
         };

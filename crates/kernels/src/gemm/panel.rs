@@ -330,3 +330,18 @@ fn prefetch(rows: &Lanes<&[u8]>, bytes: Range<usize>) {
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = (rows, bytes);
 }
+
+/// Prefetches what is unpacked next: from one panel to another, hardware prefetchers begin anew.
+pub(super) fn prefetch_next<T>(next: Option<&T>) {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    if let Some(next) = next {
+        use super::prefetch::{Level, lines};
+        lines(
+            Level::Second,
+            std::ptr::from_ref(next).cast(),
+            size_of::<T>(),
+        );
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = next;
+}

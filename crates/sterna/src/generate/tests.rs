@@ -174,7 +174,7 @@ fn wants_say_what_they_need() {
         Some(Event::Token(Token { id: 6, .. }))
     ));
     assert_eq!(generator.answer(), [1, 6]);
-    // Log-probabilities need all logits, so nothing is sampled elsewhere.
+    // Log-probabilities need all logits, unless whoever samples gives them, too.
     let request = Request {
         logprobs: Some(0),
         ..Request::new(vec![1], sampler(SamplerConfig::default()))
@@ -183,7 +183,21 @@ fn wants_say_what_they_need() {
     assert_eq!(generator.wanted(9).unwrap().logits, Logits::Last);
     generator.give(Given::Logits(vec![0.0, 1.0]));
     assert!(generator.next_event().is_some() && generator.next_event().is_none());
-    assert!(generator.wanted(9).unwrap().draw.is_none());
+    let wanted = generator.wanted(9).unwrap();
+    assert_eq!(wanted.logits, Logits::Last);
+    assert_eq!(wanted.draw.unwrap().sampling.logprobs, Some(0));
+    let logprobs = Logprobs {
+        chosen: -0.5,
+        top: Vec::new(),
+    };
+    generator.give(Given::Token(Chosen {
+        id: 1,
+        logprobs: Some(logprobs.clone()),
+    }));
+    let Some(Event::Token(token)) = generator.next_event() else {
+        panic!("no token");
+    };
+    assert_eq!((token.id, token.logprobs), (1, Some(logprobs)));
 }
 
 #[test]
