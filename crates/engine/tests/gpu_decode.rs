@@ -705,9 +705,11 @@ fn several_sequences_are_decoded_ahead() {
 
 /// What may follow `last`, as a bit for each token: about a third of the vocabulary, which ends early for some.
 fn allowed_after(last: u32) -> Vec<u32> {
-    let is_allowed = |id: u32| (id * 7 + last) % 3 == 0;
+    let is_allowed = |id: u32| (id * 7 + last).is_multiple_of(3);
     let word = |at: u32| (0..32).fold(0, |bits, i| bits | u32::from(is_allowed(at * 32 + i)) << i);
-    (0..if last % 2 == 0 { 16 } else { 11 }).map(word).collect()
+    (0..if last.is_multiple_of(2) { 16 } else { 11 })
+        .map(word)
+        .collect()
 }
 
 /// How a sequence is sampled for besides its settings: whether its tokens are restricted, and the log-probabilities.

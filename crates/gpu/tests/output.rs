@@ -101,7 +101,7 @@ fn the_best_are_found_in_order() {
 fn masks_and_log_probabilities_are_those_of_the_definition() {
     for device in devices().iter().take(2) {
         for (n_vocab, stride) in [(1, 4), (33, 36), (1025, 1028), (5000, 5003)] {
-            let mut rows = floats(3 * stride, n_vocab as u32);
+            let mut rows = floats(3 * stride, n_vocab as u64);
             rows.iter_mut().for_each(|logit| *logit *= 20.0);
             rows[stride + n_vocab / 2] = f32::NEG_INFINITY;
             rows[2 * stride] = f32::NAN;
@@ -154,7 +154,9 @@ fn masks_and_log_probabilities_are_those_of_the_definition() {
 
             let n_words = mask_len(n_vocab);
             let mut random = Random::new(n_vocab as u64);
-            let words: Vec<u32> = (0..4 * n_words).map(|_| random.next() as u32).collect();
+            let words: Vec<u32> = (0..4 * n_words)
+                .map(|_| random.next() << 1 ^ random.next())
+                .collect();
             let masks = device.upload(&words).unwrap();
             run_all(device, |r| mask(r, samplers, &masks));
             let masked: Vec<f32> = device.read(&logits, 0..rows.len()).unwrap();
