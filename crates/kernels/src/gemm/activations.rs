@@ -203,7 +203,7 @@ impl QuantizedRows {
         self.scales.resize(m * n_scales, 0.0);
         self.sums.resize(m * stride / SUM_LEN, 0);
         self.row_sums.resize(m, 0);
-        let order = panel::order(exec.isa, m);
+        let order = panel::order(exec.isa, scaling, m);
         let tiled = if m > 1 { m.div_ceil(TILE) } else { 0 };
         let n_rows = match order {
             Order::Quads => tiled * TILE,

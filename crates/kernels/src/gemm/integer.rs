@@ -198,8 +198,10 @@ mod tests {
                 (18, 8, 9),
                 (35, 9, 17),
                 (31, 17, 1),
-                // With AMX two tiles of rows of activations, and one behind them.
                 (50, 9, 35),
+                // With AMX: whole tiles of rows of activations, pairs and one alone, and one with few of them.
+                (50, 9, 51),
+                (17, 2, 64),
             ] {
                 let w = Weights::encoded(dtype, n, n_blocks);
                 w.check(&floats(m * w.k, 5));

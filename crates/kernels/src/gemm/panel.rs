@@ -36,7 +36,7 @@ use sterna_format::DType;
 #[cfg(target_arch = "x86_64")]
 pub(super) use lanes::Acts;
 
-use super::activations::{Order, QuantizedRows, Tiles};
+use super::activations::{Order, QuantizedRows, Scaling, Tiles};
 use super::ternary::TernaryMatrix;
 use super::{BlockMatrix, Columns};
 use crate::isa::Isa;
@@ -130,17 +130,23 @@ struct Kernel<T> {
 type Products<T> =
     unsafe fn(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [Lanes<T>]);
 
-/// Fewer activation rows than half a tile of AMX are multiplied by other instructions.
+/// The least activation rows that tiles of AMX multiply faster than other instructions do, as measured: tiles have sixteen
+/// rows, whether there are as many or not, and where blocks have scales, sums leave them after every few columns.
 #[cfg(target_arch = "x86_64")]
-const MIN_LINES: usize = super::activations::LINES / 2;
+fn min_lines(scaling: Scaling) -> usize {
+    match scaling {
+        Scaling::Row => 12,
+        Scaling::Blocks32 | Scaling::Blocks256 => 48,
+    }
+}
 
-/// The order in which kernels of `isa` read `m` rows of activations.
-pub(super) fn order(isa: Isa, m: usize) -> Order {
+/// The order in which kernels of `isa` read `m` rows of activations with this scaling.
+pub(super) fn order(isa: Isa, scaling: Scaling, m: usize) -> Order {
     #[cfg(target_arch = "x86_64")]
-    if isa.level() == Level::Amx && m >= MIN_LINES {
+    if isa.level() == Level::Amx && m >= min_lines(scaling) {
         return Order::Lines;
     }
-    let _ = (isa, m);
+    let _ = (isa, scaling, m);
     Order::Quads
 }
 

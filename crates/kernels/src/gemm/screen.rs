@@ -750,7 +750,7 @@ mod tests {
                 let stored = Matrix::Blocks(weights.matrix());
                 let interleaved = InterleavedMatrix::on_any_level(&exec, &stored);
                 let interleaved = interleaved.as_ref().map(Matrix::Interleaved);
-                for m in [2, 3, 8, 9, 20] {
+                for m in [2, 3, 8, 9, 49] {
                     // Half are like one of the rows each, which stands out.
                     let mut x = bell(m * k, 2);
                     for (t, x) in x.chunks_exact_mut(k).enumerate().skip(m / 2) {
