@@ -695,12 +695,14 @@ async fn draw<B: Backend>(
     };
     let mut found: Vec<Option<Sampled>> = found.into_iter().map(Some).collect();
     let mut drawn = Vec::with_capacity(steps.len());
-    for (step, member) in steps.iter_mut().zip(&members) {
+    for ((step, member), sampling) in steps.iter_mut().zip(&members).zip(samplings) {
         let sampled = member.and_then(|member| found.get_mut(member)?.take());
         let is_undecided = sampled == Some(Sampled::Undecided);
+        // Something else may have been allowed when a future was dropped that waited for this.
+        let allowed = sampling.and_then(|sampling| sampling.allowed);
         let chosen = match sampled {
-            Some(Sampled::Token(chosen)) => Some(chosen),
-            Some(Sampled::Undecided) | None => None,
+            Some(Sampled::Token(chosen)) if allows(allowed, chosen.id) => Some(chosen),
+            _ => None,
         };
         step.session.ahead.take_if(|_| chosen.is_none());
         drawn.push(chosen);
@@ -712,6 +714,12 @@ async fn draw<B: Backend>(
         Some(error) => Err(error.into()),
         None => Ok(drawn),
     }
+}
+
+/// Whether `id` is among the tokens that are [`Sampling::allowed`].
+fn allows(allowed: Option<&[u32]>, id: u32) -> bool {
+    let word = |allowed: &[u32]| allowed.get(id as usize / 32).copied().unwrap_or(0);
+    allowed.is_none_or(|allowed| word(allowed) >> (id % 32) & 1 == 1)
 }
 
 /// How many steps the backend can take ahead, if it samples after all of `steps`, which ask for a row of logits; else 0.

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use crate::common::{cpu, in_f32, load_on, plan_hf, testdata};
 use sterna_engine::lora::{
@@ -704,10 +705,12 @@ fn several_sequences_are_decoded_ahead() {
 }
 
 /// What may follow `last`, as a bit for each token: about a third of the vocabulary, which ends early for some.
-fn allowed_after(last: u32) -> Vec<u32> {
+fn allowed_after(last: u32, n_vocab: usize) -> Vec<u32> {
     let is_allowed = |id: u32| (id * 7 + last).is_multiple_of(3);
     let word = |at: u32| (0..32).fold(0, |bits, i| bits | u32::from(is_allowed(at * 32 + i)) << i);
-    (0..if last.is_multiple_of(2) { 16 } else { 11 })
+    let n_words = n_vocab.div_ceil(32) as u32;
+    let is_short = !last.is_multiple_of(2);
+    (0..if is_short { n_words * 2 / 3 } else { n_words })
         .map(word)
         .collect()
 }
@@ -723,6 +726,8 @@ struct Followed {
     asked: Asked,
     last: u32,
     allowed: Option<Vec<u32>>,
+    /// The device can't always decide.
+    may_be_left: bool,
 }
 
 impl Followed {
@@ -735,17 +740,23 @@ impl Followed {
             sampler,
             asked,
             last,
-            allowed: asked.0.then(|| allowed_after(last)),
+            may_be_left: config.temperature > 2.0,
+            allowed: asked.0.then(|| allowed_after(last, model.config().n_vocab)),
         }
     }
 
     /// The device has chosen: among those that may come next, the best if there is no chance, and with the host's
     /// log-probabilities.
     fn follow(&mut self, decoded: Decoded) {
-        let Decoded::Token(chosen) = decoded else {
-            panic!("left to the host");
-        };
         let logits = self.host.forward(&[self.last], Logits::Last).unwrap();
+        let chosen = match decoded {
+            Decoded::Token(chosen) => chosen,
+            Decoded::Logits(left) => {
+                assert!(self.may_be_left, "left to the host");
+                let allowed = self.allowed.as_deref().unwrap();
+                self.sampler.sample_allowed(&left, allowed).unwrap().into()
+            }
+        };
         let id = chosen.id;
         let all = vec![u32::MAX; logits.len().div_ceil(32)];
         let allowed = self.allowed.as_deref().unwrap_or(&all);
@@ -768,15 +779,26 @@ impl Followed {
         }
         self.sampler.accept(id);
         self.last = id;
-        self.allowed = self.asked.0.then(|| allowed_after(id));
+        self.allowed = (self.asked.0).then(|| allowed_after(id, logits.len()));
     }
 }
 
 /// A token more for each of `sequences`.
 fn follow_together<'a>(sequences: impl IntoIterator<Item = &'a mut Followed>) {
     let mut sequences: Vec<_> = sequences.into_iter().collect();
+    let (mut steps, samplings) = together(&mut sequences);
+    let decoded = Session::decode_together(&mut steps, &samplings, usize::MAX).unwrap();
+    for (of, decoded) in sequences.into_iter().zip(decoded) {
+        of.follow(decoded);
+    }
+}
+
+/// Their steps in one batch, and how to sample after each.
+fn together<'a>(
+    sequences: &'a mut [&mut Followed],
+) -> (Vec<Step<'a, Gpu>>, Vec<Option<Sampling<'a>>>) {
     let (mut steps, mut samplings) = (Vec::new(), Vec::new());
-    for of in &mut sequences {
+    for of in sequences {
         let Followed {
             session,
             sampler,
@@ -796,10 +818,7 @@ fn follow_together<'a>(sequences: impl IntoIterator<Item = &'a mut Followed>) {
             logits: Logits::Last,
         });
     }
-    let decoded = Session::decode_together(&mut steps, &samplings, usize::MAX).unwrap();
-    for (of, decoded) in sequences.into_iter().zip(decoded) {
-        of.follow(decoded);
-    }
+    (steps, samplings)
 }
 
 /// Tokens that something else restricts, and that are told about, are chosen on the device, of one sequence and of several.
@@ -883,8 +902,58 @@ fn restricted_tokens_and_log_probabilities_are_the_hosts() {
         several[0].allowed = None;
         (0..3).for_each(|_| follow_together(&mut several));
         several[0].asked.0 = true;
-        several[0].allowed = Some(allowed_after(several[0].last));
+        several[0].allowed = Some(allowed_after(several[0].last, model.config().n_vocab));
         (0..3).for_each(|_| follow_together(&mut several));
+    }
+}
+
+/// The first of several takes steps on its own while the others' next is computed: that it can't be decided what follows it,
+/// or nobody waits for it any more.
+#[test]
+fn what_is_computed_ahead_isnt_sampled_from_once_it_is_overwritten() {
+    let Some(gpu) = gpu() else { return };
+    let tales = testdata().join("../crates/sterna/models/tiny-tales");
+    let model = load(&tales, gpu);
+    let greedy = SamplerConfig::default();
+    let undecided = SamplerConfig {
+        temperature: 50.0,
+        top_p: 0.999,
+        ..greedy.clone()
+    };
+    let prompt: Vec<u32> = (0..200).map(|i| 1 + i * 37 % 450).collect();
+    for first in [&undecided, &greedy] {
+        let mut all: Vec<Followed> = [first, &undecided, &greedy, &greedy]
+            .into_iter()
+            .enumerate()
+            .map(|(i, config)| Followed::new(&model, &prompt[..140 + 13 * i], config, (true, None)))
+            .collect();
+        (0..24).for_each(|_| follow_together(&mut all));
+        // Two of them, of which one is dropped while its token is on its way.
+        let mut pair: Vec<Followed> = (0..2)
+            .map(|i| Followed::new(&model, &prompt[..140 + 13 * i], &greedy, (true, None)))
+            .collect();
+        (0..3).for_each(|_| follow_together(&mut pair));
+        let polled = {
+            let mut both: Vec<&mut Followed> = pair.iter_mut().collect();
+            let (mut steps, samplings) = together(&mut both);
+            let decoding = Session::decode_together_async(&mut steps, &samplings, usize::MAX);
+            std::pin::pin!(decoding).poll(&mut Context::from_waker(Waker::noop()))
+        };
+        // A quick device has it already.
+        if let Poll::Ready(decoded) = polled {
+            let decoded = decoded.unwrap().into_iter();
+            pair.iter_mut()
+                .zip(decoded)
+                .for_each(|(of, decoded)| of.follow(decoded));
+        }
+        let len = pair[0].session.len();
+        pair[0]
+            .session
+            .forward(&prompt[..20], Logits::Last)
+            .unwrap();
+        pair[0].session.truncate(len);
+        (0..2).for_each(|_| follow_together(&mut pair[1..]));
+        (0..3).for_each(|_| follow_together(&mut pair));
     }
 }
 

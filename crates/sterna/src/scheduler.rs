@@ -204,10 +204,6 @@ impl<B: Backend> Scheduler<B> {
         slot.finish();
         let session = slot.sequence.session();
         let n_vocab = session.model().config().n_vocab;
-        let is_greedy = request.sampler.config().temperature == 0.0;
-        let draws = session.model().backend().samples()
-            && (self.options.draw_on_device || is_greedy)
-            && request.speculate.is_none();
         if session.model().config().has_states() {
             request.speculate = None;
         }
@@ -224,9 +220,7 @@ impl<B: Backend> Scheduler<B> {
         }
         slot.sequence.truncate(generator.n_held());
         generator.begin_at(slot.sequence.len());
-        if draws {
-            generator.merge_none();
-        }
+        slot.set_merging(&mut generator, &self.options);
         slot.head_before = head_before;
         slot.n_losses = 0;
         slot.served = self.n_steps;
@@ -238,7 +232,7 @@ impl<B: Backend> Scheduler<B> {
     /// computed first.
     ///
     /// Errors: the sequence has no room for the answer's tokens; there is no such sequence.
-    pub fn resume(&mut self, id: SequenceId, generator: Generator) -> Result<()> {
+    pub fn resume(&mut self, id: SequenceId, mut generator: Generator) -> Result<()> {
         let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else {
             return Err(no_sequence(id));
         };
@@ -258,6 +252,7 @@ impl<B: Backend> Scheduler<B> {
         slot.sequence.truncate(n_common.min(generator.n_held()));
         slot.head_before = slot.sequence.session().head_use().unwrap_or_default();
         slot.n_losses = 0;
+        slot.set_merging(&mut generator, &self.options);
         slot.generator = Some(generator);
         Ok(())
     }
@@ -648,6 +643,12 @@ impl<B: Backend> Slot<B> {
             let n_left = generator.n_prompt_left();
             (1..=most).contains(&n_left) && generator.stats().n_prefilled == 0
         })
+    }
+
+    /// Has the generator compute tokens one by one where a device draws them.
+    fn set_merging(&self, generator: &mut Generator, options: &SchedulerOptions) {
+        let samples = self.sequence.session().model().backend().samples();
+        generator.merge_forced(!(samples && generator.may_draw(options.draw_on_device)));
     }
 
     /// Lets the sequence have no more than the generator counts on, and than a step left of it that failed or was dropped.

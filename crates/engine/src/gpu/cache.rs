@@ -1,7 +1,7 @@
 //! Keys and values on the device, and states.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sterna_gpu::graph::{
     Graph, PenaltyOp, RopeTable, SampleOp, SequencesRef, Shared, SharedGraph, StateRef, View,
@@ -54,6 +54,8 @@ struct BatchTable {
     buffer: Option<Buffer>,
     /// Its words, as far as they are known.
     words: Vec<Option<u32>>,
+    /// How often it was filled: each time for other rows of logits.
+    version: Arc<AtomicU64>,
     /// The step that it is for, and length, rows and rotations of each sequence then.
     step: (u64, Vec<(usize, usize, usize)>),
     parts: Vec<Part>,
@@ -172,6 +174,7 @@ impl BatchTable {
         device: &Device,
         sequences: &[(&GpuCache, usize, usize)],
     ) -> Result<(), GpuError> {
+        self.version.fetch_add(1, Ordering::Relaxed);
         let most_len = |of: &(&GpuCache, usize, usize)| most_len(of.0.len + of.1);
         let longest = sequences.iter().map(most_len).max().unwrap_or(MIN_LEN);
         let page_stride = page_stride(longest);
@@ -339,6 +342,29 @@ pub(super) struct Samples {
     pub(super) reads: ReadSamples,
     /// Which tokens may come next, to be written before each.
     pub(super) masks: Option<Masks>,
+    /// Of what they read.
+    pub(super) current: Current,
+}
+
+/// Whether the rows of logits of a step, and the table of its sequences, are still those of that step: others overwrite them
+/// that begin with the same sequence.
+#[derive(Debug)]
+pub(super) struct Current {
+    version: Arc<AtomicU64>,
+    known: u64,
+}
+
+impl Current {
+    fn new(table: &BatchTable) -> Current {
+        Current {
+            version: Arc::clone(&table.version),
+            known: table.version.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn is_current(&self) -> bool {
+        self.version.load(Ordering::Relaxed) == self.known
+    }
 }
 
 /// How to sample for `sequences`, whose `logits`, a row of each, the current step computes. Positions and tokens of
@@ -392,6 +418,7 @@ pub(super) fn continue_from(
         reads: ReadSamples::new(&ops, n_top),
         ops,
         masks,
+        current: Current::new(&sequences[0].cache.batch),
     }))
 }
 

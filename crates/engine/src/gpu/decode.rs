@@ -24,6 +24,7 @@ use sterna_gpu::{Device, GpuError, ReadRange, Submission};
 
 use super::GpuCache;
 use super::buffer::room;
+use super::cache::Current;
 use super::pages::Moves;
 use crate::backend::{BackendError, Continued, Decoding, KvCache, Sampled};
 use crate::logprobs::Logprobs;
@@ -586,8 +587,8 @@ pub(super) struct Steps {
     /// `None` once no more are submitted: they keep memory alive.
     commands: Option<RecordedStep>,
     reads: ReadSamples,
-    /// The host says which tokens may come next: then sampling is a piece of its own.
-    masks: Option<Masks>,
+    /// The host says which tokens may come next: then sampling is a piece of its own, of what is still there.
+    masks: Option<(Masks, Current)>,
     /// With masks: the logits that are sampled from next are being computed.
     is_computed: bool,
     under_way: VecDeque<Submission>,
@@ -608,7 +609,7 @@ impl Steps {
     pub(super) fn new(
         graph: &SharedGraph,
         commands: RecordedStep,
-        (reads, masks): (ReadSamples, Option<Masks>),
+        (reads, masks): (ReadSamples, Option<(Masks, Current)>),
         (positions, n_steps): (Vec<usize>, usize),
         are_forked: Vec<Arc<AtomicBool>>,
         moves: Moves,
@@ -665,29 +666,37 @@ impl Steps {
     }
 
     /// Samples tokens that are `allowed` for the step that is computed, if no tokens are under way, and computes the next
-    /// step: one ahead of what is sampled. If none is wanted, what is computed already is sampled from.
+    /// step: one ahead of what is sampled. If none is wanted, what is computed already is sampled from; unless a sequence
+    /// has taken another step since, on its own, which overwrites that.
     fn submit_restricted(
         &mut self,
-        masks: &Masks,
         wanted: usize,
         allowed: &[Option<&[u32]>],
     ) -> Result<(), GpuError> {
-        let Some(commands) = self.commands.clone().filter(|_| self.under_way.is_empty()) else {
+        let Some((masks, current)) = &self.masks else {
             return Ok(());
         };
-        let (step, sampling) = commands.split_last();
-        let shared = self.graph.clone();
-        let mut graph = shared.lock();
-        self.compute(&mut graph, &step, wanted)?;
-        if self.is_computed {
-            masks.write(allowed)?;
-            let submission = graph.run(&sampling, self.reads.ranges())?;
-            self.under_way.push_back(submission);
-            self.is_computed = false;
+        let (masks, is_current) = (masks.clone(), current.is_current());
+        let are_under_way = !self.under_way.is_empty();
+        if let Some(commands) = self
+            .commands
+            .clone()
+            .filter(|_| is_current && !are_under_way)
+        {
+            let (step, sampling) = commands.split_last();
+            let shared = self.graph.clone();
+            let mut graph = shared.lock();
             self.compute(&mut graph, &step, wanted)?;
+            if self.is_computed {
+                masks.write(allowed)?;
+                let submission = graph.run(&sampling, self.reads.ranges())?;
+                self.under_way.push_back(submission);
+                self.is_computed = false;
+                self.compute(&mut graph, &step, wanted)?;
+            }
         }
-        if wanted == 0 {
-            self.commands = None;
+        if wanted == 0 || !is_current {
+            (self.commands, self.is_computed) = (None, false);
         }
         Ok(())
     }
@@ -716,8 +725,8 @@ impl Decoding for Steps {
         allowed: &[Option<&[u32]>],
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Vec<Sampled>>, BackendError>> {
-        match self.masks.clone() {
-            Some(masks) => self.submit_restricted(&masks, wanted, allowed)?,
+        match &self.masks {
+            Some(_) => self.submit_restricted(wanted, allowed)?,
             None => self.submit(wanted)?,
         }
         let Some(first) = self.under_way.front_mut() else {

@@ -1173,7 +1173,13 @@ impl Backend for Gpu {
         let logits = logits.dense(&self.device, &mut graph)?;
         let step = graph.step();
         let samples = cache::continue_from(&self.device, step, &logits, sequences)?;
-        let Some(Samples { ops, reads, masks }) = samples else {
+        let Some(Samples {
+            ops,
+            reads,
+            masks,
+            current,
+        }) = samples
+        else {
             return Ok(None);
         };
         let commands = graph.repeatable(ops)?;
@@ -1184,7 +1190,7 @@ impl Backend for Gpu {
             .collect();
         Ok(commands.zip(sequences.first()).map(|(commands, first)| {
             let (positions, moves) = ((positions, n_steps), first.cache.moves());
-            let read = (reads, masks);
+            let read = (reads, masks.map(|masks| (masks, current)));
             let steps = Steps::new(&self.graph, commands, read, positions, are_forked, moves);
             Box::new(steps) as Box<dyn Decoding>
         }))

@@ -12,8 +12,7 @@ pub trait TokenConstraint: fmt::Debug + MaybeSend {
     /// What may follow the tokens accepted so far.
     fn allowed(&mut self) -> Result<Allowed>;
 
-    /// Whether any token may follow, and the answer may end: then [`TokenConstraint::allowed`] isn't asked, and a
-    /// device may choose.
+    /// Whether any token may follow, and the answer may end: then [`TokenConstraint::allowed`] isn't asked.
     fn is_free(&self) -> bool {
         false
     }
@@ -78,6 +77,20 @@ pub(super) enum Next {
     Token { id: u32, bits: Vec<u32> },
     /// One of several, a bit for each; stop ids are among them if the answer may end.
     OneOf(Vec<u32>),
+}
+
+impl Next {
+    /// Whether `id` may come next.
+    pub(super) fn allows(&self, id: u32) -> bool {
+        match self {
+            Next::End => false,
+            Next::Any => true,
+            Next::Token { bits, .. } | Next::OneOf(bits) => {
+                let word = bits.get(id as usize / 32).copied().unwrap_or(0);
+                word >> (id % 32) & 1 == 1
+            }
+        }
+    }
 }
 
 impl Constrained {

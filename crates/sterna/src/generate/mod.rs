@@ -346,10 +346,16 @@ impl Generator {
         self.stats.n_reused = self.n_held;
     }
 
-    /// Has tokens that a constraint leaves no choice of computed one by one, like others. That is faster on a device that
-    /// [draws](Wanted::draw) tokens ahead, which other steps interrupt.
-    pub(crate) fn merge_none(&mut self) {
-        self.merges = false;
+    /// Whether tokens that a constraint leaves no choice of are computed together with what follows, not one by one, like
+    /// others. That is slower on a device that [draws](Wanted::draw) tokens ahead, which other steps interrupt.
+    pub(crate) fn merge_forced(&mut self, merges: bool) {
+        self.merges = merges;
+    }
+
+    /// Whether a device draws its tokens, if that may `draw` at random.
+    pub(crate) fn may_draw(&self, at_random: bool) -> bool {
+        let is_greedy = self.sampler.config().temperature == 0.0;
+        (at_random || is_greedy) && self.recorder.is_none() && self.drafter.is_none()
     }
 
     /// Whether something decides which tokens may come next.
@@ -562,7 +568,17 @@ impl Generator {
                 self.state = self.stopped(StopReason::Complete);
                 return None;
             }
-            (Ok(_), Computed::Token(chosen)) => chosen.id,
+            (Ok(next), Computed::Token(chosen)) => {
+                if next.is_some_and(|next| !next.allows(chosen.id)) {
+                    let message = format!(
+                        "the constraint: expected a token that may come next, found {}",
+                        chosen.id
+                    );
+                    self.fail(Error::new(ErrorCode::InvalidRequest, message));
+                    return None;
+                }
+                chosen.id
+            }
             (Ok(Some(&Next::Token { id, .. })), _) => id,
             (Ok(None | Some(Next::Any)), _) => self.sampler.sample(logits.unwrap_or_default()),
             (Ok(Some(Next::OneOf(allowed))), _) => {
