@@ -704,9 +704,9 @@ fn several_sequences_are_decoded_ahead() {
     }
 }
 
-/// What may follow `last`, as a bit for each token: about a third of the vocabulary, which ends early for some.
+/// What may follow `last`, as a bit for each token: two thirds of the vocabulary, which ends early for some.
 fn allowed_after(last: u32, n_vocab: usize) -> Vec<u32> {
-    let is_allowed = |id: u32| (id * 7 + last).is_multiple_of(3);
+    let is_allowed = |id: u32| !(id * 7 + last).is_multiple_of(3);
     let word = |at: u32| (0..32).fold(0, |bits, i| bits | u32::from(is_allowed(at * 32 + i)) << i);
     let n_words = n_vocab.div_ceil(32) as u32;
     let is_short = !last.is_multiple_of(2);
@@ -772,7 +772,7 @@ impl Followed {
                 assert_eq!(ids(&got), ids(&want));
                 let pairs = got.top.iter().zip(&want.top).map(|(a, b)| (a.1, b.1));
                 for (got, want) in pairs.chain([(got.chosen, want.chosen)]) {
-                    assert!((got - want).abs() < 2e-4, "{got} {want}");
+                    assert!((got - want).abs() < 1e-3, "{got} {want}");
                 }
             }
             (got, want) => panic!("{got:?} {want:?}"),
@@ -912,8 +912,7 @@ fn restricted_tokens_and_log_probabilities_are_the_hosts() {
 #[test]
 fn what_is_computed_ahead_isnt_sampled_from_once_it_is_overwritten() {
     let Some(gpu) = gpu() else { return };
-    let tales = testdata().join("../crates/sterna/models/tiny-tales");
-    let model = load(&tales, gpu);
+    let model = load(&stories(), gpu);
     let greedy = SamplerConfig::default();
     let undecided = SamplerConfig {
         temperature: 50.0,
@@ -930,7 +929,7 @@ fn what_is_computed_ahead_isnt_sampled_from_once_it_is_overwritten() {
         (0..24).for_each(|_| follow_together(&mut all));
         // Two of them, of which one is dropped while its token is on its way.
         let mut pair: Vec<Followed> = (0..2)
-            .map(|i| Followed::new(&model, &prompt[..140 + 13 * i], &greedy, (true, None)))
+            .map(|i| Followed::new(&model, &prompt[..140 + 13 * i], &greedy, (true, Some(2))))
             .collect();
         (0..3).for_each(|_| follow_together(&mut pair));
         let polled = {

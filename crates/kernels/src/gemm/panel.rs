@@ -136,7 +136,8 @@ type Products<T> =
 fn min_lines(scaling: Scaling) -> usize {
     match scaling {
         Scaling::Row => 12,
-        Scaling::Blocks32 | Scaling::Blocks256 => 48,
+        Scaling::Blocks256 => 32,
+        Scaling::Blocks32 => 48,
     }
 }
 
