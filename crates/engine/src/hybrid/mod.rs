@@ -1114,7 +1114,7 @@ impl Backend for Hybrid {
         }
     }
 
-    /// A GPU decodes on its own only if it has the whole model.
+    /// A GPU that has the whole model may: only then does it decode on its own.
     fn samples(&self) -> bool {
         (self.gpu.as_ref()).is_some_and(|part| part.placement().is_whole() && part.gpu.samples())
     }

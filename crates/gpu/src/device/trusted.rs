@@ -32,8 +32,9 @@ pub(super) fn shader_module(
     // (`heads.wgsl`, `attention_split_kv.wgsl`) and to the tokens (`penalize.wgsl`), compared with the
     // cache's capacity before anything is stored or read (`heads.wgsl`, `attention*.wgsl`) and with that of
     // the tokens (`sample.wgsl`); ids are compared with the rows of the table (`embed.wgsl`) and with the
-    // vocabulary (`penalize.wgsl`). Rows, pages and places of sequences are those of a table that the engine fills
-    // from what it has allocated (`Sequences`).
+    // vocabulary (`penalize.wgsl`, `log_probability.wgsl`). Rows, pages and places of sequences, also those that are
+    // sampled for (`samplers.wgsl`), are those of a table that the engine fills from what it has allocated
+    // (`Sequences`), and that it doesn't sample from once it has filled it for others (`engine::gpu::cache::Current`).
     unsafe { device.create_shader_module_trusted(descriptor, checks) }
 }
 
