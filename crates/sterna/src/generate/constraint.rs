@@ -114,6 +114,9 @@ impl Constrained {
     /// The tokens that may come next, a bit for each, or `None` if any may. `None` at once where that isn't known yet, or
     /// nothing may come.
     pub(super) fn allowed(&self) -> Option<Option<&[u32]>> {
+        if self.is_free() {
+            return Some(None);
+        }
         match self.next.as_ref()? {
             Next::End => None,
             Next::Any => Some(None),

@@ -369,13 +369,19 @@ impl Generator {
     /// events to take first, or the answer is over. Repeated calls return the same.
     pub fn wanted(&mut self, max_ids: usize) -> Option<Wanted<'_>> {
         let max_ids = max_ids.max(1);
-        // Others read logits beside the sampler.
-        let is_plain =
-            self.n_logprobs.is_none() && !self.is_constrained() && self.recorder.is_none();
-        let one = match is_plain {
-            true => self.sampler.top().map_or(Logits::Last, Logits::Top),
-            false => Logits::Last,
+        let allowed = match &self.constraint {
+            Some(constraint) => constraint.allowed(),
+            None => Some(None),
         };
+        // A recorder reads logits beside the sampler, and what isn't known to be allowed can't be left to others.
+        let sampling = allowed.filter(|_| self.recorder.is_none());
+        let sampling = sampling.map(|allowed| Sampling {
+            logprobs: self.n_logprobs,
+            allowed,
+            ..self.sampler.sampling()
+        });
+        let top = sampling.as_ref().and_then(Sampling::top);
+        let one = top.map_or(Logits::Last, Logits::Top);
         let (ids, logits, draw) = match &mut self.state {
             State::Append { n_asked } => {
                 let left = &self.tokens[self.n_held..];
@@ -391,17 +397,9 @@ impl Generator {
             }
             State::Decode { batch } => {
                 batch.truncate(max_ids);
-                let draws = self.recorder.is_none() && self.drafter.is_none();
-                let allowed = match &self.constraint {
-                    Some(constraint) => constraint.allowed(),
-                    None => Some(None),
-                };
-                let draw = allowed.filter(|_| draws).map(|allowed| Draw {
-                    sampling: Sampling {
-                        logprobs: self.n_logprobs,
-                        allowed,
-                        ..self.sampler.sampling()
-                    },
+                let draw = sampling.filter(|_| self.drafter.is_none());
+                let draw = draw.map(|sampling| Draw {
+                    sampling,
                     n_left: self.max_tokens - self.stats.n_generated,
                 });
                 match batch.len() {
