@@ -12,7 +12,7 @@ use sterna::generate::{
 };
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::Sequence;
-use sterna_engine::{Cpu, Sampler, SamplerConfig};
+use sterna_engine::{Backend, Cpu, Sampler, SamplerConfig};
 use sterna_testing::schemas;
 use sterna_text::Decode;
 
@@ -117,9 +117,9 @@ const PROMPTS: [&str; 2] = [
 ];
 
 /// A model to be constrained.
-struct Subject {
+struct Subject<B: Backend = Cpu> {
     files: Files,
-    model: std::sync::Arc<sterna_engine::Model<Cpu>>,
+    model: std::sync::Arc<sterna_engine::Model<B>>,
     constraints: Constraints,
 }
 
@@ -134,8 +134,14 @@ struct Asked {
 
 impl Subject {
     fn new(files: Files) -> Subject {
+        Subject::on(cpu(), files)
+    }
+}
+
+impl<B: Backend> Subject<B> {
+    fn on(backend: B, files: Files) -> Subject<B> {
         Subject {
-            model: files.load(cpu()),
+            model: files.load(backend),
             constraints: Constraints::new(files.tokenizer.clone()),
             files,
         }
@@ -161,13 +167,17 @@ impl Subject {
         }
     }
 
-    fn add(&self, scheduler: &mut Scheduler<Cpu>) -> SequenceId {
+    fn add(&self, scheduler: &mut Scheduler<B>) -> SequenceId {
         scheduler.add(Sequence::new(session(&self.model, 512)))
     }
 
     /// The answers to all of `asked`, in shared steps.
     fn together(&self, asked: &[Asked]) -> Vec<(String, Generator)> {
-        let mut scheduler = Scheduler::new(SchedulerOptions::default());
+        self.together_as(asked, SchedulerOptions::default())
+    }
+
+    fn together_as(&self, asked: &[Asked], options: SchedulerOptions) -> Vec<(String, Generator)> {
+        let mut scheduler = Scheduler::new(options);
         let ids: Vec<SequenceId> = asked.iter().map(|_| self.add(&mut scheduler)).collect();
         for (&id, asked) in ids.iter().zip(asked) {
             scheduler.start(id, self.request(asked)).unwrap();
@@ -481,6 +491,44 @@ fn what_is_free_is_as_without_a_constraint() {
                 let rest = subject.files.tokenizer.decode(&found[n_free..], options);
                 assert_eq!(rest.trim_start(), "once upon a time");
             }
+        }
+    }
+}
+
+/// On a device that chooses tokens itself, of many answers that begin together and end one after the other.
+#[test]
+#[cfg(feature = "gpu")]
+fn answers_that_a_gpu_chooses_match() {
+    let Some(gpu) = crate::common::gpu() else {
+        return;
+    };
+    let subject = Subject::on(gpu, Files::stories());
+    let options = SchedulerOptions {
+        draw_on_device: true,
+        ..SchedulerOptions::gpu()
+    };
+    let (grammars, checks): (Vec<Grammar>, Vec<Check>) = grammars().into_iter().unzip();
+    for turn in 0..2 {
+        let samplings = samplings().into_iter().cycle().skip(turn);
+        let asked = grammars.iter().zip(samplings).enumerate();
+        let asked = asked.map(|(i, (grammar, sampling))| Asked {
+            prompt: PROMPTS[(i + turn) % 2],
+            // Every fifth is free.
+            grammar: (i % 5 != 4).then(|| grammar.clone()),
+            sampling,
+            speculate: None,
+        });
+        let asked: Vec<Asked> = asked.collect();
+        for ((asked, holds), (text, generator)) in
+            (asked.iter().zip(&checks)).zip(subject.together_as(&asked, options))
+        {
+            if asked.grammar.is_none() {
+                continue;
+            }
+            assert!(holds(&text), "{asked:?}: {text}");
+            let stop = generator.stats().stop;
+            let is_whole = matches!(stop, Some(StopReason::StopToken | StopReason::Complete));
+            assert!(is_whole, "{asked:?}: {stop:?}");
         }
     }
 }
