@@ -359,6 +359,7 @@ impl Generator {
     }
 
     /// Whether something decides which tokens may come next.
+    #[cfg(not(target_family = "wasm"))]
     pub(crate) fn is_constrained(&self) -> bool {
         self.constraint
             .as_ref()
