@@ -143,10 +143,21 @@ impl Sampling<'_> {
         }
     }
 
+    /// Whether `id` is among the [allowed](Sampling::allowed) tokens.
+    pub(crate) fn allows(&self, id: u32) -> bool {
+        self.allowed.is_none_or(|allowed| is_allowed(allowed, id))
+    }
+
     /// Whether the other's tokens are chosen in the same way, but for the seed.
     pub(crate) fn is_alike(&self, other: &Sampling<'_>) -> bool {
         self.config.is_alike(other.config) && self.logprobs.is_some() == other.logprobs.is_some()
     }
+}
+
+/// Whether `id` is among tokens of which each has a bit, the lowest first, and none beyond, as [`Sampling::allowed`].
+pub fn is_allowed(allowed: &[u32], id: u32) -> bool {
+    let bits = allowed.get(id as usize / 32).copied().unwrap_or(0);
+    bits >> (id % 32) & 1 == 1
 }
 
 /// A token that a device has chosen.

@@ -699,9 +699,9 @@ async fn draw<B: Backend>(
         let sampled = member.and_then(|member| found.get_mut(member)?.take());
         let is_undecided = sampled == Some(Sampled::Undecided);
         // Something else may have been allowed when a future was dropped that waited for this.
-        let allowed = sampling.and_then(|sampling| sampling.allowed);
+        let may_be = |id| sampling.is_none_or(|sampling| sampling.allows(id));
         let chosen = match sampled {
-            Some(Sampled::Token(chosen)) if allows(allowed, chosen.id) => Some(chosen),
+            Some(Sampled::Token(chosen)) if may_be(chosen.id) => Some(chosen),
             _ => None,
         };
         step.session.ahead.take_if(|_| chosen.is_none());
@@ -714,12 +714,6 @@ async fn draw<B: Backend>(
         Some(error) => Err(error.into()),
         None => Ok(drawn),
     }
-}
-
-/// Whether `id` is among the tokens that are [`Sampling::allowed`].
-fn allows(allowed: Option<&[u32]>, id: u32) -> bool {
-    let word = |allowed: &[u32]| allowed.get(id as usize / 32).copied().unwrap_or(0);
-    allowed.is_none_or(|allowed| word(allowed) >> (id % 32) & 1 == 1)
 }
 
 /// How many steps the backend can take ahead, if it samples after all of `steps`, which ask for a row of logits; else 0.

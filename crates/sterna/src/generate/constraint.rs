@@ -3,6 +3,7 @@
 use std::fmt;
 
 use sterna_engine::backend::MaybeSend;
+use sterna_engine::sampling::is_allowed;
 use sterna_text::Tokenizer;
 
 use crate::error::{Error, ErrorCode, Result};
@@ -85,10 +86,7 @@ impl Next {
         match self {
             Next::End => false,
             Next::Any => true,
-            Next::Token { bits, .. } | Next::OneOf(bits) => {
-                let word = bits.get(id as usize / 32).copied().unwrap_or(0);
-                word >> (id % 32) & 1 == 1
-            }
+            Next::Token { bits, .. } | Next::OneOf(bits) => is_allowed(bits, id),
         }
     }
 }
