@@ -221,6 +221,19 @@ pub trait Backend: Sized {
         products: &mut [Product<'_, Self>],
     ) -> Result<(), BackendError>;
 
+    /// [`Backend::linear`] of rows that first go through `prologue`: row by row, where a backend can. `x` becomes what
+    /// products read.
+    fn linear_after(
+        &self,
+        prologue: Prologue<'_, Self>,
+        x: &mut Self::Buffer,
+        layout: OutputLayout,
+        products: &mut [Product<'_, Self>],
+    ) -> Result<(), BackendError> {
+        prologue.run(self, x)?;
+        self.linear(x, layout, products)
+    }
+
     /// `out ← x · wᵀ`, of which the `tops[t]` largest of each row `t` are needed, with all that equal the least
     /// of them; others may be −∞ instead. `screen` was made of `w`.
     ///
@@ -678,6 +691,72 @@ pub struct Product<'a, B: Backend> {
     pub w: &'a B::Linear,
     /// `[n_tokens, n]`.
     pub out: &'a mut B::Buffer,
+}
+
+/// What rows `x` go through before products read them.
+pub enum Prologue<'a, B: Backend> {
+    /// `x ← rms_norm(x)`.
+    Norm(RmsNorm<'a, B>),
+    /// `x ← rms_norm(sum)`, after `sum ← sum + x` if that has a stage: the entry to a block.
+    Residual {
+        /// The residual stream.
+        sum: &'a mut B::Buffer,
+        /// That of the sum; `None` if `x` has nothing to add.
+        add: Option<Stage>,
+        /// Of the block.
+        norm: RmsNorm<'a, B>,
+    },
+    /// `x ← activation(x) · up`, and the norm of that if there is one.
+    Gate {
+        /// Of the product of both.
+        stage: Stage,
+        /// Of the gates, `x`.
+        activation: Activation,
+        /// The other factor.
+        up: &'a B::Buffer,
+        /// Of the products.
+        norm: Option<RmsNorm<'a, B>>,
+    },
+}
+
+/// A norm of [`Backend::rms_norm_in_place`].
+pub struct RmsNorm<'a, B: Backend> {
+    /// Of the norm.
+    pub stage: Stage,
+    /// As many as a row has elements, or a run of it.
+    pub weight: &'a B::Vector,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl<B: Backend> Prologue<'_, B> {
+    /// Its operations on `x`, one by one.
+    pub fn run(self, backend: &B, x: &mut B::Buffer) -> Result<(), BackendError> {
+        let norm = match self {
+            Prologue::Residual { sum, add, norm } => {
+                if let Some(stage) = add {
+                    backend.add(stage, sum, x)?;
+                }
+                return backend.rms_norm(norm.stage, sum, norm.weight, norm.eps, x);
+            }
+            Prologue::Norm(norm) => Some(norm),
+            Prologue::Gate {
+                stage,
+                activation,
+                up,
+                norm,
+            } => {
+                backend.gate(stage, activation, x, up)?;
+                norm
+            }
+        };
+        match norm {
+            Some(RmsNorm { stage, weight, eps }) => {
+                backend.rms_norm_in_place(stage, x, weight, eps)
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// A product of [`Backend::linear_experts`].

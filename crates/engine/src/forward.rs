@@ -8,7 +8,7 @@ use sterna_kernels::rwkv::{Part, RwkvShape};
 
 use crate::backend::{
     self, Attention, Backend, BackendError, ExpertInput, ExpertProduct, OutputLayout, Product,
-    Rotation, ScreenedRows, Sequence, TokenShift,
+    Prologue, RmsNorm, Rotation, ScreenedRows, Sequence, TokenShift,
 };
 use crate::config::{LayerConfig, ModelConfig, RwkvConfig};
 use crate::family::QkNorms;
@@ -30,6 +30,8 @@ pub(crate) struct Scratch<B: Backend> {
     x: B::Buffer,
     /// Input or output of a block, `[m, model_dim]`.
     h: B::Buffer,
+    /// That of the sum by which `h`, the output of a block, is still to be added to `x`.
+    residual: Option<Stage>,
     /// `[m, n_heads · head_dim]`, with gates twice as wide; the input of a convolution, `[m, 3 · model_dim]`, or of
     /// a delta net, `[m, channels]`.
     q: B::Buffer,
@@ -68,6 +70,7 @@ impl<B: Backend> Scratch<B> {
         Scratch {
             x: buffer(),
             h: buffer(),
+            residual: None,
             q: buffer(),
             k: buffer(),
             v: buffer(),
@@ -100,6 +103,20 @@ type Output<'a, B> = (
     &'a Projection<<B as Backend>::Linear, <B as Backend>::Vector>,
     &'a mut <B as Backend>::Buffer,
 );
+
+/// The norm that a block begins with.
+struct Entry<'a, B: Backend> {
+    stage: Stage,
+    norm: &'a Norm<B::Vector>,
+}
+
+impl<B: Backend> Clone for Entry<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Entry<'_, B> {}
 
 /// Where linear layers that read mixes of positions are, and buffers that they need.
 struct Shifts<'a, B: Backend> {
@@ -191,6 +208,7 @@ impl<B: Backend> ForwardPass<'_, B> {
     ) -> Result<(), BackendError> {
         let (be, c) = (self.backend, self.config);
         be.begin_step()?;
+        s.residual = None;
         be.embed(&w.token_embd, batch.ids, c.embed_scale, &mut s.x)?;
         if let (Some(inputs), Some(dim)) = (&w.layer_inputs, c.layer_input_dim) {
             self.layer_inputs(s, batch.ids, inputs, dim)?;
@@ -220,6 +238,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         match &layer.scale {
             Some(scale) => {
                 let stage = of_layer(i, Operation::LayerScale);
+                self.settle(s)?;
                 self.backend.scale_by(stage, &mut s.x, scale)
             }
             None => Ok(()),
@@ -237,6 +256,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         if batch.wanted.is_empty() {
             return Ok(());
         }
+        self.settle(s)?;
         if batch.wanted.len() < batch.ids.len() {
             be.keep_rows(&mut s.x, batch.wanted)?;
         }
@@ -281,29 +301,50 @@ impl<B: Backend> ForwardPass<'_, B> {
         be.add_bias(stage, &mut s.x, &weights.token_type)
     }
 
+    /// The sum of the residual stream and what the last block gave: `x ← x + h`.
+    fn settle(&self, s: &mut Scratch<B>) -> Result<(), BackendError> {
+        match s.residual.take() {
+            Some(stage) => self.backend.add(stage, &mut s.x, &s.h),
+            None => Ok(()),
+        }
+    }
+
     /// What a block reads: `h ← norm(x)`; all of `x` in encoders.
-    fn enter(
+    fn enter(&self, s: &mut Scratch<B>, entry: Entry<'_, B>) -> Result<(), BackendError> {
+        self.settle(s)?;
+        match self.config.family.encoder {
+            true => {
+                let columns = 0..self.config.model_dim;
+                (self.backend).columns(entry.stage, &s.x, columns, &mut s.h)
+            }
+            false => self.norm(entry.stage, &s.x, entry.norm, &mut s.h),
+        }
+    }
+
+    /// The same for a block that begins with products of `h`, which may compute it: what they do first. `None` if it's done.
+    fn entering<'a>(
         &self,
         s: &mut Scratch<B>,
-        stage: Stage,
-        norm: &Norm<B::Vector>,
-    ) -> Result<(), BackendError> {
-        match self.config.family.encoder {
-            true => (self.backend).columns(stage, &s.x, 0..self.config.model_dim, &mut s.h),
-            false => self.norm(stage, &s.x, norm, &mut s.h),
+        entry: Entry<'a, B>,
+    ) -> Result<Option<Entry<'a, B>>, BackendError> {
+        if self.config.family.encoder || entry.norm.bias.is_some() {
+            self.enter(s, entry)?;
+            return Ok(None);
         }
+        Ok(Some(entry))
     }
 
     /// What becomes of what it gives: `x ← x + h`; in encoders, the norm of that.
     fn leave(
         &self,
         s: &mut Scratch<B>,
-        [residual, normed]: [Stage; 2],
-        norm: &Norm<B::Vector>,
+        residual: Stage,
+        entry: Entry<'_, B>,
     ) -> Result<(), BackendError> {
-        self.backend.add(residual, &mut s.x, &s.h)?;
+        s.residual = Some(residual);
         if self.config.family.encoder {
-            self.norm(normed, &s.x, norm, &mut s.h)?;
+            self.settle(s)?;
+            self.norm(entry.stage, &s.x, entry.norm, &mut s.h)?;
             std::mem::swap(&mut s.x, &mut s.h);
         }
         Ok(())
@@ -338,6 +379,7 @@ impl<B: Backend> ForwardPass<'_, B> {
     ) -> Result<(), BackendError> {
         let (be, c) = (self.backend, self.config);
         let stage = of_layer(i, Operation::LayerInput);
+        self.settle(s)?;
         let separate = OutputLayout::Separate;
         let gate = (LinearLayer::LayerInputGate, &weights.gate, &mut s.gate);
         self.project(Some(i), separate, &s.x, &mut s.normed, &mut [gate])?;
@@ -408,25 +450,38 @@ impl<B: Backend> ForwardPass<'_, B> {
         let (be, eps) = (self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
         if let Some(norm) = &layer.embed_norm {
+            self.settle(s)?;
             self.norm(stage(Operation::EmbedNorm), &s.x, norm, &mut s.h)?;
             std::mem::swap(&mut s.x, &mut s.h);
         }
-        let norm = stage(Operation::AttnNorm);
-        self.enter(s, norm, &layer.attn_norm)?;
+        let entry = Entry {
+            stage: stage(Operation::AttnNorm),
+            norm: &layer.attn_norm,
+        };
+        // `h` becomes what the mixer reads: here, or by its first products.
+        let first = match &layer.mixer {
+            Mixer::Time(_) | Mixer::Latent(_) => {
+                self.enter(s, entry)?;
+                None
+            }
+            _ => self.entering(s, entry)?,
+        };
         match &layer.mixer {
-            Mixer::Attention(attention) => self.attention(s, batch, i, attention, settings)?,
+            Mixer::Attention(attention) => {
+                self.attention(s, batch, i, first, attention, settings)?;
+            }
             Mixer::Latent(latent) => self.latent_attention(s, batch, i, latent, settings)?,
-            Mixer::Convolution(convolution) => self.convolution(s, batch, i, convolution)?,
-            Mixer::DeltaNet(net) => self.delta_net(s, batch, i, net)?,
+            Mixer::Convolution(convolution) => self.convolution(s, batch, i, first, convolution)?,
+            Mixer::DeltaNet(net) => self.delta_net(s, batch, i, first, net)?,
             Mixer::Ssm(ssm) => {
-                self.ssm(s, batch, i, ssm)?;
+                self.ssm(s, batch, i, first, ssm)?;
                 std::mem::swap(&mut s.h, &mut s.shared);
             }
-            Mixer::Mamba(mamba) => self.mamba(s, batch, i, mamba)?,
+            Mixer::Mamba(mamba) => self.mamba(s, batch, i, first, mamba)?,
             Mixer::Time(time) => self.time_mix(s, batch, i, time)?,
             Mixer::Both(attention, ssm) => {
-                self.ssm(s, batch, i, ssm)?;
-                self.attention(s, batch, i, attention, settings)?;
+                self.ssm(s, batch, i, first, ssm)?;
+                self.attention(s, batch, i, None, attention, settings)?;
                 be.add(stage(Operation::Ssm), &mut s.h, &s.shared)?;
             }
         }
@@ -437,8 +492,7 @@ impl<B: Backend> ForwardPass<'_, B> {
             let factor = self.config.residual_scale;
             be.scale(stage(Operation::AttnScale), &mut s.h, factor)?;
         }
-        let stages = [stage(Operation::AttnResidual), norm];
-        self.leave(s, stages, &layer.attn_norm)
+        self.leave(s, stage(Operation::AttnResidual), entry)
     }
 
     /// `h ← W_out · convolution(W_in · h)`.
@@ -447,11 +501,13 @@ impl<B: Backend> ForwardPass<'_, B> {
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
         i: usize,
+        first: Option<Entry<'_, B>>,
         convolution: &Convolution<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
         let separate = OutputLayout::Separate;
-        let input = (LinearLayer::ConvIn, &convolution.input, &mut s.q);
-        self.project(Some(i), separate, &s.h, &mut s.normed, &mut [input])?;
+        let prologue = first.map(|entry| self.prologue(entry, &mut s.x, &mut s.residual));
+        let input = &mut [(LinearLayer::ConvIn, &convolution.input, &mut s.q)];
+        self.project_after(Some(i), separate, prologue, &mut s.h, &mut s.normed, input)?;
         let stage = of_layer(i, Operation::Convolution);
         (self.backend).convolution(stage, &convolution.taps, &s.q, batch.sequences, &mut s.a)?;
         let output = (LinearLayer::ConvOut, &convolution.output, &mut s.h);
@@ -464,6 +520,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
         i: usize,
+        first: Option<Entry<'_, B>>,
         net: &DeltaNet<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
         let layout = OutputLayout::SideBySide;
@@ -473,7 +530,8 @@ impl<B: Backend> ForwardPass<'_, B> {
             (LinearLayer::DeltaAlpha, &net.alpha, &mut s.k),
             (LinearLayer::DeltaBeta, &net.beta, &mut s.v),
         ];
-        self.project(Some(i), layout, &s.h, &mut s.normed, inputs)?;
+        let prologue = first.map(|entry| self.prologue(entry, &mut s.x, &mut s.residual));
+        self.project_after(Some(i), layout, prologue, &mut s.h, &mut s.normed, inputs)?;
         let shape = self.config.delta;
         let inputs = backend::DeltaNet {
             shape: shape.expect("a configuration with such layers has their heads"),
@@ -500,6 +558,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
         i: usize,
+        first: Option<Entry<'_, B>>,
         ssm: &Ssm<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
         let layout = OutputLayout::SideBySide;
@@ -508,7 +567,8 @@ impl<B: Backend> ForwardPass<'_, B> {
             (LinearLayer::SsmIn, &ssm.xbc, &mut s.q),
             (LinearLayer::SsmDt, &ssm.dt, &mut s.k),
         ];
-        self.project(Some(i), layout, &s.h, &mut s.normed, inputs)?;
+        let prologue = first.map(|entry| self.prologue(entry, &mut s.x, &mut s.residual));
+        self.project_after(Some(i), layout, prologue, &mut s.h, &mut s.normed, inputs)?;
         let shape = self.config.ssm;
         let inputs = backend::Ssm {
             shape: shape.expect("a configuration with such layers has their heads"),
@@ -536,6 +596,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
         i: usize,
+        first: Option<Entry<'_, B>>,
         mamba: &Mamba<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
         let (be, c) = (self.backend, self.config);
@@ -546,7 +607,8 @@ impl<B: Backend> ForwardPass<'_, B> {
             (LinearLayer::SsmIn, &mamba.input, &mut s.q),
             (LinearLayer::SsmGate, &mamba.gate, &mut s.gate),
         ];
-        self.project(Some(i), separate, &s.h, &mut s.normed, inputs)?;
+        let prologue = first.map(|entry| self.prologue(entry, &mut s.x, &mut s.residual));
+        self.project_after(Some(i), separate, prologue, &mut s.h, &mut s.normed, inputs)?;
         let sequences = &mut *batch.sequences;
         let convolution = backend::CausalConvolution {
             shape,
@@ -827,6 +889,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         s: &mut Scratch<B>,
         batch: &mut Batch<'_, B>,
         i: usize,
+        first: Option<Entry<'_, B>>,
         weights: &weights::Attention<B::Linear, B::Vector>,
         settings: &LayerConfig,
     ) -> Result<(), BackendError> {
@@ -843,7 +906,9 @@ impl<B: Backend> ForwardPass<'_, B> {
             inputs.push((LinearLayer::V, v, &mut s.v));
             adapted.extend([LinearLayer::K, LinearLayer::V]);
         }
-        self.project(Some(i), layout, &s.h, &mut s.normed, &mut inputs)?;
+        let prologue = first.map(|entry| self.prologue(entry, &mut s.x, &mut s.residual));
+        let (h, normed) = (&mut s.h, &mut s.normed);
+        self.project_after(Some(i), layout, prologue, h, normed, &mut inputs)?;
         let outputs = [&mut s.q, &mut s.k, &mut s.v];
         let mut outputs: Vec<_> = adapted.into_iter().zip(outputs).collect();
         self.adapt(adapters, i, &s.h, &mut outputs)?;
@@ -889,16 +954,16 @@ impl<B: Backend> ForwardPass<'_, B> {
             is_causal: !c.family.encoder,
         };
         be.attention(attention, batch.sequences, &mut s.a)?;
-        if let Some(norm) = &weights.sub_norm {
-            be.rms_norm_in_place(stage(Operation::AttnSubNorm), &mut s.a, norm, eps)?;
-        }
-        self.project(
-            Some(i),
-            OutputLayout::Separate,
-            &s.a,
-            &mut s.normed,
-            &mut [(LinearLayer::O, &weights.o, &mut s.h)],
-        )?;
+        let sub_norm = weights.sub_norm.as_ref().map(|weight| {
+            Prologue::Norm(RmsNorm {
+                stage: stage(Operation::AttnSubNorm),
+                weight,
+                eps,
+            })
+        });
+        let output = &mut [(LinearLayer::O, &weights.o, &mut s.h)];
+        let separate = OutputLayout::Separate;
+        self.project_after(Some(i), separate, sub_norm, &mut s.a, &mut s.normed, output)?;
         self.adapt(adapters, i, &s.a, &mut [(LinearLayer::O, &mut s.h)])
     }
 
@@ -988,13 +1053,27 @@ impl<B: Backend> ForwardPass<'_, B> {
     ) -> Result<(), BackendError> {
         let (be, eps) = (self.backend, self.config.norm_eps);
         let stage = |operation| of_layer(i, operation);
-        let norm = stage(Operation::FfnNorm);
-        self.enter(s, norm, &block.norm)?;
+        let entry = Entry {
+            stage: stage(Operation::FfnNorm),
+            norm: &block.norm,
+        };
         match &block.network {
-            FeedForward::Channel(mix) => self.channel_mix(s, batch, i, mix)?,
-            FeedForward::Dense(dense) => self.dense(s, batch, i, dense)?,
-            FeedForward::Plain(plain) => self.plain(s, i, plain)?,
-            FeedForward::Experts(experts) => self.experts(s, i, experts)?,
+            FeedForward::Dense(dense) => {
+                let first = self.entering(s, entry)?;
+                self.dense(s, batch, i, first, dense)?;
+            }
+            FeedForward::Channel(mix) => {
+                self.enter(s, entry)?;
+                self.channel_mix(s, batch, i, mix)?;
+            }
+            FeedForward::Plain(plain) => {
+                self.enter(s, entry)?;
+                self.plain(s, i, plain)?;
+            }
+            FeedForward::Experts(experts) => {
+                self.enter(s, entry)?;
+                self.experts(s, i, experts)?;
+            }
         }
         if let Some(norm) = &block.post_norm {
             be.rms_norm_in_place(stage(Operation::PostFfnNorm), &mut s.h, norm, eps)?;
@@ -1003,7 +1082,7 @@ impl<B: Backend> ForwardPass<'_, B> {
             let factor = self.config.residual_scale;
             be.scale(stage(Operation::FfnScale), &mut s.h, factor)?;
         }
-        self.leave(s, [stage(Operation::FfnResidual), norm], &block.norm)
+        self.leave(s, stage(Operation::FfnResidual), entry)
     }
 
     /// `h ← W_down · activation(W_up · h)`.
@@ -1028,21 +1107,19 @@ impl<B: Backend> ForwardPass<'_, B> {
         s: &mut Scratch<B>,
         batch: &Batch<'_, B>,
         i: usize,
+        first: Option<Entry<'_, B>>,
         dense: &Dense<B::Linear, B::Vector>,
     ) -> Result<(), BackendError> {
-        let (be, c) = (self.backend, self.config);
+        let c = self.config;
         let stage = |operation| of_layer(i, operation);
         let adapters = batch.adapters;
-        self.project(
-            Some(i),
-            OutputLayout::Separate,
-            &s.h,
-            &mut s.normed,
-            &mut [
-                (LinearLayer::Gate, &dense.gate, &mut s.gate),
-                (LinearLayer::Up, &dense.up, &mut s.up),
-            ],
-        )?;
+        let prologue = first.map(|entry| self.prologue(entry, &mut s.x, &mut s.residual));
+        let separate = OutputLayout::Separate;
+        let inputs = &mut [
+            (LinearLayer::Gate, &dense.gate, &mut s.gate),
+            (LinearLayer::Up, &dense.up, &mut s.up),
+        ];
+        self.project_after(Some(i), separate, prologue, &mut s.h, &mut s.normed, inputs)?;
         self.adapt(
             adapters,
             i,
@@ -1052,22 +1129,19 @@ impl<B: Backend> ForwardPass<'_, B> {
                 (LinearLayer::Up, &mut s.up),
             ],
         )?;
-        be.gate(
-            stage(Operation::Activation),
-            c.activation,
-            &mut s.gate,
-            &s.up,
-        )?;
-        if let Some(norm) = &dense.sub_norm {
-            be.rms_norm_in_place(stage(Operation::FfnSubNorm), &mut s.gate, norm, c.norm_eps)?;
-        }
-        self.project(
-            Some(i),
-            OutputLayout::Separate,
-            &s.gate,
-            &mut s.normed,
-            &mut [(LinearLayer::Down, &dense.down, &mut s.h)],
-        )?;
+        let activation = Prologue::Gate {
+            stage: stage(Operation::Activation),
+            activation: c.activation,
+            up: &s.up,
+            norm: dense.sub_norm.as_ref().map(|weight| RmsNorm {
+                stage: stage(Operation::FfnSubNorm),
+                weight,
+                eps: c.norm_eps,
+            }),
+        };
+        let output = &mut [(LinearLayer::Down, &dense.down, &mut s.h)];
+        let (gate, normed) = (&mut s.gate, &mut s.normed);
+        self.project_after(Some(i), separate, Some(activation), gate, normed, output)?;
         self.adapt(adapters, i, &s.gate, &mut [(LinearLayer::Down, &mut s.h)])
     }
 
@@ -1144,6 +1218,24 @@ impl<B: Backend> ForwardPass<'_, B> {
         Ok(gate.is_some())
     }
 
+    /// What the first products of a block do first: its entry.
+    fn prologue<'a>(
+        &self,
+        Entry { stage, norm }: Entry<'a, B>,
+        sum: &'a mut B::Buffer,
+        residual: &mut Option<Stage>,
+    ) -> Prologue<'a, B> {
+        Prologue::Residual {
+            sum,
+            add: residual.take(),
+            norm: RmsNorm {
+                stage,
+                weight: &norm.weight,
+                eps: self.config.norm_eps,
+            },
+        }
+    }
+
     /// Runs linear layers that read the same input; together, unless each has a norm of its own.
     fn project(
         &self,
@@ -1154,32 +1246,61 @@ impl<B: Backend> ForwardPass<'_, B> {
         outputs: &mut [Output<'_, B>],
     ) -> Result<(), BackendError> {
         let be = self.backend;
-        let stage = |operation| Stage { layer, operation };
-        let n_outputs = outputs.len();
-        let mut plain = Vec::with_capacity(n_outputs);
-        for (linear, projection, out) in outputs.iter_mut() {
-            let product = Product {
-                stage: stage(Operation::Product(*linear)),
-                w: &projection.weight,
-                out: &mut **out,
-            };
-            match &projection.input_norm {
-                None => plain.push(product),
-                Some(norm) => {
-                    let stage = stage(Operation::InputNorm(*linear));
-                    be.rms_norm(stage, x, norm, self.config.input_norm_eps, normed)?;
-                    be.linear(normed, OutputLayout::Separate, &mut [product])?;
-                }
+        if outputs.iter().all(|(_, of, _)| of.input_norm.is_none()) {
+            be.linear(x, layout, &mut products(layer, outputs))?;
+        } else {
+            for output in outputs.iter_mut() {
+                let (linear, Projection { input_norm, .. }, _) = output;
+                let x = match input_norm {
+                    None => x,
+                    Some(norm) => {
+                        let operation = Operation::InputNorm(*linear);
+                        let (stage, eps) = (Stage { layer, operation }, self.config.input_norm_eps);
+                        be.rms_norm(stage, x, norm, eps, normed)?;
+                        &*normed
+                    }
+                };
+                let separate = OutputLayout::Separate;
+                be.linear(
+                    x,
+                    separate,
+                    &mut products(layer, std::slice::from_mut(output)),
+                )?;
             }
         }
-        if !plain.is_empty() {
-            let layout = match plain.len() == n_outputs {
-                true => layout,
-                false => OutputLayout::Separate,
-            };
-            be.linear(x, layout, &mut plain)?;
+        self.finish(layer, outputs)
+    }
+
+    /// The same after `prologue`, if there is one. `x` becomes what they read.
+    fn project_after(
+        &self,
+        layer: Option<usize>,
+        layout: OutputLayout,
+        prologue: Option<Prologue<'_, B>>,
+        x: &mut B::Buffer,
+        normed: &mut B::Buffer,
+        outputs: &mut [Output<'_, B>],
+    ) -> Result<(), BackendError> {
+        match prologue {
+            Some(prologue) if outputs.iter().all(|(_, of, _)| of.input_norm.is_none()) => {
+                let products = &mut products(layer, outputs);
+                self.backend.linear_after(prologue, x, layout, products)?;
+                return self.finish(layer, outputs);
+            }
+            Some(prologue) => prologue.run(self.backend, x)?,
+            None => {}
         }
-        drop(plain);
+        self.project(layer, layout, x, normed, outputs)
+    }
+
+    /// Scales and biases of linear layers.
+    fn finish(
+        &self,
+        layer: Option<usize>,
+        outputs: &mut [Output<'_, B>],
+    ) -> Result<(), BackendError> {
+        let be = self.backend;
+        let stage = |operation| Stage { layer, operation };
         for (linear, projection, out) in outputs {
             if projection.scale != 1.0 {
                 be.scale(stage(Operation::Scale(*linear)), out, projection.scale)?;
@@ -1190,6 +1311,23 @@ impl<B: Backend> ForwardPass<'_, B> {
         }
         Ok(())
     }
+}
+
+/// The products of linear layers.
+fn products<'a, B: Backend>(
+    layer: Option<usize>,
+    outputs: &'a mut [Output<'_, B>],
+) -> Vec<Product<'a, B>> {
+    let outputs = outputs.iter_mut();
+    let product = |(linear, projection, out): &'a mut Output<'_, B>| Product {
+        stage: Stage {
+            layer,
+            operation: Operation::Product(*linear),
+        },
+        w: &projection.weight,
+        out: &mut **out,
+    };
+    outputs.map(product).collect()
 }
 
 /// A product with the matrices of the experts of block `layer`, and their biases.

@@ -31,7 +31,7 @@ pub fn gate(
     Ok(())
 }
 
-fn gate_by(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
+pub(crate) fn gate_by(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
     match activation {
         Activation::Silu => silu(isa, gate, up),
         Activation::Relu2 => relu2(isa, gate, up),

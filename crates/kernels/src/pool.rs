@@ -552,6 +552,12 @@ impl<'a, T> SharedSlice<'a, T> {
         self.len
     }
 
+    /// All elements.
+    pub(crate) fn into_slice(self) -> &'a mut [T] {
+        // SAFETY: ranges borrow what is moved here, so there are none.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+
     /// The elements in `range`. Panics if they are not all in the slice.
     ///
     /// # Safety

@@ -91,7 +91,7 @@ pub fn softcap(exec: &Exec, x: &mut [f32], cap: f32) {
 }
 
 multiversion! {
-    fn add_all(x: &mut [f32], y: &[f32]) {
+    pub(crate) fn add_all(x: &mut [f32], y: &[f32]) {
         for (x, y) in x.iter_mut().zip(y) {
             *x += y;
         }

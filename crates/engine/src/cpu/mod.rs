@@ -14,7 +14,7 @@ use sterna_kernels::attention::{self, Queries, attention_of_each};
 use sterna_kernels::delta::{DeltaWeights, Projections, delta_net};
 use sterna_kernels::experts::{Routes, Routing};
 use sterna_kernels::gemm::{
-    self, BlockMatrix, InterleavedMatrix, Matrix, Rounding, Screen, TernaryMatrix,
+    self, BlockMatrix, InterleavedMatrix, Matrix, Rounding, RowOp, Screen, TernaryMatrix,
 };
 use sterna_kernels::hadamard::Rotation;
 use sterna_kernels::mamba::{self, MambaInputs};
@@ -28,8 +28,8 @@ pub use cache::CpuCache;
 use crate::backend::{
     self, Attention, Backend, BackendError, CacheShape, DeltaNet, ExpertInput, ExpertMatrices,
     ExpertMemory, ExpertProduct, KvCache, LayerContents, LinearSource, LowRank, OutputLayout,
-    PendingRows, Product, ROTATIONS, RowsRead, ScreenedRows, Sequence, SnapshotError, SnapshotSink,
-    SnapshotSource, Ssm, WeightData,
+    PendingRows, Product, Prologue, ROTATIONS, RmsNorm, RowsRead, ScreenedRows, Sequence,
+    SnapshotError, SnapshotSink, SnapshotSource, Ssm, WeightData,
 };
 use crate::config::LatentConfig;
 use crate::rope::Angles;
@@ -53,6 +53,8 @@ pub enum Activations {
 #[derive(Debug)]
 pub struct Cpu {
     exec: Exec,
+    /// The calling thread alone: for operations within a task.
+    alone: Exec,
     activations: Activations,
     /// Quantized activations, reused across layers.
     scratch: Mutex<gemm::Scratch>,
@@ -103,6 +105,7 @@ impl Cpu {
     pub fn new(n_threads: usize, isa: Isa) -> Cpu {
         Cpu {
             exec: Exec::new(n_threads, isa),
+            alone: Exec::new(1, isa),
             activations: Activations::default(),
             scratch: Mutex::default(),
             spans: Mutex::default(),
@@ -125,6 +128,64 @@ impl Cpu {
 }
 
 impl Cpu {
+    /// Appends keys and values of each sequence to its cache.
+    fn store(
+        &self,
+        layer: usize,
+        k: &CpuBuffer,
+        v: Option<&CpuBuffer>,
+        sequences: &mut [Sequence<'_, CpuCache>],
+    ) -> Result<(), BackendError> {
+        let mut first = 0;
+        let mut stores = Vec::new();
+        for Sequence { cache, n_rows, .. } in sequences {
+            for (page, at, rows) in cache.room(layer, *n_rows) {
+                stores.push((page, at, first + rows.start..first + rows.end));
+            }
+            first += *n_rows;
+        }
+        let stored = self.exec.map_mut(&mut stores, |(page, at, rows)| {
+            let v = v.map_or(&[][..], |v| v.rows(rows));
+            page.store(&self.exec, *at, k.rows(rows), v)
+        });
+        Ok(stored.into_iter().collect::<Result<(), _>>()?)
+    }
+
+    /// [`place_heads`] and [`Cpu::store`] of sequences of few rows each, one by one: what says where pages are is in no
+    /// cache, so that threads wait for it together.
+    fn store_few(
+        &self,
+        layer: usize,
+        heads: &Heads<'_>,
+        [q, k]: [&mut CpuBuffer; 2],
+        v: Option<&CpuBuffer>,
+        sequences: &mut [Sequence<'_, CpuCache>],
+    ) -> Result<(), BackendError> {
+        let mut first = 0;
+        let (mut q_rest, mut k_rest) = (&mut q.values[..], &mut k.values[..]);
+        let mut parts = Vec::with_capacity(sequences.len());
+        for Sequence { cache, n_rows, .. } in sequences {
+            let (q_rows, k_rows);
+            (q_rows, q_rest) = q_rest.split_at_mut(*n_rows * q.width);
+            (k_rows, k_rest) = k_rest.split_at_mut(*n_rows * k.width);
+            parts.push((&mut **cache, first..first + *n_rows, q_rows, k_rows));
+            first += *n_rows;
+        }
+        let k_width = k.width;
+        let stored = self.exec.map_mut(&mut parts, |(cache, rows, q, k)| {
+            place_heads(&self.alone, heads, rows.start, [&mut **q, &mut **k])?;
+            let v = v.map_or(&[][..], |v| v.rows(rows));
+            let v_width = v.len() / rows.len().max(1);
+            for (page, at, own) in cache.room(layer, rows.len()) {
+                let k = &k[own.start * k_width..own.end * k_width];
+                let v = &v[own.start * v_width..own.end * v_width];
+                page.store(&self.alone, at, k, v)?;
+            }
+            Ok(())
+        });
+        stored.into_iter().collect()
+    }
+
     /// Normalises each head of `x`; heads are as long as the weight.
     pub(crate) fn norm_heads(
         &self,
@@ -135,6 +196,54 @@ impl Cpu {
         Ok(norm::rms_norm(&self.exec, &mut x.values, weight, eps)?)
     }
 }
+
+/// What queries and keys go through before attention.
+struct Heads<'a> {
+    /// Elements of a row of queries.
+    q_width: usize,
+    head_dim: usize,
+    /// Weights of the norms of each.
+    norms: [Option<&'a [f32]>; 2],
+    eps: f32,
+    angles: Option<&'a Angles>,
+    /// Whether keys are these rows' own.
+    has_keys: bool,
+}
+
+/// Norms and rotations of queries and keys, `[m, …]` each, from row `first` of the batch on.
+fn place_heads(
+    exec: &Exec,
+    heads: &Heads<'_>,
+    first: usize,
+    [q, k]: [&mut [f32]; 2],
+) -> Result<(), BackendError> {
+    let Heads {
+        head_dim,
+        norms,
+        eps,
+        angles,
+        has_keys,
+        q_width,
+    } = *heads;
+    let m = q.len() / q_width;
+    for (i, x) in [q, k].into_iter().enumerate() {
+        if let Some(weight) = norms[i] {
+            norm::rms_norm(exec, x, weight, eps)?;
+        }
+        if let Some(angles) = angles
+            && (i == 0 || has_keys)
+        {
+            let half = angles.dim / 2;
+            let rows = first * half..(first + m) * half;
+            let (cos, sin) = (&angles.cos[rows.clone()], &angles.sin[rows]);
+            rope::rope(exec, x, head_dim, angles.dim, cos, sin, angles.layout)?;
+        }
+    }
+    Ok(())
+}
+
+/// The most rows of a sequence that one thread places and stores for all heads, beside other sequences.
+const FEW_ROWS: usize = 4;
 
 /// Calls `compute` with the range of rows of each sequence, and the state of the layer, `n` values: in place only where one
 /// token follows, and each value `is_read_once` by the operations of the layer. Token shifts read some several times.
@@ -455,6 +564,55 @@ impl Backend for Cpu {
         Ok(norm::rms_norm(&self.exec, &mut x.values, weight, eps)?)
     }
 
+    fn linear_after(
+        &self,
+        prologue: Prologue<'_, Cpu>,
+        x: &mut CpuBuffer,
+        layout: OutputLayout,
+        products: &mut [Product<'_, Cpu>],
+    ) -> Result<(), BackendError> {
+        if (products.iter()).any(|Product { w, .. }| w.rotation().is_some()) {
+            prologue.run(self, x)?;
+            return self.linear(x, layout, products);
+        }
+        let mut ops = Vec::with_capacity(2);
+        let norm = match prologue {
+            Prologue::Norm(norm) => Some(norm),
+            Prologue::Residual { sum, add, norm } => {
+                let (n_rows, width) = (sum.n_rows(), sum.width);
+                ops.push(match add {
+                    Some(_) => RowOp::AddTo(&mut sum.values),
+                    None => {
+                        x.shape(n_rows, width);
+                        RowOp::Copy(&sum.values)
+                    }
+                });
+                Some(norm)
+            }
+            Prologue::Gate {
+                activation,
+                up,
+                norm,
+                ..
+            } => {
+                ops.push(RowOp::Gate(activation, &up.values));
+                norm
+            }
+        };
+        if let Some(RmsNorm { weight, eps, .. }) = norm {
+            ops.push(RowOp::RmsNorm { weight, eps });
+        }
+        let n_rows = x.n_rows();
+        let mut outputs = Vec::with_capacity(products.len());
+        for Product { w, out, .. } in products {
+            outputs.push((w.matrix()?, out.shape(n_rows, w.n)));
+        }
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let (width, x) = (x.width, &mut x.values);
+        let linear = gemm::linear_after(&self.exec, ops, x, width, &mut scratch, &mut outputs);
+        Ok(linear?)
+    }
+
     fn linear(
         &self,
         x: &CpuBuffer,
@@ -575,52 +733,23 @@ impl Backend for Cpu {
             vector::split_runs(shape.head_dim, &mut q.values, &mut gates)?;
             q.width /= 2;
         }
-        for (x, weight) in [(&mut *q, q_norm), (&mut *k, k_norm)] {
-            if let Some(weight) = weight {
-                self.norm_heads(x, weight, eps)?;
+        let heads = Heads {
+            q_width: q.width,
+            head_dim: shape.head_dim,
+            norms: [q_norm, k_norm].map(|norm| norm.map(Vec::as_slice)),
+            eps,
+            angles: rope.map(|rope| rope.angles),
+            has_keys: shared.is_none(),
+        };
+        let are_few = |of: &Sequence<'_, CpuCache>| of.n_rows <= FEW_ROWS;
+        if sequences.len() > 1 && shared.is_none() && sequences.iter().all(are_few) {
+            self.store_few(layer, &heads, [q, k], v, sequences)?;
+        } else {
+            let rows = [&mut q.values[..], &mut k.values];
+            place_heads(&self.exec, &heads, 0, rows)?;
+            if shared.is_none() {
+                self.store(layer, k, v, sequences)?;
             }
-        }
-        if let Some(backend::Rotation { angles, .. }) = rope {
-            let Angles {
-                cos,
-                sin,
-                dim,
-                layout,
-            } = angles;
-            let keys = shared.is_none().then_some(&mut *k);
-            for x in std::iter::once(&mut *q).chain(keys) {
-                rope::rope(
-                    &self.exec,
-                    &mut x.values,
-                    shape.head_dim,
-                    *dim,
-                    cos,
-                    sin,
-                    *layout,
-                )?;
-            }
-        }
-        if shared.is_none() {
-            let mut first = 0;
-            let mut rooms = Vec::with_capacity(sequences.len());
-            for Sequence { cache, n_rows, .. } in sequences.iter_mut() {
-                rooms.push((Some(&mut **cache), first, *n_rows));
-                first += *n_rows;
-            }
-            // Of many sequences what says where pages are is in no cache: threads wait for it together.
-            let stores = self.exec.map_mut(&mut rooms, |(cache, first, n_rows)| {
-                let pages = cache.take().map(|cache| cache.room(layer, *n_rows));
-                let of_batch = |(page, at, rows): (_, _, Range<usize>)| {
-                    (page, at, *first + rows.start..*first + rows.end)
-                };
-                pages.into_iter().flatten().map(of_batch).collect()
-            });
-            let mut stores: Vec<_> = stores.into_iter().flat_map(|of: Vec<_>| of).collect();
-            let stored = self.exec.map_mut(&mut stores, |(page, at, rows)| {
-                let v = v.map_or(&[][..], |v| v.rows(rows));
-                page.store(&self.exec, *at, k.rows(rows), v)
-            });
-            stored.into_iter().collect::<Result<(), _>>()?;
         }
         let mut first = 0;
         let queries = sequences.iter().map(|Sequence { cache, n_rows, .. }| {

@@ -22,9 +22,9 @@ use sterna_kernels::experts::Routing;
 use crate::backend::{
     Attention, Backend, BackendError, CacheShape, CacheType, CausalConvolution, Continued,
     Decoding, DeltaNet, ExpertInput, ExpertMatrices, ExpertMemory, ExpertProduct, LatentInputs,
-    LayerContents, LinearSource, LowRank, OutputLayout, PendingRows, Product, Recurrence,
-    RowsWanted, ScreenedRows, SelectiveScan, Sequence, SnapshotError, SnapshotSink, SnapshotSource,
-    Ssm, TimeMix, TokenShift,
+    LayerContents, LinearSource, LowRank, OutputLayout, PendingRows, Product, Prologue, Recurrence,
+    RmsNorm, RowsWanted, ScreenedRows, SelectiveScan, Sequence, SnapshotError, SnapshotSink,
+    SnapshotSource, Ssm, TimeMix, TokenShift,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Cpu;
@@ -148,6 +148,15 @@ impl Hybrid {
         let part = self.gpu.as_ref();
         let side = part.and_then(|part| part.placement().side(Group::Layer(layer)));
         side.unwrap_or(otherwise)
+    }
+}
+
+/// The norm of a prologue, if it is on the CPU.
+fn norm_on_cpu<'a>(norm: &RmsNorm<'a, Hybrid>) -> Option<RmsNorm<'a, Cpu>> {
+    let RmsNorm { stage, weight, eps } = *norm;
+    match weight {
+        Either::Cpu(weight) => Some(RmsNorm { stage, weight, eps }),
+        Either::Gpu(_) => None,
     }
 }
 
@@ -455,6 +464,62 @@ impl Backend for Hybrid {
                 self.gpu()?.rms_norm_in_place(stage, x, weight, eps)
             }
         }
+    }
+
+    fn linear_after(
+        &self,
+        prologue: Prologue<'_, Hybrid>,
+        x: &mut HybridBuffer,
+        layout: OutputLayout,
+        products: &mut [Product<'_, Hybrid>],
+    ) -> Result<(), BackendError> {
+        let mut prologue = prologue;
+        let on_cpu = |buffer: &HybridBuffer| buffer.is_on(Side::Cpu);
+        let ups;
+        let of_cpu = match &mut prologue {
+            _ if products.iter().any(|of| matches!(of.w, Either::Gpu(_))) => None,
+            Prologue::Residual { sum, add, norm }
+                if on_cpu(sum) && (add.is_none() || on_cpu(x)) =>
+            {
+                norm_on_cpu(norm).map(|norm| Prologue::Residual {
+                    sum: sum.fill_on_cpu(),
+                    add: *add,
+                    norm,
+                })
+            }
+            Prologue::Norm(norm) if on_cpu(x) => norm_on_cpu(norm).map(Prologue::Norm),
+            Prologue::Gate {
+                stage,
+                activation,
+                up,
+                norm,
+            } if on_cpu(x) && on_cpu(up) => {
+                ups = up.as_is_on_cpu();
+                let norm_of_cpu = norm.as_ref().and_then(norm_on_cpu);
+                (norm.is_none() == norm_of_cpu.is_none()).then_some(Prologue::Gate {
+                    stage: *stage,
+                    activation: *activation,
+                    up: &*ups,
+                    norm: norm_of_cpu,
+                })
+            }
+            _ => None,
+        };
+        let Some(of_cpu) = of_cpu else {
+            prologue.run(self, x)?;
+            return self.linear(x, layout, products);
+        };
+        let products = products.iter_mut();
+        let products = products.filter_map(|Product { stage, w, out }| match w {
+            Either::Cpu(w) => Some(Product {
+                stage: *stage,
+                w,
+                out: out.fill_on_cpu(),
+            }),
+            Either::Gpu(_) => None,
+        });
+        let mut products: Vec<_> = products.collect();
+        (self.cpu).linear_after(of_cpu, x.fill_on_cpu(), layout, &mut products)
     }
 
     fn linear(

@@ -1,11 +1,13 @@
 //! Activations quantized to int8, in the three scalings that weights need.
 
 use super::panel;
+use super::prologue::Rows;
 use crate::Exec;
 use crate::isa::multiversion;
 use crate::pool::SharedSlice;
 use crate::quant::q8;
 use crate::shape::{self, ShapeError};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Rows of quantized activations are padded to a multiple of this: the longest block.
 pub(super) const PADDING: usize = 256;
@@ -180,14 +182,14 @@ pub(super) struct QuantizedRow<'a> {
 }
 
 impl QuantizedRows {
-    /// Quantizes `x`, `[m, k]`.
+    /// Quantizes `x`, `[m, k]`, and takes all of its rows.
     ///
     /// Errors: [`ShapeError`] if `x` isn't whole rows.
     pub(super) fn quantize(
         &mut self,
         exec: &Exec,
         scaling: Scaling,
-        x: &[f32],
+        x: &Rows<'_>,
         k: usize,
     ) -> Result<(), ShapeError> {
         let m = shape::rows("quantize: activations", x.len(), k)?;
@@ -228,33 +230,38 @@ impl QuantizedRows {
         let q = SharedSlice::new(&mut self.q);
         let scales = SharedSlice::new(&mut self.scales);
         let sums = SharedSlice::new(&mut self.sums);
-        let row_sums = SharedSlice::new(&mut self.row_sums);
-        // Few rows are tasks of their own, where they can be.
-        let grain = match by_row && m < TILE * exec.pool.n_threads() {
+        let totals = SharedSlice::new(&mut self.row_sums);
+        // Few rows are tasks of their own.
+        let grain = match m < TILE * exec.pool.n_threads() {
             true => 1,
             false => TILE,
         };
+        // Rows that each tile waits for: who has the last puts all side by side.
+        let n_waiting = if by_row { 0 } else { tiled };
+        let waiting = (0..n_waiting).map(|tile| AtomicUsize::new(TILE.min(m - tile * TILE)));
+        let waiting: Vec<_> = waiting.collect();
         exec.pool.for_ranges(m, grain, |rows| {
-            for t in rows.clone() {
+            for t in rows {
                 // SAFETY: each row belongs to one task.
-                let (q, scales, sums, sum) = unsafe {
+                let (x, row_q, row_scales, row_sums, sum) = unsafe {
                     (
+                        x.take(exec.isa, t * k..(t + 1) * k),
                         q.range_mut(t * stride..(t + 1) * stride),
                         scales.range_mut(t * n_scales..(t + 1) * n_scales),
                         sums.range_mut(t * stride / SUM_LEN..(t + 1) * stride / SUM_LEN),
-                        row_sums.range_mut(t..t + 1),
+                        totals.range_mut(t..t + 1),
                     )
                 };
-                q[k..].fill(0);
-                scales.fill(0.0);
-                sum[0] = quantize(exec.isa, scaling, &x[t * k..][..k], q, scales, sums);
+                row_q[k..].fill(0);
+                row_scales.fill(0.0);
+                sum[0] = quantize(exec.isa, scaling, x, row_q, row_scales, row_sums);
                 match order {
                     Order::Quads => {}
                     #[cfg(target_arch = "x86_64")]
                     Order::Lines => {
                         const PARTS: usize = PADDING / 64;
                         let first = t / LINES * LINES * PARTS + t % LINES;
-                        for (i, values) in q.as_chunks().0.iter().enumerate() {
+                        for (i, values) in row_q.as_chunks().0.iter().enumerate() {
                             let block = i / PARTS * n_rows * PARTS;
                             let at = block + first + i % PARTS * LINES;
                             // SAFETY: these lines are the row's.
@@ -264,7 +271,7 @@ impl QuantizedRows {
                 }
                 if by_row {
                     let of_last = if t + 1 == m { TILE } else { t % TILE + 1 };
-                    for (i, scale) in scales.iter().enumerate() {
+                    for (i, scale) in row_scales.iter().enumerate() {
                         let tile = (t / TILE * n_scales + i) * TILE;
                         // SAFETY: these places are the row's, and those after the last row's are nobody's.
                         let to = unsafe { tile_scales.range_mut(tile + t % TILE..tile + of_last) };
@@ -272,13 +279,16 @@ impl QuantizedRows {
                         to[0] = *scale;
                     }
                 }
-            }
-            let tiles = rows.start / TILE..rows.end.div_ceil(TILE);
-            for tile in tiles.filter(|_| tiled > 0 && !by_row) {
+                let tile = t / TILE;
+                // Releases this row, and acquires the others.
+                let is_last = |n: &AtomicUsize| n.fetch_sub(1, Ordering::AcqRel) == 1;
+                if !waiting.get(tile).is_some_and(is_last) {
+                    continue;
+                }
                 let rows = tile * TILE..m.min((tile + 1) * TILE);
                 let part = |len: usize| tile * len..(tile + 1) * len;
                 let all = |len: usize| rows.start * len..rows.end * len;
-                // SAFETY: each tile belongs to one task, and so do its rows, which are done.
+                // SAFETY: each tile has one last row, and its others are done.
                 unsafe {
                     let sums = sums.range_mut(all(stride / SUM_LEN));
                     match order {
@@ -402,10 +412,11 @@ mod tests {
                 let mut reused = QuantizedRows::default();
                 for before in scalings {
                     reused
-                        .quantize(&exec, before, &floats(40 * 900, 1), 900)
+                        .quantize(&exec, before, &Rows::Ready(&floats(40 * 900, 1)), 900)
                         .unwrap();
                     for (m, k) in [(9, 700), (1, 300), (3, 33)] {
                         let x = floats(m * k, 2);
+                        let x = Rows::Ready(&x);
                         let mut fresh = QuantizedRows::default();
                         reused.quantize(&exec, scaling, &x, k).unwrap();
                         fresh.quantize(&exec, scaling, &x, k).unwrap();
@@ -434,7 +445,7 @@ mod tests {
                 let mut first: Option<QuantizedRows> = None;
                 for exec in exec_matrix() {
                     let mut rows = QuantizedRows::default();
-                    rows.quantize(&exec, scaling, &x, k).unwrap();
+                    rows.quantize(&exec, scaling, &Rows::Ready(&x), k).unwrap();
                     assert_eq!(rows.m(), m);
                     for t in 0..m {
                         let row = rows.row(t);

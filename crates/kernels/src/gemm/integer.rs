@@ -92,6 +92,7 @@ fn gemv(isa: Isa) -> Option<Gemv> {
 mod tests {
     use half::f16;
 
+    use super::super::prologue::Rows;
     use super::super::{InterleavedMatrix, Matrix, Rounding, Scratch, linear};
     use super::*;
     use crate::Exec;
@@ -157,7 +158,7 @@ mod tests {
         fn expected(&self, x: &[f32]) -> Vec<f32> {
             let mut rows = QuantizedRows::default();
             let exec = Exec::new(1, Isa::SCALAR);
-            rows.quantize(&exec, scaling(self.dtype).unwrap(), x, self.k)
+            rows.quantize(&exec, scaling(self.dtype).unwrap(), &Rows::Ready(x), self.k)
                 .unwrap();
             let w = self.matrix();
             (0..rows.m())

@@ -25,6 +25,7 @@ mod panel;
     all(target_arch = "wasm32", target_feature = "simd128")
 ))]
 mod prefetch;
+mod prologue;
 mod screen;
 mod ternary;
 #[cfg(target_arch = "aarch64")]
@@ -45,6 +46,7 @@ pub use block::{BlockMatrix, Rounding};
 pub use interleaved::InterleavedMatrix;
 pub(crate) use lookahead::Lookahead;
 use lookahead::Part;
+pub use prologue::RowOp;
 pub use screen::{SCATTERED, Screen, ScreenedRows};
 pub use ternary::{TernaryMatrix, TernaryPacking};
 
@@ -53,6 +55,7 @@ use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
 use activations::{Order, QuantizedRows, Scaling};
 use float::rounding::{FloatRows, Precision};
+use prologue::Rows;
 
 /// A weight matrix `[n, k]`.
 #[derive(Debug, Clone, Copy)]
@@ -179,7 +182,7 @@ impl Scratch {
     fn prepare<'a>(
         &mut self,
         exec: &Exec,
-        x: &[f32],
+        mut x: Rows<'_>,
         k: usize,
         matrices: impl Iterator<Item = Matrix<'a>> + Clone,
     ) -> Result<(), ShapeError> {
@@ -187,13 +190,15 @@ impl Scratch {
         for scaling in [Scaling::Row, Scaling::Blocks256, Scaling::Blocks32] {
             let rounded = scaling == Scaling::Row && forms().any(|f| f == Form::RoundedF32);
             if rounded || forms().any(|f| f == Form::Int8(scaling)) {
-                self.int8(scaling).quantize(exec, scaling, x, k)?;
+                self.int8(scaling).quantize(exec, scaling, &x, k)?;
+                x = Rows::Ready(x.taken());
             }
             if rounded {
                 let rounded = self.row.dequantize_rows();
                 self.rounded.round(exec, Precision::Full, &rounded, k)?;
             }
         }
+        let x = x.finish(exec);
         for precision in [Precision::Full, Precision::Bits16, Precision::Bits13] {
             if forms().any(|f| f == Form::Float(precision)) {
                 self.float(precision).round(exec, precision, x, k)?;
@@ -253,7 +258,24 @@ pub fn linear(
     scratch: &mut Scratch,
     outputs: &mut [(Matrix<'_>, &mut [f32])],
 ) -> Result<(), ShapeError> {
-    begin(exec, x, k, scratch, outputs)?;
+    begin(exec, Rows::Ready(x), k, scratch, outputs)?;
+    run(exec, [(&*scratch, outputs)].into_iter());
+    Ok(())
+}
+
+/// The products of [`linear`] after `ops`, in order: each row of `x` goes through all of them, and is converted to what
+/// products read, while one thread has it in its caches.
+///
+/// Shapes, errors and exactness: as [`linear`], and each operation has the bits that it has alone.
+pub fn linear_after<'a>(
+    exec: &Exec,
+    ops: Vec<RowOp<'a>>,
+    x: &'a mut [f32],
+    k: usize,
+    scratch: &mut Scratch,
+    outputs: &mut [(Matrix<'_>, &mut [f32])],
+) -> Result<(), ShapeError> {
+    begin(exec, Rows::new(x, k, ops)?, k, scratch, outputs)?;
     run(exec, [(&*scratch, outputs)].into_iter());
     Ok(())
 }
@@ -279,7 +301,7 @@ pub fn linear_batches(
 ) -> Result<(), ShapeError> {
     scratches.resize_with(scratches.len().max(batches.len()), Scratch::default);
     for (scratch, Batch { x, outputs }) in scratches.iter_mut().zip(&*batches) {
-        begin(exec, x, k, scratch, outputs)?;
+        begin(exec, Rows::Ready(x), k, scratch, outputs)?;
     }
     let batches = batches.iter_mut().map(|batch| &mut batch.outputs[..]);
     run(exec, scratches.iter().zip(batches));
@@ -289,7 +311,7 @@ pub fn linear_batches(
 /// Checks shapes, and prepares the activations.
 fn begin(
     exec: &Exec,
-    x: &[f32],
+    x: Rows<'_>,
     k: usize,
     scratch: &mut Scratch,
     outputs: &[(Matrix<'_>, &mut [f32])],

@@ -67,6 +67,7 @@ use sterna_format::DType;
 
 use super::activations::Scaling;
 use super::float::rounding::{FloatRows, Precision};
+use super::prologue::Rows;
 use super::{
     BYTES_PER_TASK, BlockMatrix, Columns, Form, InterleavedMatrix, Matrix, ROWS, Rounding, Scratch,
     linear,
@@ -240,7 +241,7 @@ impl Screen {
         let mut screened = 0;
         if !tops.contains(&0) && worth_it(n_first) && w.form() == self.form {
             linear(exec, x, k, scratch, &mut [(copy, &mut *out)])?;
-            scratch.prepare(exec, x, k, once(w))?;
+            scratch.prepare(exec, Rows::Ready(x), k, once(w))?;
             screened = n;
             if let Some(computed) = self.compute_tops(exec, w, tops, scratch, out, worth_it) {
                 return Ok(ScreenedRows { screened, computed });

@@ -316,6 +316,7 @@ fn dots_scalar<P: Packed>(rows: &[&[u8]; TILE], q: &[&[i8]], sums: &mut [[i32; T
 #[cfg(test)]
 mod tests {
     use super::super::activations::Scaling;
+    use super::super::prologue::Rows;
     use super::super::{InterleavedMatrix, Matrix, Scratch, linear};
     use super::*;
     use crate::Exec;
@@ -347,7 +348,7 @@ mod tests {
     #[test]
     fn every_path_matches_the_definition_bit_for_bit() {
         let mut cases = Vec::new();
-        for m in [1, 2, 3, 7, 9, 14, 33] {
+        for m in [1, 2, 3, 7, 9, 14, 16, 21, 33] {
             for k in [1, 100, 128, 129, 256, 384, 4224] {
                 cases.push((TernaryPacking::I2s, 37, k, m));
             }
@@ -370,7 +371,8 @@ mod tests {
             let x = floats(m * k, 5);
             let mut rows = QuantizedRows::default();
             let one = Exec::new(1, Isa::SCALAR);
-            rows.quantize(&one, Scaling::Row, &x, k).unwrap();
+            rows.quantize(&one, Scaling::Row, &Rows::Ready(&x), k)
+                .unwrap();
             let want = |t: usize, i: usize| {
                 let products = trits[i * k..][..k].iter().zip(rows.row(t).q);
                 let sum: i32 = products.map(|(trit, q)| trit * i32::from(*q)).sum();
