@@ -29,6 +29,28 @@ impl DerefMut for Pages {
     }
 }
 
+/// Something for any bytes of which any may be read.
+///
+/// # Safety
+/// That is so.
+pub(crate) unsafe trait Plain: Sized + Send + Sync + 'static {}
+
+/// Memory as values that follow one another.
+pub(crate) fn plain<T: Plain>(pages: &Pages) -> &[T] {
+    // SAFETY: any bytes are such.
+    let (before, all, _) = unsafe { pages.align_to() };
+    debug_assert!(before.is_empty());
+    all
+}
+
+/// As [`plain`].
+pub(crate) fn plain_mut<T: Plain>(pages: &mut Pages) -> &mut [T] {
+    // SAFETY: any bytes are such, and the other way round.
+    let (before, all, _) = unsafe { pages.align_to_mut() };
+    debug_assert!(before.is_empty());
+    all
+}
+
 #[cfg(target_family = "wasm")]
 mod part {
     pub(super) struct Part {

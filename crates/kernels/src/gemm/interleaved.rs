@@ -15,6 +15,8 @@ mod q6_k;
 mod q8_0;
 mod trits;
 #[cfg(target_arch = "x86_64")]
+mod trits_amx;
+#[cfg(target_arch = "x86_64")]
 mod trits_x86;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -30,7 +32,7 @@ use super::ternary::TernaryMatrix;
 use super::{BlockMatrix, Columns, Matrix, ROWS, Rounding, Scratch, integer};
 use crate::Exec;
 use crate::isa::Isa;
-use crate::memory::Pages;
+use crate::memory::{Pages, Plain, plain, plain_mut};
 use crate::pool::SharedSlice;
 use crate::quant::f16_to_f32;
 use crumbs::Crumbs;
@@ -156,28 +158,6 @@ pub struct InterleavedMatrix {
     /// [`Span`]s of the type, `[n / 16][k / 256]`, or [`trits::Block`]s, `[n / 16][k / 128]`; what is stored for rows past
     /// the last is zeros.
     pages: Pages,
-}
-
-/// Something for any bytes of which any may be read.
-///
-/// # Safety
-/// That is so.
-unsafe trait Plain: Sized + Send + Sync + 'static {}
-
-/// Memory as spans or blocks of trits.
-fn plain<T: Plain>(pages: &Pages) -> &[T] {
-    // SAFETY: any bytes are such.
-    let (before, all, _) = unsafe { pages.align_to() };
-    debug_assert!(before.is_empty());
-    all
-}
-
-/// As [`plain`].
-fn plain_mut<T: Plain>(pages: &mut Pages) -> &mut [T] {
-    // SAFETY: any bytes are such, and the other way round.
-    let (before, all, _) = unsafe { pages.align_to_mut() };
-    debug_assert!(before.is_empty());
-    all
 }
 
 impl InterleavedMatrix {
@@ -534,7 +514,7 @@ mod tests {
         let w = Matrix::Ternary(TernaryMatrix::new(n, k, 0.5, &codes).unwrap());
         for exec in exec_matrix() {
             let w = InterleavedMatrix::on_any_level(&exec, &w).unwrap();
-            for m in [1, 2, 3, 5, 7, 8, 9] {
+            for m in [1, 2, 3, 5, 7, 8, 9, 13, 18] {
                 for sign in [1.0, -1.0] {
                     let mut out = vec![f32::NAN; m * n];
                     let outputs = &mut [(Matrix::Interleaved(&w), &mut out[..])];

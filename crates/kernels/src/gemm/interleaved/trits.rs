@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-use super::trits_x86;
 use super::{
     Columns, InterleavedMatrix, Order, Panel, Plain, QuantizedRows, ROWS, Sums, Tiles, across,
     multiply_tiles, panel, plain_mut,
 };
+#[cfg(target_arch = "x86_64")]
+use super::{trits_amx, trits_x86};
 use crate::Exec;
 use crate::gemm::ternary::TernaryMatrix;
 use crate::isa::{Isa, multiversion};
@@ -112,7 +112,19 @@ pub(super) fn multiply(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
+    let finish = |t: usize, sums: &[i32], out: &mut [f32]| {
+        let x = x.row(t);
+        let scale = w.scale / x.scales[0];
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = (sum - x.sum) as f32 * scale;
+        }
+    };
     if x.m() > 1 && x.tiles().order() != Order::Quads {
+        #[cfg(target_arch = "x86_64")]
+        if x.m() <= trits_amx::MOST_ROWS {
+            // SAFETY: only `Isa`s with AMX have this order, which this machine has been seen to offer.
+            return unsafe { trits_amx::multiply(w, rows, x, out, finish) };
+        }
         let tile = |first: usize| {
             debug_assert!(first.is_multiple_of(ROWS));
             let blocks = w.blocks(first / ROWS);
@@ -143,13 +155,7 @@ pub(super) fn multiply(
             },
         }
     };
-    multiply_tiles(rows, x.m(), out, add, |t, sums: &[i32], out| {
-        let x = x.row(t);
-        let scale = w.scale / x.scales[0];
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = (sum - x.sum) as f32 * scale;
-        }
-    });
+    multiply_tiles(rows, x.m(), out, add, finish);
 }
 
 /// The sums of a tile with a row of activations: the reference.
