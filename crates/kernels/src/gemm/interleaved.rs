@@ -332,6 +332,14 @@ impl InterleavedMatrix {
         &plain(&self.pages)[tile * per_tile..][..per_tile]
     }
 
+    /// Rows that the kernel for `x` computes together.
+    pub(super) fn rows_at_a_time(&self, x: &QuantizedRows) -> usize {
+        match self.dtype {
+            DType::I2_S => trits::rows_at_a_time(x),
+            _ => ROWS,
+        }
+    }
+
     /// Sixteen rows of trits.
     fn blocks(&self, tile: usize) -> &[trits::Block] {
         let per_tile = self.k.div_ceil(trits::BLOCK);

@@ -150,6 +150,7 @@ pub struct Scratch {
     float13: FloatRows,
     /// `row` in f32.
     rounded: FloatRows,
+    digits: screen::Digits,
 }
 
 impl Scratch {
@@ -217,6 +218,12 @@ struct Columns<'a> {
 impl Columns<'_> {
     fn len(&self) -> usize {
         self.out.len()
+    }
+
+    /// Where column `column` of row `t` is, for prefetching.
+    #[cfg(target_arch = "x86_64")]
+    fn address(&self, t: usize, column: usize) -> *const f32 {
+        self.out.address(t * self.n + column)
     }
 
     /// Columns `columns` of row `t`.
@@ -353,7 +360,12 @@ fn run<'a, 'w: 'a, 'o: 'a>(
     for (scratch, outputs) in batches {
         n_batches += 1;
         for (w, out) in outputs {
-            let rows = rows_per_task(w, out.len().checked_div(w.n()).unwrap_or(0));
+            let m = out.len().checked_div(w.n()).unwrap_or(0);
+            let at_a_time = match w {
+                Matrix::Interleaved(w) => w.rows_at_a_time(scratch.quantized(w.scaling())),
+                Matrix::Blocks(_) | Matrix::Ternary(_) => ROWS,
+            };
+            let rows = rows_per_task(w, m).next_multiple_of(at_a_time);
             for start in (0..w.n()).step_by(rows) {
                 tasks.push((targets.len(), start..w.n().min(start + rows)));
             }

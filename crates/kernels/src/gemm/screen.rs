@@ -34,6 +34,8 @@
 //!   difference of the two terms, and as many sums as there are blocks: `r = blocks + 4`. The magnitudes
 //!   of the terms are at most `Σ_j a_j |p_j|`, where `a_j = |d scale code| + |dmin min|` for the integers
 //!   of weight `j`, and this is at most `‖a‖ ‖p‖`.
+//! - Bytes with one scale for each row: the sum of integers is exact, and is rounded twice when it is multiplied with
+//!   both scales, so that this is among the roundings of the blocks that they are measured as.
 //! - Floats: sixteen partial sums of products, added in four steps. Rounded are the product (where it
 //!   isn't exact), a sixteenth of the sums, rounded up, and the four: `r = ⌈k / 16⌉ + 5`. Here `a = |w|`.
 //!   The power of two that scales activations changes no significant bit. (Bf16 weights below 2⁻⁹⁵ count
@@ -61,9 +63,14 @@
 //! `(1 + γ') ‖a_v‖ X`, so it exceeds the bound by no more than a factor of 2²⁴, and 2⁻⁵³ of it is within
 //! 2⁻²⁸ of the bound.
 
+mod bytes;
+
 use std::iter::once;
 
 use sterna_format::DType;
+
+use bytes::ByteMatrix;
+pub(super) use bytes::Digits;
 
 use super::activations::Scaling;
 use super::float::rounding::{FloatRows, Precision};
@@ -122,11 +129,15 @@ enum Encoded {
         bytes: Vec<u8>,
     },
     Interleaved(InterleavedMatrix),
+    Bytes(ByteMatrix),
 }
 
 impl Encoded {
     /// One that has no rows yet, of `row_bytes` each.
     fn empty(exec: &Exec, dtype: DType, (n, k): (usize, usize), row_bytes: usize) -> Encoded {
+        if dtype == DType::Q8_0 && bytes::is_faster(exec) {
+            return Encoded::Bytes(ByteMatrix::empty(n, k));
+        }
         match InterleavedMatrix::empty(exec, dtype, n, k) {
             Some(matrix) => Encoded::Interleaved(matrix),
             None => Encoded::Stored {
@@ -143,15 +154,45 @@ impl Encoded {
         match self {
             Encoded::Stored { bytes, .. } => bytes.extend_from_slice(rows.bytes()),
             Encoded::Interleaved(matrix) => matrix.fill(exec, first, rows),
+            Encoded::Bytes(matrix) => matrix.fill(exec, first, rows),
         }
     }
 
-    fn matrix(&self) -> Matrix<'_> {
+    /// What [`linear`] multiplies, or bytes.
+    fn matrix(&self) -> Result<Matrix<'_>, &ByteMatrix> {
         match self {
             Encoded::Stored { dtype, n, k, bytes } => {
-                Matrix::Blocks(blocks_of(*dtype, (*n, *k), bytes))
+                Ok(Matrix::Blocks(blocks_of(*dtype, (*n, *k), bytes)))
             }
-            Encoded::Interleaved(matrix) => Matrix::Interleaved(matrix),
+            Encoded::Interleaved(matrix) => Ok(Matrix::Interleaved(matrix)),
+            Encoded::Bytes(matrix) => Err(matrix),
+        }
+    }
+
+    /// Rows and columns.
+    fn shape(&self) -> (usize, usize) {
+        match self.matrix() {
+            Ok(matrix) => (matrix.n(), matrix.k()),
+            Err(bytes) => (bytes.n(), bytes.k()),
+        }
+    }
+
+    /// The products with each row of `x`, `[m, n]`.
+    fn multiply(
+        &self,
+        exec: &Exec,
+        x: &[f32],
+        scratch: &mut Scratch,
+        out: &mut [f32],
+    ) -> Result<(), ShapeError> {
+        let (_, k) = self.shape();
+        match self.matrix() {
+            Ok(matrix) => linear(exec, x, k, scratch, &mut [(matrix, out)]),
+            Err(bytes) => {
+                scratch.digits.write(exec, x, k);
+                bytes.multiply(exec, &scratch.digits, out);
+                Ok(())
+            }
         }
     }
 }
@@ -191,7 +232,12 @@ impl Screen {
         for first in (0..n).step_by(rows_per_part) {
             let n_rows = rows_per_part.min(n - first);
             part.resize(n_rows * row_bytes, 0);
-            encoder.transcode(exec, first, w.dtype(), w.rows(first, n_rows), &mut part)?;
+            let in_bytes = matches!(screen.copy, Encoded::Bytes(_));
+            if !(in_bytes && bytes::encode(exec, w, first, &mut part)) {
+                encoder.transcode(exec, first, w.dtype(), w.rows(first, n_rows), &mut part)?;
+                // What blocks can hold, one scale for a row can.
+                assert!(!in_bytes, "weights that aren't encoded have an error");
+            }
             let blocks = blocks_of(dtype, (n_rows, k), &part);
             let errors = SharedSlice::new(&mut screen.errors[first..first + n_rows]);
             let norms = SharedSlice::new(&mut screen.norms[first..first + n_rows]);
@@ -228,8 +274,7 @@ impl Screen {
         scratch: &mut Scratch,
         out: &mut [f32],
     ) -> Result<ScreenedRows, ShapeError> {
-        let copy = self.copy.matrix();
-        let (n, k) = (copy.n(), copy.k());
+        let (n, k) = self.copy.shape();
         expect_len("top: rows of the matrix", n, w.n())?;
         expect_len("top: columns of the matrix", k, w.k())?;
         expect_len("top: activations", tops.len() * k, x.len())?;
@@ -240,7 +285,7 @@ impl Screen {
             .fold(0, |sum: usize, &top| sum.saturating_add(top));
         let mut screened = 0;
         if !tops.contains(&0) && worth_it(n_first) && w.form() == self.form {
-            linear(exec, x, k, scratch, &mut [(copy, &mut *out)])?;
+            self.copy.multiply(exec, x, scratch, out)?;
             scratch.prepare(exec, Rows::Ready(x), k, once(w))?;
             screened = n;
             if let Some(computed) = self.compute_tops(exec, w, tops, scratch, out, worth_it) {
@@ -308,15 +353,19 @@ impl Screen {
 
     /// The norms of row `t` of the activations that were prepared; `None` if they are too large for the bound.
     fn activations(&self, scratch: &Scratch, t: usize) -> Option<Activations> {
-        let copy = self.copy.matrix();
-        let (form, k) = (copy.form(), copy.k());
+        let (_, k) = self.copy.shape();
         let p = scratch.values(self.form, t, k);
-        let (q, difference) = if form == self.form {
-            (0.0, 0.0)
-        } else {
-            let q = scratch.values(form, t, k);
-            let difference = norm(p.iter().zip(&q).map(|(p, q)| p - q));
-            (norm(q.into_iter()), difference)
+        let q = match self.copy.matrix() {
+            Ok(matrix) if matrix.form() == self.form => None,
+            Ok(matrix) => Some(scratch.values(matrix.form(), t, k)),
+            Err(_) => Some(scratch.digits.values(t)),
+        };
+        let (q, difference) = match q {
+            None => (0.0, 0.0),
+            Some(q) => {
+                let difference = norm(p.iter().zip(&q).map(|(p, q)| p - q));
+                (norm(q.into_iter()), difference)
+            }
         };
         // Not `f64::max`, which would drop a NaN.
         let p = norm(p.into_iter());
@@ -652,10 +701,10 @@ mod tests {
             let screen = Screen::new(exec, &self.matrix(), dtype).unwrap();
             let scratch = &mut Scratch::default();
             let (mut full, mut estimates) = (vec![0.0; self.n], vec![0.0; self.n]);
-            let outputs = &mut [
-                (Matrix::Blocks(self.matrix()), &mut full[..]),
-                (screen.copy.matrix(), &mut estimates[..]),
-            ];
+            (screen.copy)
+                .multiply(exec, x, scratch, &mut estimates)
+                .unwrap();
+            let outputs = &mut [(Matrix::Blocks(self.matrix()), &mut full[..])];
             linear(exec, x, self.k, scratch, outputs).unwrap();
             let x = screen.activations(scratch, 0).unwrap();
             (0..self.n)
@@ -675,6 +724,15 @@ mod tests {
             match &self.copy {
                 Encoded::Stored { bytes, .. } => bytes.clone(),
                 Encoded::Interleaved(matrix) => matrix.stored(exec),
+                Encoded::Bytes(matrix) => matrix.stored(),
+            }
+        }
+
+        /// Row `i` of the copy.
+        fn decode_row(&self, exec: &Exec, i: usize, out: &mut [f32]) {
+            match self.copy.matrix() {
+                Ok(matrix) => matrix.decode_row(exec, i, out),
+                Err(bytes) => bytes.decode_row(i, out),
             }
         }
     }
@@ -798,9 +856,11 @@ mod tests {
         let k = 512;
         for (dtype, screen) in PAIRS {
             let weights = Weights::new(dtype, k, &bell(70 * k, 4));
-            let mut first: Option<Screen> = None;
+            // One of blocks, and one of bytes.
+            let mut firsts: [Option<Screen>; 2] = [None, None];
             for exec in exec_matrix() {
                 let made = Screen::new(&exec, &weights.matrix(), screen).unwrap();
+                let first = &mut firsts[usize::from(made.copy.matrix().is_err())];
                 let first = first
                     .get_or_insert_with(|| Screen::new(&exec, &weights.matrix(), screen).unwrap());
                 let copies = [first, &made].map(|made| made.stored(&exec));
@@ -833,7 +893,7 @@ mod tests {
                 for i in 0..8 {
                     let (mut w, mut v) = (vec![0.0; k], vec![0.0; k]);
                     decode_row(dtype, weights.matrix().rows(i, 1), &mut w).unwrap();
-                    made.copy.matrix().decode_row(exec, i, &mut v);
+                    made.decode_row(exec, i, &mut v);
                     let x: Vec<f32> = w.iter().zip(&v).map(|(w, v)| 100.0 * (w - v)).collect();
                     if x.iter().all(|x| *x == 0.0) {
                         continue;
@@ -844,7 +904,11 @@ mod tests {
                 }
                 // Where both use the same form of activations. Else their rounding contributes a large part.
                 let matrix = Matrix::Blocks(weights.matrix());
-                if matrix.form() == made.copy.matrix().form() {
+                if made
+                    .copy
+                    .matrix()
+                    .is_ok_and(|copy| copy.form() == matrix.form())
+                {
                     assert!(largest > 0.9, "{dtype} {screen}: {largest}");
                 }
             }
@@ -869,7 +933,7 @@ mod tests {
                 let (mut w, mut v) = (vec![0.0; k], vec![0.0; k]);
                 let row = random.below(n as u32) as usize;
                 decode_row(dtype, weights.matrix().rows(row, 1), &mut w).unwrap();
-                made.copy.matrix().decode_row(exec, row, &mut v);
+                made.decode_row(exec, row, &mut v);
                 let x: Vec<f32> = w.iter().zip(&v).map(|(w, v)| w - v).collect();
                 for top in [1, 3, 99] {
                     weights.check(screen, &x, top);

@@ -104,6 +104,16 @@ pub(super) fn write_row(tile: &[Block], r: usize, row: &mut [u8]) {
     }
 }
 
+/// As [`InterleavedMatrix::rows_at_a_time`].
+pub(super) fn rows_at_a_time(x: &QuantizedRows) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if x.tiles().order() == Order::Lines && trits_amx::takes_two(x.m()) {
+        return 2 * ROWS;
+    }
+    let _ = x;
+    ROWS
+}
+
 /// As [`super::multiply`].
 pub(super) fn multiply(
     isa: Isa,
@@ -112,18 +122,11 @@ pub(super) fn multiply(
     x: &QuantizedRows,
     out: &Columns<'_>,
 ) {
-    let finish = |t: usize, sums: &[i32], out: &mut [f32]| {
-        let x = x.row(t);
-        let scale = w.scale / x.scales[0];
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = (sum - x.sum) as f32 * scale;
-        }
-    };
     if x.m() > 1 && x.tiles().order() != Order::Quads {
         #[cfg(target_arch = "x86_64")]
         if x.m() <= trits_amx::MOST_ROWS {
             // SAFETY: only `Isa`s with AMX have this order, which this machine has been seen to offer.
-            return unsafe { trits_amx::multiply(w, rows, x, out, finish) };
+            return unsafe { trits_amx::multiply(w, rows, x, out) };
         }
         let tile = |first: usize| {
             debug_assert!(first.is_multiple_of(ROWS));
@@ -153,6 +156,13 @@ pub(super) fn multiply(
             Some(kernels) => unsafe {
                 (kernels.several)(blocks, x.tiles(), tokens.start, tokens.len(), sums);
             },
+        }
+    };
+    let finish = |t: usize, sums: &[i32], out: &mut [f32]| {
+        let x = x.row(t);
+        let scale = w.scale / x.scales[0];
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = (sum - x.sum) as f32 * scale;
         }
     };
     multiply_tiles(rows, x.m(), out, add, finish);
