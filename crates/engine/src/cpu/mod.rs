@@ -242,6 +242,38 @@ fn place_heads(
     Ok(())
 }
 
+/// The operations of a prologue of `x`, which has the rows of what it begins with afterwards.
+fn row_ops<'a>(prologue: Prologue<'a, Cpu>, x: &mut CpuBuffer) -> Vec<RowOp<'a>> {
+    let mut ops = Vec::with_capacity(2);
+    let norm = match prologue {
+        Prologue::Norm(norm) => Some(norm),
+        Prologue::Residual { sum, add, norm } => {
+            let (n_rows, width) = (sum.n_rows(), sum.width);
+            ops.push(match add {
+                Some(_) => RowOp::AddTo(&mut sum.values),
+                None => {
+                    x.shape(n_rows, width);
+                    RowOp::Copy(&sum.values)
+                }
+            });
+            Some(norm)
+        }
+        Prologue::Gate {
+            activation,
+            up,
+            norm,
+            ..
+        } => {
+            ops.push(RowOp::Gate(activation, &up.values));
+            norm
+        }
+    };
+    if let Some(RmsNorm { weight, eps, .. }) = norm {
+        ops.push(RowOp::RmsNorm { weight, eps });
+    }
+    ops
+}
+
 /// The most rows of a sequence that one thread places and stores for all heads, beside other sequences.
 const FEW_ROWS: usize = 4;
 
@@ -575,33 +607,7 @@ impl Backend for Cpu {
             prologue.run(self, x)?;
             return self.linear(x, layout, products);
         }
-        let mut ops = Vec::with_capacity(2);
-        let norm = match prologue {
-            Prologue::Norm(norm) => Some(norm),
-            Prologue::Residual { sum, add, norm } => {
-                let (n_rows, width) = (sum.n_rows(), sum.width);
-                ops.push(match add {
-                    Some(_) => RowOp::AddTo(&mut sum.values),
-                    None => {
-                        x.shape(n_rows, width);
-                        RowOp::Copy(&sum.values)
-                    }
-                });
-                Some(norm)
-            }
-            Prologue::Gate {
-                activation,
-                up,
-                norm,
-                ..
-            } => {
-                ops.push(RowOp::Gate(activation, &up.values));
-                norm
-            }
-        };
-        if let Some(RmsNorm { weight, eps, .. }) = norm {
-            ops.push(RowOp::RmsNorm { weight, eps });
-        }
+        let ops = row_ops(prologue, x);
         let n_rows = x.n_rows();
         let mut outputs = Vec::with_capacity(products.len());
         for Product { w, out, .. } in products {
@@ -611,6 +617,32 @@ impl Backend for Cpu {
         let (width, x) = (x.width, &mut x.values);
         let linear = gemm::linear_after(&self.exec, ops, x, width, &mut scratch, &mut outputs);
         Ok(linear?)
+    }
+
+    fn gated_after(
+        &self,
+        prologue: Prologue<'_, Cpu>,
+        x: &mut CpuBuffer,
+        (stage, activation): (Stage, Activation),
+        products: [Product<'_, Cpu>; 2],
+    ) -> Result<(), BackendError> {
+        let mut products = products;
+        if (products.iter()).any(|Product { w, .. }| w.rotation().is_some()) {
+            self.linear_after(prologue, x, OutputLayout::Separate, &mut products)?;
+            let [gate, up] = products;
+            return self.gate(stage, activation, gate.out, up.out);
+        }
+        let ops = row_ops(prologue, x);
+        let n_rows = x.n_rows();
+        let [gate, up] = products;
+        let outputs = [
+            (gate.w.matrix()?, gate.out.shape(n_rows, gate.w.n)),
+            (up.w.matrix()?, up.out.shape(n_rows, up.w.n)),
+        ];
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let (width, x) = (x.width, &mut x.values);
+        let gated = gemm::gated_after(&self.exec, ops, x, width, &mut scratch, activation, outputs);
+        Ok(gated?)
     }
 
     fn linear(

@@ -27,7 +27,7 @@ use crate::backend::{
     SnapshotSource, Ssm, TimeMix, TokenShift,
 };
 use crate::config::LatentConfig;
-use crate::cpu::Cpu;
+use crate::cpu::{Cpu, CpuBuffer};
 use crate::gpu::Gpu;
 use crate::halves::{self, Half};
 use crate::stage::Stage;
@@ -149,6 +149,60 @@ impl Hybrid {
         let side = part.and_then(|part| part.placement().side(Group::Layer(layer)));
         side.unwrap_or(otherwise)
     }
+}
+
+/// What `compute` gives for products after a prologue that are all on the CPU; `None` if one isn't.
+fn after_on_cpu<T>(
+    prologue: &mut Prologue<'_, Hybrid>,
+    x: &mut HybridBuffer,
+    products: &mut [Product<'_, Hybrid>],
+    compute: impl FnOnce(Prologue<'_, Cpu>, &mut CpuBuffer, Vec<Product<'_, Cpu>>) -> T,
+) -> Option<T> {
+    let on_cpu = |buffer: &HybridBuffer| buffer.is_on(Side::Cpu);
+    if products.iter().any(|of| matches!(of.w, Either::Gpu(_))) {
+        return None;
+    }
+    let ups;
+    let prologue = match prologue {
+        Prologue::Residual { sum, add, norm } if on_cpu(sum) && (add.is_none() || on_cpu(x)) => {
+            let norm = norm_on_cpu(norm)?;
+            Prologue::Residual {
+                sum: sum.fill_on_cpu(),
+                add: *add,
+                norm,
+            }
+        }
+        Prologue::Norm(norm) if on_cpu(x) => Prologue::Norm(norm_on_cpu(norm)?),
+        Prologue::Gate {
+            stage,
+            activation,
+            up,
+            norm,
+        } if on_cpu(x) && on_cpu(up) => {
+            ups = up.as_is_on_cpu();
+            let norm = match norm {
+                Some(norm) => Some(norm_on_cpu(norm)?),
+                None => None,
+            };
+            Prologue::Gate {
+                stage: *stage,
+                activation: *activation,
+                up: &*ups,
+                norm,
+            }
+        }
+        _ => return None,
+    };
+    let products = products.iter_mut();
+    let products = products.filter_map(|Product { stage, w, out }| match w {
+        Either::Cpu(w) => Some(Product {
+            stage: *stage,
+            w,
+            out: out.fill_on_cpu(),
+        }),
+        Either::Gpu(_) => None,
+    });
+    Some(compute(prologue, x.fill_on_cpu(), products.collect()))
 }
 
 /// The norm of a prologue, if it is on the CPU.
@@ -474,52 +528,34 @@ impl Backend for Hybrid {
         products: &mut [Product<'_, Hybrid>],
     ) -> Result<(), BackendError> {
         let mut prologue = prologue;
-        let on_cpu = |buffer: &HybridBuffer| buffer.is_on(Side::Cpu);
-        let ups;
-        let of_cpu = match &mut prologue {
-            _ if products.iter().any(|of| matches!(of.w, Either::Gpu(_))) => None,
-            Prologue::Residual { sum, add, norm }
-                if on_cpu(sum) && (add.is_none() || on_cpu(x)) =>
-            {
-                norm_on_cpu(norm).map(|norm| Prologue::Residual {
-                    sum: sum.fill_on_cpu(),
-                    add: *add,
-                    norm,
-                })
-            }
-            Prologue::Norm(norm) if on_cpu(x) => norm_on_cpu(norm).map(Prologue::Norm),
-            Prologue::Gate {
-                stage,
-                activation,
-                up,
-                norm,
-            } if on_cpu(x) && on_cpu(up) => {
-                ups = up.as_is_on_cpu();
-                let norm_of_cpu = norm.as_ref().and_then(norm_on_cpu);
-                (norm.is_none() == norm_of_cpu.is_none()).then_some(Prologue::Gate {
-                    stage: *stage,
-                    activation: *activation,
-                    up: &*ups,
-                    norm: norm_of_cpu,
-                })
-            }
-            _ => None,
-        };
-        let Some(of_cpu) = of_cpu else {
-            prologue.run(self, x)?;
-            return self.linear(x, layout, products);
-        };
-        let products = products.iter_mut();
-        let products = products.filter_map(|Product { stage, w, out }| match w {
-            Either::Cpu(w) => Some(Product {
-                stage: *stage,
-                w,
-                out: out.fill_on_cpu(),
-            }),
-            Either::Gpu(_) => None,
+        let on_cpu = after_on_cpu(&mut prologue, x, products, |prologue, x, mut products| {
+            self.cpu.linear_after(prologue, x, layout, &mut products)
         });
-        let mut products: Vec<_> = products.collect();
-        (self.cpu).linear_after(of_cpu, x.fill_on_cpu(), layout, &mut products)
+        on_cpu.unwrap_or_else(|| {
+            prologue.run(self, x)?;
+            self.linear(x, layout, products)
+        })
+    }
+
+    fn gated_after(
+        &self,
+        prologue: Prologue<'_, Hybrid>,
+        x: &mut HybridBuffer,
+        gate: (Stage, Activation),
+        products: [Product<'_, Hybrid>; 2],
+    ) -> Result<(), BackendError> {
+        let (mut prologue, mut products) = (prologue, products);
+        let on_cpu = after_on_cpu(&mut prologue, x, &mut products, |prologue, x, products| {
+            let Ok(products) = products.try_into() else {
+                unreachable!("as many as there were");
+            };
+            self.cpu.gated_after(prologue, x, gate, products)
+        });
+        on_cpu.unwrap_or_else(|| {
+            self.linear_after(prologue, x, OutputLayout::Separate, &mut products)?;
+            let ((stage, activation), [of_gate, up]) = (gate, products);
+            self.gate(stage, activation, of_gate.out, up.out)
+        })
     }
 
     fn linear(

@@ -569,8 +569,8 @@ mod tests {
             linear(&exec, &x, k, &mut scratch, outputs).unwrap();
             for rows in [0..37, 1..2, 5..33, 15..17, 36..37, 16..32] {
                 let mut part = vec![f32::NAN; n];
-                let out = SharedSlice::new(&mut part);
-                multiply(exec.isa, &w, rows.clone(), &scratch, &Columns { out, n });
+                let out = Columns::new(&mut part, n);
+                multiply(exec.isa, &w, rows.clone(), &scratch, &out);
                 for (i, (part, whole)) in part.iter().zip(&whole).enumerate() {
                     let expected = if rows.contains(&i) { *whole } else { f32::NAN };
                     assert_eq!(part.to_bits(), expected.to_bits(), "{dtype} {rows:?} {i}");

@@ -135,7 +135,7 @@ type Products<T> =
 #[cfg(target_arch = "x86_64")]
 fn min_lines(scaling: Scaling) -> usize {
     match scaling {
-        Scaling::Row => 12,
+        Scaling::Row => 8,
         Scaling::Blocks256 => 32,
         Scaling::Blocks32 => 48,
     }

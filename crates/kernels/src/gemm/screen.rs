@@ -441,10 +441,7 @@ fn parts_of(w: &Matrix<'_>, rows: &[u32]) -> Vec<usize> {
 /// Computes some rows of a product, ascending, with prepared activations; whole tiles of them where rows are interleaved.
 fn compute_rows(exec: &Exec, w: Matrix<'_>, rows: &[u32], scratch: &Scratch, out: &mut [f32]) {
     let n = w.n();
-    let out = Columns {
-        out: SharedSlice::new(out),
-        n,
-    };
+    let out = Columns::new(out, n);
     let (beside, parts) = (beside(&w), parts_of(&w, rows));
     let parts_per_task = BYTES_PER_TASK.div_ceil((beside * w.row_bytes()).max(1));
     exec.pool.for_ranges(parts.len(), parts_per_task, |range| {

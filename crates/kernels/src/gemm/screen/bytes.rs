@@ -233,10 +233,7 @@ impl ByteMatrix {
         assert!(x.k == self.k && out.len() == m * n);
         let tiles = memory::plain::<WeightTile>(&self.codes);
         let kernel = kernel(exec.isa);
-        let out = Columns {
-            out: SharedSlice::new(out),
-            n,
-        };
+        let out = Columns::new(out, n);
         let grain = BYTES_PER_TASK.div_ceil((PAIR * self.k).max(1));
         exec.pool.for_ranges(n.div_ceil(PAIR), grain, |pairs| {
             // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
