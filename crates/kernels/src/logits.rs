@@ -8,7 +8,7 @@ use crate::isa::{Isa, multiversion};
 use crate::math;
 
 /// Logits that are looked at together: most such runs have none of the largest.
-const RUN: usize = 64;
+pub(crate) const RUN: usize = 64;
 /// Logits that are compared, or added, side by side.
 const LANES: usize = 16;
 
@@ -23,14 +23,20 @@ pub fn best(logits: &[f32], n: usize) -> Vec<u32> {
     if n == 0 {
         return Vec::new();
     }
-    let mut found = candidates(Isa::detect(), logits, n);
+    let mut found = candidates(Isa::detect(), logits, n, None);
     found.sort_unstable_by(best_first);
     found.into_iter().map(|(_, at)| at).collect()
 }
 
-/// Where the `n` largest of `values` are, at least one, in ascending order; fewer if others are −∞ or NaN.
-pub(crate) fn places_of_largest(isa: Isa, values: &[f32], n: usize) -> Vec<u32> {
-    let found = candidates(isa, values, n);
+/// Where the `n` largest of `values` are, at least one, in ascending order; fewer if others are −∞ or NaN. `maxima`, if they
+/// are known, are the largest of each [`RUN`] values, or a NaN among them.
+pub(crate) fn places_of_largest(
+    isa: Isa,
+    values: &[f32],
+    n: usize,
+    maxima: Option<&[f32]>,
+) -> Vec<u32> {
+    let found = candidates(isa, values, n, maxima);
     let mut places: Vec<u32> = found.into_iter().map(|(_, at)| at).collect();
     places.sort_unstable();
     places
@@ -85,14 +91,18 @@ multiversion! {
 
 multiversion! {
     /// The `n` largest of `values` with their places, of equals the first, in no order; fewer if others are −∞.
-    fn candidates(values: &[f32], n: usize) -> Vec<Candidate> {
+    fn candidates(values: &[f32], n: usize, maxima: Option<&[f32]>) -> Vec<Candidate> {
         // They accumulate until there are several times `n`, of which the `n` best stay: whatever isn't above the least of
         // these can be left out from then on, as those before it come first among equals.
         let full = n.saturating_mul(4).max(256);
         let mut found: Vec<Candidate> = Vec::with_capacity(full.min(values.len()));
         let mut bar = f32::NEG_INFINITY;
         for (i, run) in values.chunks(RUN).enumerate() {
-            if !run.iter().fold(false, |any, &x| any | (x > bar)) {
+            let is_below = match maxima {
+                Some(maxima) => maxima[i] <= bar,
+                None => !run.iter().fold(false, |any, &x| any | (x > bar)),
+            };
+            if is_below {
                 continue;
             }
             for (at, &x) in run.iter().enumerate() {
@@ -169,7 +179,13 @@ mod tests {
             for isa in Isa::available() {
                 prop_assert_eq!(first_of_largest(isa, &logits), first);
                 if n > 0 {
-                    prop_assert_eq!(&places_of_largest(isa, &logits, n), &sorted);
+                    prop_assert_eq!(&places_of_largest(isa, &logits, n, None), &sorted);
+                    let maxima: Vec<f32> = logits.chunks(RUN).map(|run| {
+                        let max = run.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                        if run.iter().any(|x| x.is_nan()) { f32::NAN } else { max }
+                    }).collect();
+                    let maxima = Some(&maxima[..]);
+                    prop_assert_eq!(&places_of_largest(isa, &logits, n, maxima), &sorted);
                 }
             }
         }

@@ -153,6 +153,8 @@ pub struct Scratch {
     /// `row` in f32.
     rounded: FloatRows,
     digits: screen::Digits,
+    /// Of the products of a screen, `[m, n / 64]`, the largest of each 64, or a NaN among them.
+    maxima: Vec<f32>,
 }
 
 impl Scratch {
@@ -381,6 +383,9 @@ struct Target<'a, 'w> {
     w: Matrix<'w>,
     scratch: &'a Scratch,
     out: Columns<'a>,
+    /// Those that compute it.
+    tasks: Range<usize>,
+    rows_per_task: usize,
 }
 
 /// Whether adjacent tasks are faster as one. Kernels that read rows once for every few rows of activations find the rows
@@ -397,19 +402,22 @@ fn run<'a, 'w: 'a, 'o: 'a>(
     exec: &Exec,
     batches: impl Iterator<Item = (&'a Scratch, &'a mut [(Matrix<'w>, &'o mut [f32])])>,
 ) {
-    let mut tasks = Vec::new();
     let mut targets = Vec::new();
-    let mut n_batches = 0;
+    let (mut n_batches, mut n_tasks) = (0, 0);
     for (scratch, outputs) in batches {
         n_batches += 1;
         for (w, out) in outputs {
             let m = out.len().checked_div(w.n()).unwrap_or(0);
-            let rows = rows_per_task(w, m).next_multiple_of(rows_at_a_time(w, scratch));
-            for start in (0..w.n()).step_by(rows) {
-                tasks.push((targets.len(), start..w.n().min(start + rows)));
-            }
-            let (w, out) = (*w, Columns::new(out, w.n()));
-            targets.push(Target { w, scratch, out });
+            let rows_per_task = rows_per_task(w, m).next_multiple_of(rows_at_a_time(w, scratch));
+            let tasks = n_tasks..n_tasks + w.n().div_ceil(rows_per_task);
+            n_tasks = tasks.end;
+            targets.push(Target {
+                w: *w,
+                scratch,
+                out: Columns::new(out, w.n()),
+                tasks,
+                rows_per_task,
+            });
         }
     }
     // Experts are others for each token, and more rows take longer than what is between their products.
@@ -423,13 +431,29 @@ fn run<'a, 'w: 'a, 'o: 'a>(
         }
         _ => exec.lookahead.skip(),
     }
-    exec.pool.for_ranges(tasks.len(), 1, |range| {
-        let are_one = |i: usize, j: usize| i == j && is_joined(&targets[i].w, targets[i].scratch);
-        for adjacent in tasks[range].chunk_by(|(i, _), (j, _)| are_one(*i, *j)) {
-            let (i, Range { start, .. }) = &adjacent[0];
-            let (_, Range { end, .. }) = &adjacent[adjacent.len() - 1];
-            let Target { w, scratch, out } = &targets[*i];
-            multiply(exec, w, *start..*end, scratch, out);
+    exec.pool.for_ranges(n_tasks, 1, |range| {
+        let of_range = |target: &&Target<'_, '_>| target.tasks.end > range.start;
+        for target in targets.iter().skip_while(|target| !of_range(target)) {
+            let Target {
+                w,
+                scratch,
+                out,
+                tasks,
+                rows_per_task,
+            } = target;
+            let own = range.start.max(tasks.start)..range.end.min(tasks.end);
+            if own.is_empty() {
+                break;
+            }
+            let at_once = match is_joined(w, scratch) {
+                true => own.len(),
+                false => 1,
+            };
+            for first in own.clone().step_by(at_once) {
+                let rows = |task: usize| w.n().min((task - tasks.start) * rows_per_task);
+                let rows = rows(first)..rows(own.end.min(first + at_once));
+                multiply(exec, w, rows, scratch, out);
+            }
         }
     });
 }

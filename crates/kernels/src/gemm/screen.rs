@@ -81,7 +81,7 @@ use super::{
 };
 use crate::Exec;
 use crate::isa::multiversion;
-use crate::logits::places_of_largest;
+use crate::logits::{RUN, places_of_largest};
 use crate::pool::SharedSlice;
 use crate::quant::integers::{SUB_LEN, SUPER_LEN, super_blocks};
 use crate::quant::{Encoder, QuantError, decode_row};
@@ -117,6 +117,8 @@ pub struct Screen {
     errors: Vec<f32>,
     /// `‖v‖`, `[n]`.
     norms: Vec<f32>,
+    /// The largest of both in each [`RUN`] rows.
+    largest: Vec<[f32; 2]>,
 }
 
 /// The copy, as it is multiplied fastest.
@@ -190,7 +192,7 @@ impl Encoded {
             Ok(matrix) => linear(exec, x, k, scratch, &mut [(matrix, out)]),
             Err(bytes) => {
                 scratch.digits.write(exec, x, k);
-                bytes.multiply(exec, &scratch.digits, out);
+                bytes.multiply(exec, &scratch.digits, out, &mut scratch.maxima);
                 Ok(())
             }
         }
@@ -224,6 +226,7 @@ impl Screen {
             form: Matrix::Blocks(*w).form(),
             errors: vec![0.0; n],
             norms: vec![0.0; n],
+            largest: Vec::new(),
         };
         let rows_per_part = (PART_BYTES / row_bytes.max(1))
             .max(1)
@@ -254,6 +257,9 @@ impl Screen {
             })?;
             screen.copy.append(exec, first, &blocks);
         }
+        let largest = |values: &[f32]| values.iter().copied().fold(0.0, f32::max);
+        let runs = screen.errors.chunks(RUN).zip(screen.norms.chunks(RUN));
+        screen.largest = runs.map(|(e, v)| [largest(e), largest(v)]).collect();
         Ok(screen)
     }
 
@@ -309,8 +315,13 @@ impl Screen {
         worth_it: impl Fn(usize) -> bool,
     ) -> Option<usize> {
         let n = w.n();
+        let maxima = |t: usize| match self.copy {
+            Encoded::Bytes(_) => Some(&scratch.maxima[t * n.div_ceil(RUN)..][..n.div_ceil(RUN)]),
+            _ => None,
+        };
         let firsts = exec.map(tops.len(), |t| {
-            let first = places_of_largest(exec.isa, &out[t * n..(t + 1) * n], tops[t]);
+            let estimates = &out[t * n..(t + 1) * n];
+            let first = places_of_largest(exec.isa, estimates, tops[t], maxima(t));
             (first.len() == tops[t]).then_some(first)
         });
         let firsts = firsts.into_iter().collect::<Option<Vec<_>>>()?;
@@ -327,7 +338,7 @@ impl Screen {
             }
             // Rows computed already reach the bar, so they are among these.
             let activations = self.activations(scratch, t)?;
-            Some(reaching(exec.isa, self, activations, out, bar))
+            Some(reaching(exec.isa, self, activations, out, maxima(t), bar))
         });
         let rows = union(&rows.into_iter().collect::<Option<Vec<_>>>()?);
         let n_computed = parts_of(&w, &rows).len() * beside(&w);
@@ -452,19 +463,31 @@ fn compute_rows(exec: &Exec, w: Matrix<'_>, rows: &[u32], scratch: &Scratch, out
     });
 }
 
-/// Values that are compared together, mostly to find that none of them qualifies.
-const CHUNK: usize = 64;
-
 multiversion! {
-    /// The rows, ascending, whose estimate and bound together reach `bar`, or are NaN.
-    fn reaching(screen: &Screen, x: Activations, estimates: &[f32], bar: f32) -> Vec<u32> {
+    /// The rows, ascending, whose estimate and bound together reach `bar`, or are NaN. Estimates are compared a run at a time,
+    /// mostly to find that none of them does.
+    fn reaching(
+        screen: &Screen,
+        x: Activations,
+        estimates: &[f32],
+        maxima: Option<&[f32]>,
+        bar: f32,
+    ) -> Vec<u32> {
         let bar = f64::from(bar);
         let mut rows = Vec::new();
         let Activations { norm, difference, underflow } = x;
-        for (i, estimates) in estimates.chunks(CHUNK).enumerate() {
-            let chunk = i * CHUNK..i * CHUNK + estimates.len();
+        for (i, estimates) in estimates.chunks(RUN).enumerate() {
+            if let Some(maxima) = maxima {
+                // No sum of a row, rounded likewise, is larger.
+                let [e, v] = screen.largest[i].map(f64::from);
+                let bound = e * norm + v * difference + underflow;
+                if f64::from(maxima[i]) + bound < bar {
+                    continue;
+                }
+            }
+            let chunk = i * RUN..i * RUN + estimates.len();
             let errors = &screen.errors[chunk.clone()];
-            let mut reaches = [false; CHUNK];
+            let mut reaches = [false; RUN];
             if difference == 0.0 {
                 for ((reaches, &s), &e) in reaches.iter_mut().zip(estimates).zip(errors) {
                     // Sums that are NaN are not below.

@@ -11,10 +11,11 @@ use std::fmt;
 use half::f16;
 use sterna_format::DType;
 
-use crate::gemm::{BYTES_PER_TASK, BlockMatrix, Columns, ROWS};
+use crate::gemm::{BlockMatrix, Columns, ROWS};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 use crate::isa::multiversion;
+use crate::logits::RUN;
 use crate::memory::{self, Pages, Plain};
 use crate::pool::SharedSlice;
 use crate::{Exec, Isa};
@@ -33,6 +34,9 @@ const MAX_DIGITS: f32 = MAX_CODE * 256.0;
 
 /// Rows of weights that are multiplied at a time: two tiles share what is loaded of activations.
 const PAIR: usize = 2 * ROWS;
+
+/// Pairs of a run.
+const PAIRS: usize = RUN / PAIR;
 
 /// `[4 columns][row][4]`: 64 columns of sixteen rows of weights.
 #[derive(Debug, Clone, Copy)]
@@ -227,41 +231,43 @@ impl ByteMatrix {
         });
     }
 
-    /// The products with each row of activations, `[m, n]`.
-    pub(super) fn multiply(&self, exec: &Exec, x: &Digits, out: &mut [f32]) {
+    /// The products with each row of activations, `[m, n]`, and of each [`RUN`] of them the largest, or a NaN among them.
+    pub(super) fn multiply(&self, exec: &Exec, x: &Digits, out: &mut [f32], maxima: &mut Vec<f32>) {
         let (n, m, per_row) = (self.n, x.m, self.k.div_ceil(COLUMNS));
         assert!(x.k == self.k && out.len() == m * n);
         let tiles = memory::plain::<WeightTile>(&self.codes);
         let kernel = kernel(exec.isa);
-        let out = Columns::new(out, n);
-        let grain = BYTES_PER_TASK.div_ceil((PAIR * self.k).max(1));
-        exec.pool.for_ranges(n.div_ceil(PAIR), grain, |pairs| {
+        let n_runs = n.div_ceil(RUN);
+        maxima.resize(m * n_runs, 0.0);
+        let (out, maxima) = (Columns::new(out, n), SharedSlice::new(maxima));
+        exec.pool.for_ranges(n_runs, 1, |runs| {
             // SAFETY: it is the kernel of an `Isa`, which this machine has been seen to offer.
             unsafe { (kernel.begin)() };
-            for pair in pairs {
-                let weights = &tiles[pair * 2 * per_row..][..2 * per_row];
-                for first in (0..m).step_by(LINES) {
-                    let acts = &x.lines[first / LINES * per_row * LINES_PER_STEP..];
-                    let acts = &acts[..per_row * LINES_PER_STEP];
+            for (run, first) in runs.flat_map(|run| (0..m).step_by(LINES).map(move |t| (run, t))) {
+                let acts = &x.lines[first / LINES * per_row * LINES_PER_STEP..];
+                let acts = &acts[..per_row * LINES_PER_STEP];
+                let mut largest = [f32::NEG_INFINITY; LINES];
+                for pair in run * PAIRS..n.div_ceil(PAIR).min((run + 1) * PAIRS) {
+                    let weights = &tiles[pair * 2 * per_row..][..2 * per_row];
                     let (one, other) = weights.split_at(per_row);
                     // SAFETY: as above; lengths are those of a row.
                     let sums = unsafe { (kernel.multiply)([one, other], acts) };
-                    for (i, sums) in sums.0.iter().enumerate() {
-                        let columns =
-                            n.min(pair * PAIR + i * ROWS)..n.min(pair * PAIR + (i + 1) * ROWS);
-                        for t in first..m.min(first + LINES) {
-                            // SAFETY: no other task has these columns.
-                            let out = unsafe { out.row_mut(t, columns.clone()) };
-                            let digits = sums.each_ref().map(|sums| &sums[t - first]);
-                            finish(
-                                exec.isa,
-                                digits,
-                                &self.scales[columns.clone()],
-                                x.steps[t],
-                                out,
-                            );
+                    for (tile, sums) in (2 * pair..).zip(&sums.0) {
+                        let columns = n.min(tile * ROWS)..n.min((tile + 1) * ROWS);
+                        let scales = &self.scales[columns.clone()];
+                        let steps = &x.steps[first..m.min(first + LINES)];
+                        // SAFETY: no other task has these columns.
+                        let rows = |t| unsafe { out.row_mut(first + t, columns.clone()) };
+                        for (t, (step, largest)) in steps.iter().zip(&mut largest).enumerate() {
+                            let digits = sums.each_ref().map(|sums| &sums[t]);
+                            finish(exec.isa, digits, scales, *step, rows(t), largest);
                         }
                     }
+                }
+                for (t, largest) in (first..m).zip(largest) {
+                    let at = t * n_runs + run;
+                    // SAFETY: no other task has this run.
+                    unsafe { maxima.range_mut(at..at + 1)[0] = largest };
                 }
             }
             // SAFETY: as above.
@@ -299,11 +305,22 @@ impl fmt::Debug for ByteMatrix {
 
 multiversion! {
     /// Sums are exact, as integers and as f64; a result is rounded once to f64 and once to f32.
-    fn finish(sums: [&[i32; ROWS]; 2], scales: &[f32], step: f32, out: &mut [f32]) {
+    fn finish(
+        sums: [&[i32; ROWS]; 2],
+        scales: &[f32],
+        step: f32,
+        out: &mut [f32],
+        largest: &mut f32,
+    ) {
         let [high, low] = sums;
         for (((out, scale), high), low) in out.iter_mut().zip(scales).zip(high).zip(low) {
             let sum = f64::from(*high) * 256.0 + f64::from(*low);
             *out = (sum * (f64::from(*scale) * f64::from(step))) as f32;
+        }
+        for x in out {
+            if *x > *largest || x.is_nan() {
+                *largest = *x;
+            }
         }
     }
 }
@@ -422,7 +439,11 @@ mod tests {
                 digits.write(&exec, &floats(5 * 2 * k, 3), 2 * k);
                 digits.write(&exec, &x, k);
                 let mut out = vec![f32::NAN; m * n];
-                copy.multiply(&exec, &digits, &mut out);
+                let mut maxima = vec![f32::NAN; 1];
+                copy.multiply(&exec, &digits, &mut out, &mut maxima);
+                let of_runs = out.chunks(n).flat_map(|out| out.chunks(RUN));
+                let of_runs = of_runs.map(|run| run.iter().copied().fold(f32::MIN, f32::max));
+                assert!(of_runs.eq(maxima), "{exec:?}");
                 let mut row = vec![0.0; k];
                 for t in 0..m {
                     let values = digits.values(t);
