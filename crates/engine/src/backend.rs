@@ -234,21 +234,6 @@ pub trait Backend: Sized {
         self.linear(x, layout, products)
     }
 
-    /// [`Backend::linear_after`] of two products, and `gate ← activation(gate) · up` of their outputs. That of `up` is
-    /// unspecified afterwards.
-    fn gated_after(
-        &self,
-        prologue: Prologue<'_, Self>,
-        x: &mut Self::Buffer,
-        (stage, activation): (Stage, Activation),
-        products: [Product<'_, Self>; 2],
-    ) -> Result<(), BackendError> {
-        let mut products = products;
-        self.linear_after(prologue, x, OutputLayout::Separate, &mut products)?;
-        let [gate, up] = products;
-        self.gate(stage, activation, gate.out, up.out)
-    }
-
     /// `out ← x · wᵀ`, of which the `tops[t]` largest of each row `t` are needed, with all that equal the least
     /// of them; others may be −∞ instead. `screen` was made of `w`.
     ///

@@ -1115,41 +1115,27 @@ impl<B: Backend> ForwardPass<'_, B> {
         let adapters = batch.adapters;
         let prologue = first.map(|entry| self.prologue(entry, &mut s.x, &mut s.residual));
         let separate = OutputLayout::Separate;
-        let activation = (stage(Operation::Activation), c.activation);
-        let sub_norm = dense.sub_norm.as_ref().map(|weight| RmsNorm {
-            stage: stage(Operation::FfnSubNorm),
-            weight,
-            eps: c.norm_eps,
-        });
         let inputs = &mut [
             (LinearLayer::Gate, &dense.gate, &mut s.gate),
             (LinearLayer::Up, &dense.up, &mut s.up),
         ];
-        let is_adapted = adapters.iter().any(|(_, adapters)| !adapters.is_empty());
-        let are_products = inputs.iter().all(|(_, of, _)| of.is_product()) && !is_adapted;
-        let activation = match prologue {
-            Some(prologue) if are_products => {
-                let products = inputs.each_mut().map(|input| product(Some(i), input));
-                (self.backend).gated_after(prologue, &mut s.h, activation, products)?;
-                sub_norm.map(Prologue::Norm)
-            }
-            prologue => {
-                self.project_after(Some(i), separate, prologue, &mut s.h, &mut s.normed, inputs)?;
-                let (gate, up) = (&mut s.gate, &mut s.up);
-                let mut outputs = [(LinearLayer::Gate, gate), (LinearLayer::Up, up)];
-                self.adapt(adapters, i, &s.h, &mut outputs)?;
-                let (stage, activation) = activation;
-                Some(Prologue::Gate {
-                    stage,
-                    activation,
-                    up: &s.up,
-                    norm: sub_norm,
-                })
-            }
+        self.project_after(Some(i), separate, prologue, &mut s.h, &mut s.normed, inputs)?;
+        let (gate, up) = (&mut s.gate, &mut s.up);
+        let mut outputs = [(LinearLayer::Gate, gate), (LinearLayer::Up, up)];
+        self.adapt(adapters, i, &s.h, &mut outputs)?;
+        let activation = Prologue::Gate {
+            stage: stage(Operation::Activation),
+            activation: c.activation,
+            up: &s.up,
+            norm: dense.sub_norm.as_ref().map(|weight| RmsNorm {
+                stage: stage(Operation::FfnSubNorm),
+                weight,
+                eps: c.norm_eps,
+            }),
         };
         let output = &mut [(LinearLayer::Down, &dense.down, &mut s.h)];
         let (gate, normed) = (&mut s.gate, &mut s.normed);
-        self.project_after(Some(i), separate, activation, gate, normed, output)?;
+        self.project_after(Some(i), separate, Some(activation), gate, normed, output)?;
         self.adapt(adapters, i, &s.gate, &mut [(LinearLayer::Down, &mut s.h)])
     }
 
@@ -1327,21 +1313,15 @@ fn products<'a, B: Backend>(
     outputs: &'a mut [Output<'_, B>],
 ) -> Vec<Product<'a, B>> {
     let outputs = outputs.iter_mut();
-    outputs.map(|output| product(layer, output)).collect()
-}
-
-fn product<'a, B: Backend>(
-    layer: Option<usize>,
-    (linear, projection, out): &'a mut Output<'_, B>,
-) -> Product<'a, B> {
-    Product {
+    let product = |(linear, projection, out): &'a mut Output<'_, B>| Product {
         stage: Stage {
             layer,
             operation: Operation::Product(*linear),
         },
         w: &projection.weight,
-        out,
-    }
+        out: &mut **out,
+    };
+    outputs.map(product).collect()
 }
 
 /// A product with the matrices of the experts of block `layer`, and their biases.

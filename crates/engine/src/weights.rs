@@ -423,13 +423,6 @@ pub(crate) struct Projection<L, V> {
     pub(crate) bias: Option<V>,
 }
 
-impl<L, V> Projection<L, V> {
-    /// Whether it is a product with the weights and nothing else.
-    pub(crate) fn is_product(&self) -> bool {
-        self.input_norm.is_none() && self.scale == 1.0 && self.bias.is_none()
-    }
-}
-
 /// Maps each weight.
 pub(crate) trait Convert<L, V> {
     type Linear;

@@ -619,32 +619,6 @@ impl Backend for Cpu {
         Ok(linear?)
     }
 
-    fn gated_after(
-        &self,
-        prologue: Prologue<'_, Cpu>,
-        x: &mut CpuBuffer,
-        (stage, activation): (Stage, Activation),
-        products: [Product<'_, Cpu>; 2],
-    ) -> Result<(), BackendError> {
-        let mut products = products;
-        if (products.iter()).any(|Product { w, .. }| w.rotation().is_some()) {
-            self.linear_after(prologue, x, OutputLayout::Separate, &mut products)?;
-            let [gate, up] = products;
-            return self.gate(stage, activation, gate.out, up.out);
-        }
-        let ops = row_ops(prologue, x);
-        let n_rows = x.n_rows();
-        let [gate, up] = products;
-        let outputs = [
-            (gate.w.matrix()?, gate.out.shape(n_rows, gate.w.n)),
-            (up.w.matrix()?, up.out.shape(n_rows, up.w.n)),
-        ];
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let (width, x) = (x.width, &mut x.values);
-        let gated = gemm::gated_after(&self.exec, ops, x, width, &mut scratch, activation, outputs);
-        Ok(gated?)
-    }
-
     fn linear(
         &self,
         x: &CpuBuffer,

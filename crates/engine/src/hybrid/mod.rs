@@ -537,27 +537,6 @@ impl Backend for Hybrid {
         })
     }
 
-    fn gated_after(
-        &self,
-        prologue: Prologue<'_, Hybrid>,
-        x: &mut HybridBuffer,
-        gate: (Stage, Activation),
-        products: [Product<'_, Hybrid>; 2],
-    ) -> Result<(), BackendError> {
-        let (mut prologue, mut products) = (prologue, products);
-        let on_cpu = after_on_cpu(&mut prologue, x, &mut products, |prologue, x, products| {
-            let Ok(products) = products.try_into() else {
-                unreachable!("as many as there were");
-            };
-            self.cpu.gated_after(prologue, x, gate, products)
-        });
-        on_cpu.unwrap_or_else(|| {
-            self.linear_after(prologue, x, OutputLayout::Separate, &mut products)?;
-            let ((stage, activation), [of_gate, up]) = (gate, products);
-            self.gate(stage, activation, of_gate.out, up.out)
-        })
-    }
-
     fn linear(
         &self,
         x: &HybridBuffer,

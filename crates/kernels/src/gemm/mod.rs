@@ -40,7 +40,6 @@ mod ternary_x86;
 ))]
 mod unroll;
 
-use std::cell::RefCell;
 use std::ops::Range;
 
 pub use block::{BlockMatrix, Rounding};
@@ -52,7 +51,6 @@ pub use screen::{SCATTERED, Screen, ScreenedRows};
 pub use ternary::{TernaryMatrix, TernaryPacking};
 
 use crate::Exec;
-use crate::activation::{self, Activation};
 use crate::pool::SharedSlice;
 use crate::shape::{self, ShapeError, expect_len};
 use activations::{Order, QuantizedRows, Scaling};
@@ -216,24 +214,14 @@ impl Scratch {
 /// Columns of a result written by several threads, disjointly.
 struct Columns<'a> {
     out: SharedSlice<'a, f32>,
-    /// Columns that there are, from `first` on.
     n: usize,
-    first: usize,
 }
 
 impl<'a> Columns<'a> {
     /// All columns of a result of `n`.
     fn new(out: &'a mut [f32], n: usize) -> Columns<'a> {
-        Columns::from(out, 0..n)
-    }
-
-    /// Some columns of a result.
-    fn from(out: &'a mut [f32], columns: Range<usize>) -> Columns<'a> {
-        Columns {
-            out: SharedSlice::new(out),
-            n: columns.len(),
-            first: columns.start,
-        }
+        let out = SharedSlice::new(out);
+        Columns { out, n }
     }
 
     fn len(&self) -> usize {
@@ -243,7 +231,7 @@ impl<'a> Columns<'a> {
     /// Where column `column` of row `t` is, for prefetching.
     #[cfg(target_arch = "x86_64")]
     fn address(&self, t: usize, column: usize) -> *const f32 {
-        self.out.address(t * self.n + column - self.first)
+        self.out.address(t * self.n + column)
     }
 
     /// Columns `columns` of row `t`.
@@ -252,10 +240,12 @@ impl<'a> Columns<'a> {
     /// No other thread has any of these columns.
     #[allow(clippy::mut_from_ref)]
     unsafe fn row_mut(&self, t: usize, columns: Range<usize>) -> &mut [f32] {
-        assert!(self.first <= columns.start && columns.end - self.first <= self.n);
-        let place = |column: usize| t * self.n + column - self.first;
+        assert!(columns.end <= self.n);
         // SAFETY: the caller's promise; within the row by the check above.
-        unsafe { self.out.range_mut(place(columns.start)..place(columns.end)) }
+        unsafe {
+            self.out
+                .range_mut(t * self.n + columns.start..t * self.n + columns.end)
+        }
     }
 }
 
@@ -303,35 +293,6 @@ pub fn linear_after<'a>(
     begin(exec, Rows::new(x, k, ops)?, k, scratch, outputs)?;
     run(exec, [(&*scratch, outputs)].into_iter());
     Ok(())
-}
-
-/// The products with `gate` and `up`, as those of [`linear_after`], and `activation(x · gateᵀ) ∘ (x · upᵀ)` in place of the
-/// first: where there are several rows, the products are in no memory but a cache. What is in place of the second is
-/// unspecified.
-///
-/// Shapes, errors and exactness: as [`linear_after`], and those of [`activation::gate`](crate::activation::gate); the two
-/// matrices have one shape.
-pub fn gated_after<'a>(
-    exec: &Exec,
-    ops: Vec<RowOp<'a>>,
-    x: &'a mut [f32],
-    k: usize,
-    scratch: &mut Scratch,
-    activation: Activation,
-    [gate, up]: [(Matrix<'_>, &mut [f32]); 2],
-) -> Result<(), ShapeError> {
-    expect_len("gate: up projection", gate.0.n(), up.0.n())?;
-    let m = x.len() / k.max(1);
-    let mut outputs = [gate, up];
-    begin(exec, Rows::new(x, k, ops)?, k, scratch, &outputs)?;
-    if m > 1 {
-        let [(gate, out), (up, _)] = outputs;
-        run_gated(exec, m, scratch, activation, [&gate, &up], out);
-        return Ok(());
-    }
-    run(exec, [(&*scratch, &mut outputs[..])].into_iter());
-    let [(_, gate), (_, up)] = outputs;
-    activation::gate(exec, activation, gate, up)
 }
 
 /// Rows of activations, and the matrices that read them.
@@ -455,54 +416,6 @@ fn run<'a, 'w: 'a, 'o: 'a>(
                 multiply(exec, w, rows, scratch, out);
             }
         }
-    });
-}
-
-thread_local! {
-    /// Products of a task of [`run_gated`].
-    static PRODUCTS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Rows of each of two matrices, at least, whose products are multiplied with each other at a time: adjacent results save
-/// address translations.
-const GATED_ROWS: usize = 4 * ROWS;
-
-/// Computes gated products, of two matrices of one shape, with `m` rows of activations, which are prepared.
-fn run_gated(
-    exec: &Exec,
-    m: usize,
-    scratch: &Scratch,
-    activation: Activation,
-    [gate, up]: [&Matrix<'_>; 2],
-    out: &mut [f32],
-) {
-    exec.lookahead.skip();
-    let n = gate.n();
-    let rows = rows_per_task(gate, m).next_multiple_of(rows_at_a_time(gate, scratch));
-    let at_once = match is_joined(gate, scratch) {
-        true => rows.max(GATED_ROWS),
-        false => rows,
-    };
-    let out = Columns::new(out, n);
-    exec.pool.for_ranges(n.div_ceil(rows), 1, |tasks| {
-        PRODUCTS.with_borrow_mut(|products| {
-            let all = tasks.start * rows..n.min(tasks.end * rows);
-            for start in all.clone().step_by(at_once) {
-                let rows = start..all.end.min(start + at_once);
-                products.resize(products.len().max(2 * m * rows.len()), 0.0);
-                let (gates, rest) = products.split_at_mut(m * rows.len());
-                let ups = &mut rest[..m * rows.len()];
-                for (w, out) in [(gate, &mut *gates), (up, &mut *ups)] {
-                    let out = Columns::from(out, rows.clone());
-                    multiply(exec, w, rows.clone(), scratch, &out);
-                }
-                activation::gate_by(exec.isa, activation, gates, ups);
-                for (t, products) in gates.chunks_exact(rows.len()).enumerate() {
-                    // SAFETY: no other task has these columns.
-                    unsafe { out.row_mut(t, rows.clone()) }.copy_from_slice(products);
-                }
-            }
-        });
     });
 }
 

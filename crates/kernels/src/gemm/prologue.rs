@@ -148,10 +148,7 @@ impl<'a> Rows<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::{
-        BlockMatrix, InterleavedMatrix, Matrix, Rounding, Scratch, TernaryMatrix, gated_after,
-        linear, linear_after,
-    };
+    use crate::gemm::{BlockMatrix, Matrix, Rounding, Scratch, linear, linear_after};
     use crate::quant::encode_row_quick;
     use crate::test_data::{exec_matrix, floats};
     use sterna_format::DType;
@@ -206,60 +203,6 @@ mod tests {
                     linear_after(&exec, ops, &mut got_x, K, scratch, &mut outputs).unwrap();
                     assert_eq!((&got_x, &got_sum), (&want_x, &want_sum), "{exec:?} {m}");
                     assert_eq!(outs, product(&want_x), "{exec:?} {m}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn gated_products_are_those_of_products() {
-        for dtype in [DType::I2_S, DType::Q4_K, DType::Q8_0, DType::F16] {
-            for (n, k) in [(1, 256), (37, 512), (130, 256)] {
-                let bytes = [1, 2].map(|seed| {
-                    let mut bytes = vec![0; n * k / dtype.block_len() * dtype.block_bytes()];
-                    match dtype {
-                        // Codes of 0 to 2.
-                        DType::I2_S => bytes.fill(0b1001_0010 >> seed & 0x55),
-                        _ => encode_row_quick(dtype, &floats(n * k, seed), &mut bytes).unwrap(),
-                    }
-                    bytes
-                });
-                let stored = bytes.each_ref().map(|bytes| match dtype {
-                    DType::I2_S => Matrix::Ternary(TernaryMatrix::new(n, k, 0.5, bytes).unwrap()),
-                    _ => {
-                        let rounding = Rounding::Blocks;
-                        Matrix::Blocks(BlockMatrix::new(dtype, n, k, rounding, bytes).unwrap())
-                    }
-                });
-                for exec in exec_matrix() {
-                    let interleaved = stored.map(|w| InterleavedMatrix::on_any_level(&exec, &w));
-                    let interleaved = match &interleaved {
-                        [Some(gate), Some(up)] => Some([gate, up].map(|w| Matrix::Interleaved(w))),
-                        _ => None,
-                    };
-                    for (m, w) in [1, 2, 5, 14, 16, 33]
-                        .into_iter()
-                        .flat_map(|m| [Some(stored), interleaved].map(|w| (m, w)))
-                    {
-                        let Some([gate, up]) = w else { continue };
-                        let x = floats(m * k, 3);
-                        let (mut want, mut ups) = (vec![0.0; m * n], vec![0.0; m * n]);
-                        let outputs = &mut [(gate, &mut want[..]), (up, &mut ups[..])];
-                        linear(&exec, &x, k, &mut Scratch::default(), outputs).unwrap();
-                        activation::gate(&exec, Activation::Silu, &mut want, &ups).unwrap();
-                        let (mut got, mut x) = (vec![f32::NAN; m * n], x);
-                        gated_after(
-                            &exec,
-                            Vec::new(),
-                            &mut x,
-                            k,
-                            &mut Scratch::default(),
-                            Activation::Silu,
-                            [(gate, &mut got), (up, &mut ups)],
-                        )
-                        .unwrap();
-                        assert_eq!(got, want, "{exec:?} {dtype} {n}x{k} {m}");
-                    }
                 }
             }
         }

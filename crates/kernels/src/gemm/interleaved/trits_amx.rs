@@ -213,7 +213,7 @@ unsafe fn write(wanted: Range<usize>, steps: &[(i32, f32)], sums: &[Sums], out: 
         let results = sums.map(|sum| (sum - total) as f32 * scale);
         // SAFETY: the caller's promise.
         let out = unsafe { out.row_mut(t, wanted.clone()) };
-        match out.as_mut_array() {
+        match out.first_chunk_mut() {
             Some(out) => *out = results,
             None => out.copy_from_slice(&results[skipped..][..out.len()]),
         }
