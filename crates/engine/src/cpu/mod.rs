@@ -187,6 +187,7 @@ impl Cpu {
     }
 
     /// Normalises each head of `x`; heads are as long as the weight.
+    #[cfg(all(feature = "gpu", not(target_arch = "wasm32")))]
     pub(crate) fn norm_heads(
         &self,
         x: &mut CpuBuffer,
