@@ -202,22 +202,57 @@ impl<B: Backend> Embedder<B> {
         texts: &[Vec<u32>],
         n_tokens: usize,
     ) -> Result<Vec<Vec<f32>>, EngineError> {
-        let Some(first) = texts.first() else {
-            return Ok(Vec::new());
-        };
-        let is_encoder = self.session.model().config().is_encoder();
-        if !is_encoder && (self.n_begun() > 0 || first.len() > n_tokens) {
-            let vector = self.part(first, n_tokens).await?;
-            return Ok(vector.into_iter().collect());
+        let mut vectors = Embedder::advance_together(&mut [(self, texts)], n_tokens).await?;
+        Ok(vectors.pop().unwrap_or_default())
+    }
+
+    /// [`Embedder::advance`] of several, each with its texts, all of one model: a part has the next texts of the first, and
+    /// those of the others that there is room for. For each, the vectors that it completes.
+    pub async fn advance_together(
+        of: &mut [(&mut Embedder<B>, &[Vec<u32>])],
+        n_tokens: usize,
+    ) -> Result<Vec<Vec<Vec<f32>>>, EngineError> {
+        let mut vectors = vec![Vec::new(); of.len()];
+        if let Some((embedder, [first, ..])) = of.first_mut() {
+            let is_encoder = embedder.session.model().config().is_encoder();
+            if !is_encoder && (embedder.n_begun() > 0 || first.len() > n_tokens) {
+                vectors[0].extend(embedder.part(first, n_tokens).await?);
+                return Ok(vectors);
+            }
         }
-        let mut n_left = n_tokens;
-        let short = texts.iter().take(MAX_TOGETHER).take_while(|text| {
-            let left = n_left.checked_sub(text.len());
-            n_left = left.unwrap_or(0);
-            left.is_some()
-        });
-        let n_texts = short.count().max(1);
-        self.together(&texts[..n_texts]).await
+        let (mut n_left, mut n_texts) = (n_tokens, 0);
+        let mut steps = Vec::new();
+        let mut counts = Vec::with_capacity(of.len());
+        for (embedder, texts) in of.iter_mut() {
+            let texts = *texts;
+            let short = texts.iter().take_while(|text| {
+                let fits = text.len() <= n_left && n_texts < MAX_TOGETHER;
+                let is_taken = fits || n_texts == 0;
+                if is_taken {
+                    n_left = n_left.saturating_sub(text.len());
+                    n_texts += 1;
+                }
+                is_taken
+            });
+            // One that has begun a text goes on with it by itself.
+            let count = match embedder.n_begun() {
+                0 => short.count(),
+                _ => 0,
+            };
+            counts.push(count);
+            embedder.add_steps(&texts[..count], &mut steps);
+            if count < texts.len() {
+                break;
+            }
+        }
+        let hidden = Session::hidden_together_async(&mut steps).await?;
+        drop(steps);
+        let mut hidden = hidden.into_iter();
+        for ((count, vectors), (embedder, _)) in counts.into_iter().zip(&mut vectors).zip(of) {
+            let of_texts = hidden.by_ref().take(count);
+            vectors.extend(of_texts.map(|hidden| embedder.vector(&hidden)));
+        }
+        Ok(vectors)
     }
 
     /// Computes the next part of `text`, and returns its vector after the last.
@@ -241,31 +276,29 @@ impl<B: Backend> Embedder<B> {
         Ok(Some(finished(pool.vector(self.pooling), self.normalised)))
     }
 
-    /// The vectors of `texts`, computed in one batch.
-    async fn together(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let n_others = texts.len() - 1;
-        while self.others.len() < n_others {
+    /// Adds steps that compute each of `texts` as a whole.
+    fn add_steps<'a>(&'a mut self, texts: &'a [Vec<u32>], steps: &mut Vec<Step<'a, B>>) {
+        while self.others.len() + 1 < texts.len() {
             self.others.push(self.session.fork(0));
         }
-        let width = self.width();
+        let logits = match self.pooling {
+            Pooling::Last => Logits::Last,
+            Pooling::Mean | Pooling::First => Logits::All,
+        };
         let sessions = [&mut self.session].into_iter().chain(&mut self.others);
-        let steps = sessions.zip(texts).map(|(session, ids)| {
+        steps.extend(sessions.zip(texts).map(|(session, ids)| {
             session.truncate(0);
             Step {
                 session,
                 ids,
-                logits: match self.pooling {
-                    Pooling::Last => Logits::Last,
-                    Pooling::Mean | Pooling::First => Logits::All,
-                },
+                logits,
             }
-        });
-        let mut steps: Vec<Step<'_, B>> = steps.collect();
-        let hidden = Session::hidden_together_async(&mut steps).await?;
-        let vectors = hidden
-            .iter()
-            .map(|hidden| finished(self.pooling.pool(hidden, width), self.normalised));
-        Ok(vectors.collect())
+        }));
+    }
+
+    /// The vector of a text with these hidden states.
+    fn vector(&self, hidden: &[f32]) -> Vec<f32> {
+        finished(self.pooling.pool(hidden, self.width()), self.normalised)
     }
 
     fn width(&self) -> usize {

@@ -202,6 +202,49 @@ fn texts_in_parts_and_together_have_the_same_vectors() {
     }
 }
 
+/// Texts of several, of which each has its own pooling: all that there is room for are computed at once.
+#[test]
+fn several_have_the_vectors_of_their_texts() {
+    for name in ["qwen3", "bert"] {
+        let model = common::checkpoint(&data(name));
+        let reference = Reference::of(name);
+        let texts = [0, 1, 2].map(|text| reference.ids(text));
+        let [a, b, c] = texts.each_ref().map(Clone::clone);
+        let of_each = [
+            (Pooling::Mean, vec![a.clone(), b.clone()]),
+            (Pooling::Last, vec![c.clone()]),
+            (Pooling::First, vec![b, a, c]),
+        ];
+        for n_tokens in [1, 12, 30, 500] {
+            let mut embedders = of_each
+                .each_ref()
+                .map(|(pooling, _)| Embedder::new(session(&model, 64), *pooling, true));
+            let mut left = of_each.each_ref().map(|(_, texts)| texts.clone());
+            let mut vectors: [Vec<Vec<f32>>; 3] = Default::default();
+            let mut n_parts = 0;
+            while let Some(first) = left.iter().position(|texts| !texts.is_empty()) {
+                let of = embedders.iter_mut().zip(&left).skip(first);
+                let mut of: Vec<_> = of.map(|(embedder, texts)| (embedder, &texts[..])).collect();
+                let part = Embedder::advance_together(&mut of, n_tokens);
+                let part = model.backend().wait(part).unwrap().unwrap();
+                for (i, new) in part.into_iter().enumerate() {
+                    left[first + i].drain(..new.len());
+                    vectors[first + i].extend(new);
+                }
+                n_parts += 1;
+            }
+            for ((pooling, texts), vectors) in of_each.iter().zip(vectors) {
+                let mut alone = session(&model, 64);
+                let expected: Vec<_> = (texts.iter())
+                    .map(|ids| vector(&mut alone, ids, *pooling))
+                    .collect();
+                assert!(vectors == expected, "{name} {n_tokens}");
+            }
+            assert!(n_tokens < 500 || n_parts == 1, "{name}: {n_parts}");
+        }
+    }
+}
+
 /// What is wrong is told, and the text begins anew.
 #[test]
 fn texts_begin_anew_after_an_error() {

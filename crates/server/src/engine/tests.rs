@@ -328,6 +328,57 @@ fn prompt(n: usize, salt: u32) -> Vec<u32> {
 }
 
 #[test]
+fn texts_of_several_requests_have_the_vectors_that_each_has_alone() {
+    for (folder, _) in MODELS {
+        let texts: Vec<_> = (0..7).map(|i| prompt(4 + 6 * i, i as u32 + 1)).collect();
+        let embed = |texts: &[Vec<u32>], pooling: Pooling| Work::Embed {
+            texts: texts.to_vec(),
+            pooling,
+            normalised: true,
+        };
+        let ask = |works: Vec<Work>| {
+            let tested = engine(folder, options(0, 3));
+            let (replies, mut outputs) = replies(works.len());
+            let jobs = works.into_iter().zip(replies);
+            let jobs: Vec<_> = jobs.map(|(work, reply)| job(work, reply)).collect();
+            let mut vectors = vec![Vec::new(); jobs.len()];
+            let mut failed = vec![false; jobs.len()];
+            tested.engines.submit(jobs).unwrap();
+            while let Some((i, output)) = outputs.blocking_recv() {
+                match output {
+                    Output::Embedded(vector) => vectors[i].push(vector),
+                    Output::Failed(_) => failed[i] = true,
+                    _ => {}
+                }
+            }
+            (vectors, failed)
+        };
+        let works = || {
+            vec![
+                embed(&texts[..1], Pooling::Mean),
+                embed(&texts[1..4], Pooling::Last),
+                embed(&texts[4..5], Pooling::Mean),
+                embed(&texts[5..7], Pooling::Mean),
+            ]
+        };
+        let expected: Vec<_> = works()
+            .into_iter()
+            .map(|work| ask(vec![work]).0.remove(0))
+            .collect();
+        let (together, failed) = ask(works());
+        assert!(together == expected, "{folder}");
+        assert_eq!(failed, [false; 4]);
+        // One with a token that there isn't: the others have theirs.
+        let mut works = works();
+        works[2] = embed(&[vec![u32::MAX]], Pooling::Mean);
+        let (mut together, failed) = ask(works);
+        assert_eq!(failed, [false, false, true, false], "{folder}");
+        together[2].clone_from(&expected[2]);
+        assert!(together == expected, "{folder}");
+    }
+}
+
+#[test]
 fn answers_go_on_between_the_parts_of_a_long_text() {
     for (folder, _) in MODELS {
         let texts = vec![prompt(200, 3), prompt(5, 4), prompt(7, 5), prompt(40, 6)];

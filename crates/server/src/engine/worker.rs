@@ -1048,30 +1048,60 @@ impl<B: Backend> Worker<B> {
 
     /// Does a part of what isn't an answer.
     fn work_aside(&mut self) {
-        let Some(mut aside) = self.aside.pop_front() else {
+        let Some(first) = self.aside.pop_front() else {
             return;
         };
-        let busy = aside.busy.clone();
         // It is in the way of answers as a prompt is.
         let chunk = match self.running.is_empty() {
             true => self.options.chunk,
             false => self.options.chunk_beside,
         };
-        match aside.part(chunk.max(1)) {
-            Ok(true) => self.aside.push_back(aside),
-            Ok(false) => {
-                if let Task::Score { sequence, .. } = aside.task {
-                    self.keep_sequence(&aside.of, sequence, 0);
+        let chunk = chunk.max(1);
+        let others = self.aside.iter().position(|other| !first.may_join(other));
+        let n_others = others.unwrap_or(self.aside.len());
+        let mut together: Vec<_> = [first]
+            .into_iter()
+            .chain(self.aside.drain(..n_others))
+            .collect();
+        let mut parts = Aside::parts(&mut together, chunk);
+        if parts.is_err() && together.len() > 1 {
+            // Whose fault it is shows when each is computed by itself.
+            together
+                .drain(1..)
+                .rev()
+                .for_each(|other| self.aside.push_front(other));
+            parts = Aside::parts(&mut together, chunk);
+        }
+        match parts {
+            Ok(parts) => {
+                let mut untouched = Vec::new();
+                for (aside, part) in together.into_iter().zip(parts) {
+                    match part {
+                        Part::Some => self.aside.push_back(aside),
+                        Part::Nothing => untouched.push(aside),
+                        Part::Last => {
+                            let busy = aside.busy.clone();
+                            if let Task::Score { sequence, .. } = aside.task {
+                                self.keep_sequence(&aside.of, sequence, 0);
+                            }
+                            self.done(&busy);
+                        }
+                    }
                 }
-                self.done(&busy);
+                let untouched = untouched.into_iter().rev();
+                untouched.for_each(|aside| self.aside.push_front(aside));
             }
             Err(error) if error.code() == ErrorCode::DeviceLost => {
                 self.lost.get_or_insert(error.to_string());
-                self.aside.push_front(aside);
+                let together = together.into_iter().rev();
+                together.for_each(|aside| self.aside.push_front(aside));
             }
             Err(error) => {
-                let _ = aside.reply.send(Output::Failed(error));
-                self.done(&busy);
+                // The only one: of several, others are left.
+                if let Some(Aside { reply, busy, .. }) = together.pop() {
+                    let _ = reply.send(Output::Failed(error));
+                    self.done(&busy);
+                }
             }
         }
     }
@@ -1264,53 +1294,112 @@ impl<B: Backend> Worker<B> {
     }
 }
 
+/// What was done of one of several.
+enum Part {
+    Nothing,
+    Some,
+    Last,
+}
+
 impl<B: Backend> Aside<B> {
-    /// Does the next part of at most `chunk` tokens, or a whole text where the model reads no parts; false after the
-    /// last.
-    fn part(&mut self, chunk: usize) -> Result<bool> {
-        let (outputs, is_left) = match &mut self.task {
-            Task::Score {
-                ids,
-                n_top,
-                sequence,
-                scores,
-                last,
-            } => {
-                let begin = sequence.len();
-                let end = ids.len().min(begin + chunk);
-                let rows = sequence.forward(&ids[begin..end], Logits::All)?;
-                let n_vocab = rows.len() / (end - begin).max(1);
-                for (index, row) in rows.chunks_exact(n_vocab.max(1)).enumerate() {
-                    if begin + index > 0 {
-                        scores.push(Logprobs::new(last, ids[begin + index], *n_top));
-                    }
-                    last.clear();
-                    last.extend_from_slice(row);
-                }
-                match end < ids.len() {
-                    true => (Vec::new(), true),
-                    false => (vec![Output::Scored(std::mem::take(scores))], false),
-                }
-            }
-            Task::Embed {
-                texts, embedder, ..
-            } => {
-                let backend = self.of.model.adapted.model().backend();
-                let vectors = backend
-                    .wait(embedder.advance(texts, chunk))
-                    .map_err(EngineError::from)??;
-                texts.drain(..vectors.len());
-                let outputs = vectors.into_iter().map(Output::Embedded);
-                (outputs.collect(), !texts.is_empty())
-            }
+    /// Whether texts of `other` may be computed with those of this one, in a batch.
+    fn may_join(&self, other: &Aside<B>) -> bool {
+        let is_whole = |aside: &Aside<B>| match &aside.task {
+            Task::Embed { embedder, .. } => embedder.n_begun() == 0,
+            Task::Score { .. } => false,
         };
-        for output in outputs {
-            // Whoever doesn't read the last output is gone; who is slow before that is given up.
-            if self.reply.send(output).is_err() && is_left {
-                return Ok(false);
+        let (of, other_of) = (&self.of, &other.of);
+        is_whole(self)
+            && is_whole(other)
+            && Arc::ptr_eq(&of.model, &other_of.model)
+            && of.identity.generation == other_of.identity.generation
+    }
+
+    /// Does the next part of `together`, which is one, or several that [may be joined](Aside::may_join): at most `chunk` tokens,
+    /// or a whole text where the model reads no parts.
+    fn parts(together: &mut [Aside<B>], chunk: usize) -> Result<Vec<Part>> {
+        let mut outputs = Vec::with_capacity(together.len());
+        if let [
+            Aside {
+                task:
+                    Task::Score {
+                        ids,
+                        n_top,
+                        sequence,
+                        scores,
+                        last,
+                    },
+                ..
+            },
+        ] = together
+        {
+            let begin = sequence.len();
+            let end = ids.len().min(begin + chunk);
+            let rows = sequence.forward(&ids[begin..end], Logits::All)?;
+            let n_vocab = rows.len() / (end - begin).max(1);
+            for (index, row) in rows.chunks_exact(n_vocab.max(1)).enumerate() {
+                if begin + index > 0 {
+                    scores.push(Logprobs::new(last, ids[begin + index], *n_top));
+                }
+                last.clear();
+                last.extend_from_slice(row);
+            }
+            outputs.push(match end < ids.len() {
+                true => (Vec::new(), Part::Some),
+                false => (vec![Output::Scored(std::mem::take(scores))], Part::Last),
+            });
+        } else {
+            outputs = Aside::embed(together, chunk)?;
+        }
+        let mut parts = Vec::with_capacity(outputs.len());
+        for (aside, (outputs, mut part)) in together.iter().zip(outputs) {
+            for output in outputs {
+                // Whoever doesn't read the last output is gone; who is slow before that is given up.
+                if aside.reply.send(output).is_err() {
+                    part = Part::Last;
+                    break;
+                }
+            }
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+
+    /// Vectors of texts, and how far they are.
+    fn embed(together: &mut [Aside<B>], chunk: usize) -> Result<Vec<(Vec<Output>, Part)>> {
+        let Some(first) = together.first() else {
+            return Ok(Vec::new());
+        };
+        let model = Arc::clone(&first.of.model);
+        let mut all = Vec::with_capacity(together.len());
+        for aside in &mut *together {
+            if let Task::Embed {
+                texts, embedder, ..
+            } = &mut aside.task
+            {
+                all.push((embedder, &texts[..]));
             }
         }
-        Ok(is_left)
+        let vectors = (model.adapted.model().backend())
+            .wait(Embedder::advance_together(&mut all, chunk))
+            .map_err(EngineError::from)??;
+        let begun = all.iter().map(|(embedder, _)| embedder.n_begun() > 0);
+        let begun: Vec<bool> = begun.collect();
+        let done = together.iter_mut().zip(vectors).zip(begun);
+        let done = done.map(|((aside, vectors), has_begun)| {
+            let Task::Embed { texts, .. } = &mut aside.task else {
+                return (Vec::new(), Part::Nothing);
+            };
+            texts.drain(..vectors.len());
+            let part = match (texts.is_empty(), vectors.is_empty() && !has_begun) {
+                (true, _) => Part::Last,
+                (_, true) => Part::Nothing,
+                _ => Part::Some,
+            };
+            let outputs = vectors.into_iter().map(Output::Embedded);
+            (outputs.collect(), part)
+        });
+        Ok(done.collect())
     }
 }
 
