@@ -334,7 +334,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         Ok(Some(entry))
     }
 
-    /// What becomes of what it gives: `x ← x + h`; in encoders, the norm of that.
+    /// What becomes of what it gives: `x ← x + h`, once `x` is read ([`ForwardPass::settle`]); in encoders, the norm of that.
     fn leave(
         &self,
         s: &mut Scratch<B>,
@@ -1230,7 +1230,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         }
     }
 
-    /// Runs linear layers that read the same input; together, unless each has a norm of its own.
+    /// Runs linear layers that read the same input; together, unless one has a norm of its own.
     fn project(
         &self,
         layer: Option<usize>,

@@ -137,13 +137,20 @@ impl Cpu {
         sequences: &mut [Sequence<'_, CpuCache>],
     ) -> Result<(), BackendError> {
         let mut first = 0;
-        let mut stores = Vec::new();
+        let mut rooms = Vec::with_capacity(sequences.len());
         for Sequence { cache, n_rows, .. } in sequences {
-            for (page, at, rows) in cache.room(layer, *n_rows) {
-                stores.push((page, at, first + rows.start..first + rows.end));
-            }
+            rooms.push((Some(&mut **cache), first, *n_rows));
             first += *n_rows;
         }
+        // Of many sequences what says where pages are is in no cache: threads wait for it together.
+        let stores = self.exec.map_mut(&mut rooms, |(cache, first, n_rows)| {
+            let pages = cache.take().map(|cache| cache.room(layer, *n_rows));
+            let of_batch = |(page, at, rows): (_, _, Range<usize>)| {
+                (page, at, *first + rows.start..*first + rows.end)
+            };
+            pages.into_iter().flatten().map(of_batch).collect()
+        });
+        let mut stores: Vec<_> = stores.into_iter().flat_map(|of: Vec<_>| of).collect();
         let stored = self.exec.map_mut(&mut stores, |(page, at, rows)| {
             let v = v.map_or(&[][..], |v| v.rows(rows));
             page.store(&self.exec, *at, k.rows(rows), v)
@@ -151,8 +158,7 @@ impl Cpu {
         Ok(stored.into_iter().collect::<Result<(), _>>()?)
     }
 
-    /// [`place_heads`] and [`Cpu::store`] of sequences of few rows each, one by one: what says where pages are is in no
-    /// cache, so that threads wait for it together.
+    /// [`place_heads`] and [`Cpu::store`] of sequences of few rows each, a task for each sequence.
     fn store_few(
         &self,
         layer: usize,
@@ -226,7 +232,7 @@ fn place_heads(
         has_keys,
         q_width,
     } = *heads;
-    let m = q.len() / q_width;
+    let m = q.len().checked_div(q_width).unwrap_or(0);
     for (i, x) in [q, k].into_iter().enumerate() {
         if let Some(weight) = norms[i] {
             norm::rms_norm(exec, x, weight, eps)?;
@@ -274,6 +280,9 @@ fn row_ops<'a>(prologue: Prologue<'a, Cpu>, x: &mut CpuBuffer) -> Vec<RowOp<'a>>
     }
     ops
 }
+
+/// Values of a row whose gates are worth sharing out.
+const WIDE_ROW: usize = 16 << 10;
 
 /// The most rows of a sequence that one thread places and stores for all heads, beside other sequences.
 const FEW_ROWS: usize = 4;
@@ -604,7 +613,9 @@ impl Backend for Cpu {
         layout: OutputLayout,
         products: &mut [Product<'_, Cpu>],
     ) -> Result<(), BackendError> {
-        if (products.iter()).any(|Product { w, .. }| w.rotation().is_some()) {
+        let is_rotated = (products.iter()).any(|Product { w, .. }| w.rotation().is_some());
+        let is_gate = matches!(prologue, Prologue::Gate { .. });
+        if is_rotated || is_gate && x.n_rows() == 1 && x.width >= WIDE_ROW {
             prologue.run(self, x)?;
             return self.linear(x, layout, products);
         }

@@ -151,7 +151,7 @@ impl Hybrid {
     }
 }
 
-/// What `compute` gives for products after a prologue that are all on the CPU; `None` if one isn't.
+/// What `compute` gives for products after a prologue where all that they read is on the CPU; `None` if something isn't.
 fn after_on_cpu<T>(
     prologue: &mut Prologue<'_, Hybrid>,
     x: &mut HybridBuffer,

@@ -1,6 +1,6 @@
 //! Matrix products: weights `[n, k]` with activations `[m, k]`, giving `[m, n]`.
 //!
-//! [`linear`] is the only entry point. The kernel depends on the weights:
+//! [`linear`] is the entry point, and [`linear_after`] and [`linear_batches`] for what else is known of a product. The kernel depends on the weights:
 //!
 //! | weights | activations | sums |
 //! |---|---|---|
@@ -393,8 +393,7 @@ fn run<'a, 'w: 'a, 'o: 'a>(
         _ => exec.lookahead.skip(),
     }
     exec.pool.for_ranges(n_tasks, 1, |range| {
-        let of_range = |target: &&Target<'_, '_>| target.tasks.end > range.start;
-        for target in targets.iter().skip_while(|target| !of_range(target)) {
+        for target in &targets {
             let Target {
                 w,
                 scratch,
@@ -404,7 +403,7 @@ fn run<'a, 'w: 'a, 'o: 'a>(
             } = target;
             let own = range.start.max(tasks.start)..range.end.min(tasks.end);
             if own.is_empty() {
-                break;
+                continue;
             }
             let at_once = match is_joined(w, scratch) {
                 true => own.len(),

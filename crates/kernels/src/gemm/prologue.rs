@@ -134,12 +134,13 @@ impl<'a> Rows<'a> {
     pub(super) fn finish(self, exec: &Exec) -> &'a [f32] {
         if let Rows::Raw { x, k, .. } = &self {
             let k = *k;
-            exec.pool.for_ranges(x.len() / k, 1, |rows| {
-                for t in rows {
-                    // SAFETY: each row is in one range.
-                    unsafe { self.take(exec.isa, t * k..(t + 1) * k) };
-                }
-            });
+            exec.pool
+                .for_ranges(x.len().checked_div(k).unwrap_or(0), 1, |rows| {
+                    for t in rows {
+                        // SAFETY: each row is in one range.
+                        unsafe { self.take(exec.isa, t * k..(t + 1) * k) };
+                    }
+                });
         }
         self.taken()
     }
@@ -148,7 +149,9 @@ impl<'a> Rows<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::{BlockMatrix, Matrix, Rounding, Scratch, linear, linear_after};
+    use crate::gemm::{
+        BlockMatrix, InterleavedMatrix, Matrix, Rounding, Scratch, linear, linear_after,
+    };
     use crate::quant::encode_row_quick;
     use crate::test_data::{exec_matrix, floats};
     use sterna_format::DType;
@@ -170,7 +173,7 @@ mod tests {
         }
         let (weight, eps) = (floats(K, 5), 1e-5);
         for exec in exec_matrix() {
-            for m in [1, 2, 5, 16, 41] {
+            for m in [0, 1, 2, 5, 16, 41] {
                 let (x, up, sum) = (floats(m * K, 7), floats(m * K, 8), floats(m * K, 9));
                 let mut want_sum = sum.clone();
                 let mut want_x = x.clone();
@@ -204,6 +207,49 @@ mod tests {
                     assert_eq!((&got_x, &got_sum), (&want_x, &want_sum), "{exec:?} {m}");
                     assert_eq!(outs, product(&want_x), "{exec:?} {m}");
                 }
+            }
+        }
+    }
+
+    /// Rows that are copied, heads that are normalised by themselves, interleaved weights, and a matrix without rows among
+    /// others.
+    #[test]
+    fn other_operations_give_their_bits_too() {
+        const K: usize = 256;
+        let encoded = |n: usize| {
+            let mut bytes = vec![0; n * K / 256 * DType::Q4_K.block_bytes()];
+            encode_row_quick(DType::Q4_K, &floats(n * K, n as u64), &mut bytes).unwrap();
+            (n, bytes)
+        };
+        let encoded = [20, 0, 70].map(encoded);
+        let (weight, eps) = (floats(K / 4, 5), 1e-5);
+        for exec in exec_matrix() {
+            let interleaved = encoded.each_ref().map(|(n, bytes)| {
+                let w = BlockMatrix::new(DType::Q4_K, *n, K, Rounding::Blocks, bytes).unwrap();
+                InterleavedMatrix::on_any_level(&exec, &Matrix::Blocks(w)).unwrap()
+            });
+            for m in [1, 3, 16] {
+                let y = floats(m * K, 7);
+                let mut want_x = y.clone();
+                norm::rms_norm(&exec, &mut want_x, &weight, eps).unwrap();
+                let product = |ops: Option<Vec<RowOp<'_>>>, x: &mut [f32]| {
+                    let mut outs = encoded.each_ref().map(|(n, _)| vec![f32::NAN; m * n]);
+                    let outputs = interleaved.iter().zip(&mut outs);
+                    let outputs = outputs.map(|(w, out)| (Matrix::Interleaved(w), &mut out[..]));
+                    let (outputs, scratch) =
+                        (&mut outputs.collect::<Vec<_>>(), &mut Scratch::default());
+                    match ops {
+                        Some(ops) => linear_after(&exec, ops, x, K, scratch, outputs).unwrap(),
+                        None => linear(&exec, x, K, scratch, outputs).unwrap(),
+                    }
+                    outs
+                };
+                let mut x = vec![f32::NAN; m * K];
+                let weight = &weight[..];
+                let ops = vec![RowOp::Copy(&y), RowOp::RmsNorm { weight, eps }];
+                let got = product(Some(ops), &mut x);
+                assert_eq!(x, want_x, "{exec:?} {m}");
+                assert_eq!(got, product(None, &mut want_x), "{exec:?} {m}");
             }
         }
     }

@@ -34,8 +34,9 @@
 //!   difference of the two terms, and as many sums as there are blocks: `r = blocks + 4`. The magnitudes
 //!   of the terms are at most `Σ_j a_j |p_j|`, where `a_j = |d scale code| + |dmin min|` for the integers
 //!   of weight `j`, and this is at most `‖a‖ ‖p‖`.
-//! - Bytes with one scale for each row: the sum of integers is exact, and is rounded twice when it is multiplied with
-//!   both scales, so that this is among the roundings of the blocks that they are measured as.
+//! - Bytes with one scale for each row: the sum of integers is exact (rows have at most `bytes::MOST_COLUMNS`), and a result
+//!   is rounded once as f64 and once as f32, so that this is among the roundings of the blocks that they are measured as. A
+//!   scale of activations may be subnormal: the product of scales and sum is a normal f64 nevertheless.
 //! - Floats: sixteen partial sums of products, added in four steps. Rounded are the product (where it
 //!   isn't exact), a sixteenth of the sums, rounded up, and the four: `r = ⌈k / 16⌉ + 5`. Here `a = |w|`.
 //!   The power of two that scales activations changes no significant bit. (Bf16 weights below 2⁻⁹⁵ count
@@ -137,7 +138,7 @@ enum Encoded {
 impl Encoded {
     /// One that has no rows yet, of `row_bytes` each.
     fn empty(exec: &Exec, dtype: DType, (n, k): (usize, usize), row_bytes: usize) -> Encoded {
-        if dtype == DType::Q8_0 && bytes::is_faster(exec) {
+        if dtype == DType::Q8_0 && bytes::is_faster(exec, k) {
             return Encoded::Bytes(ByteMatrix::empty(n, k));
         }
         match InterleavedMatrix::empty(exec, dtype, n, k) {
@@ -160,22 +161,23 @@ impl Encoded {
         }
     }
 
-    /// What [`linear`] multiplies, or bytes.
-    fn matrix(&self) -> Result<Matrix<'_>, &ByteMatrix> {
+    /// The form of activations that it is multiplied with; `None` for digits.
+    fn form(&self) -> Option<Form> {
         match self {
             Encoded::Stored { dtype, n, k, bytes } => {
-                Ok(Matrix::Blocks(blocks_of(*dtype, (*n, *k), bytes)))
+                Some(Matrix::Blocks(blocks_of(*dtype, (*n, *k), bytes)).form())
             }
-            Encoded::Interleaved(matrix) => Ok(Matrix::Interleaved(matrix)),
-            Encoded::Bytes(matrix) => Err(matrix),
+            Encoded::Interleaved(matrix) => Some(Matrix::Interleaved(matrix).form()),
+            Encoded::Bytes(_) => None,
         }
     }
 
     /// Rows and columns.
     fn shape(&self) -> (usize, usize) {
-        match self.matrix() {
-            Ok(matrix) => (matrix.n(), matrix.k()),
-            Err(bytes) => (bytes.n(), bytes.k()),
+        match self {
+            Encoded::Stored { n, k, .. } => (*n, *k),
+            Encoded::Interleaved(matrix) => (matrix.n(), matrix.k()),
+            Encoded::Bytes(matrix) => (matrix.n(), matrix.k()),
         }
     }
 
@@ -188,14 +190,18 @@ impl Encoded {
         out: &mut [f32],
     ) -> Result<(), ShapeError> {
         let (_, k) = self.shape();
-        match self.matrix() {
-            Ok(matrix) => linear(exec, x, k, scratch, &mut [(matrix, out)]),
-            Err(bytes) => {
-                scratch.digits.write(exec, x, k);
-                bytes.multiply(exec, &scratch.digits, out, &mut scratch.maxima);
-                Ok(())
+        let matrix = match self {
+            Encoded::Stored { dtype, n, k, bytes } => {
+                Matrix::Blocks(blocks_of(*dtype, (*n, *k), bytes))
             }
-        }
+            Encoded::Interleaved(matrix) => Matrix::Interleaved(matrix),
+            Encoded::Bytes(matrix) => {
+                scratch.digits.write(exec, x, k);
+                matrix.multiply(exec, &scratch.digits, out, &mut scratch.maxima);
+                return Ok(());
+            }
+        };
+        linear(exec, x, k, scratch, &mut [(matrix, out)])
     }
 }
 
@@ -238,8 +244,10 @@ impl Screen {
             let in_bytes = matches!(screen.copy, Encoded::Bytes(_));
             if !(in_bytes && bytes::encode(exec, w, first, &mut part)) {
                 encoder.transcode(exec, first, w.dtype(), w.rows(first, n_rows), &mut part)?;
-                // What blocks can hold, one scale for a row can.
-                assert!(!in_bytes, "weights that aren't encoded have an error");
+                assert!(
+                    !in_bytes,
+                    "what one scale for a row can't hold, scales of blocks can't"
+                );
             }
             let blocks = blocks_of(dtype, (n_rows, k), &part);
             let errors = SharedSlice::new(&mut screen.errors[first..first + n_rows]);
@@ -257,6 +265,7 @@ impl Screen {
             })?;
             screen.copy.append(exec, first, &blocks);
         }
+        // None is NaN, as weights aren't.
         let largest = |values: &[f32]| values.iter().copied().fold(0.0, f32::max);
         let runs = screen.errors.chunks(RUN).zip(screen.norms.chunks(RUN));
         screen.largest = runs.map(|(e, v)| [largest(e), largest(v)]).collect();
@@ -366,10 +375,10 @@ impl Screen {
     fn activations(&self, scratch: &Scratch, t: usize) -> Option<Activations> {
         let (_, k) = self.copy.shape();
         let p = scratch.values(self.form, t, k);
-        let q = match self.copy.matrix() {
-            Ok(matrix) if matrix.form() == self.form => None,
-            Ok(matrix) => Some(scratch.values(matrix.form(), t, k)),
-            Err(_) => Some(scratch.digits.values(t)),
+        let q = match self.copy.form() {
+            Some(form) if form == self.form => None,
+            Some(form) => Some(scratch.values(form, t, k)),
+            None => Some(scratch.digits.values(t)),
         };
         let (q, difference) = match q {
             None => (0.0, 0.0),
@@ -750,9 +759,12 @@ mod tests {
 
         /// Row `i` of the copy.
         fn decode_row(&self, exec: &Exec, i: usize, out: &mut [f32]) {
-            match self.copy.matrix() {
-                Ok(matrix) => matrix.decode_row(exec, i, out),
-                Err(bytes) => bytes.decode_row(i, out),
+            match &self.copy {
+                Encoded::Stored { dtype, n, k, bytes } => {
+                    blocks_of(*dtype, (*n, *k), bytes).decode(exec.isa, i, out);
+                }
+                Encoded::Interleaved(matrix) => matrix.decode(exec.isa, i, out),
+                Encoded::Bytes(matrix) => matrix.decode_row(i, out),
             }
         }
     }
@@ -880,7 +892,7 @@ mod tests {
             let mut firsts: [Option<Screen>; 2] = [None, None];
             for exec in exec_matrix() {
                 let made = Screen::new(&exec, &weights.matrix(), screen).unwrap();
-                let first = &mut firsts[usize::from(made.copy.matrix().is_err())];
+                let first = &mut firsts[usize::from(made.copy.form().is_none())];
                 let first = first
                     .get_or_insert_with(|| Screen::new(&exec, &weights.matrix(), screen).unwrap());
                 let copies = [first, &made].map(|made| made.stored(&exec));
@@ -924,11 +936,7 @@ mod tests {
                 }
                 // Where both use the same form of activations. Else their rounding contributes a large part.
                 let matrix = Matrix::Blocks(weights.matrix());
-                if made
-                    .copy
-                    .matrix()
-                    .is_ok_and(|copy| copy.form() == matrix.form())
-                {
+                if made.copy.form() == Some(matrix.form()) {
                     assert!(largest > 0.9, "{dtype} {screen}: {largest}");
                 }
             }

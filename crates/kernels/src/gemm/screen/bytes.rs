@@ -127,19 +127,24 @@ pub(in crate::gemm) struct Digits {
     lines: Vec<Line>,
 }
 
-/// Whether `exec` multiplies such a copy faster than blocks of as many bits.
-pub(super) fn is_faster(exec: &Exec) -> bool {
+/// The most columns whose sums of products with a digit are exact.
+const MOST_COLUMNS: usize = 1 << 17;
+const _: () = assert!(MOST_COLUMNS * 127 * 128 <= i32::MAX as usize);
+
+/// Whether `exec` multiplies such a copy of `k` columns faster than blocks of as many bits.
+pub(super) fn is_faster(exec: &Exec, k: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return exec.isa.level() == Level::Amx;
+    let has_tiles = exec.isa.level() == Level::Amx;
     #[cfg(not(target_arch = "x86_64"))]
-    {
+    let has_tiles = {
         let _ = exec;
         false
-    }
+    };
+    has_tiles && k <= MOST_COLUMNS
 }
 
 /// Writes the `n` rows of `w` from `first` on as Q8_0 in which all blocks of a row have one scale; `false` if there is a value
-/// that the type can't hold.
+/// that no scale holds.
 pub(super) fn encode(exec: &Exec, w: &BlockMatrix<'_>, first: usize, out: &mut [u8]) -> bool {
     let row_bytes = w.k() / DType::Q8_0.block_len() * DType::Q8_0.block_bytes();
     let n = out.len().checked_div(row_bytes).unwrap_or(0);
@@ -233,6 +238,8 @@ impl ByteMatrix {
 
     /// The products with each row of activations, `[m, n]`, and of each [`RUN`] of them the largest, or a NaN among them.
     pub(super) fn multiply(&self, exec: &Exec, x: &Digits, out: &mut [f32], maxima: &mut Vec<f32>) {
+        // Its tasks aren't those of a product.
+        exec.lookahead.skip();
         let (n, m, per_row) = (self.n, x.m, self.k.div_ceil(COLUMNS));
         assert!(x.k == self.k && out.len() == m * n);
         let tiles = memory::plain::<WeightTile>(&self.codes);
