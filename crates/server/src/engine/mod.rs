@@ -2,9 +2,11 @@
 //!
 //! Requests for work ([`Job`]) wait in one queue ([`dispatch`]); what becomes of each goes out by a bounded channel of
 //! its own, so that who reads slowly stalls nobody. [`fair`] says whose turn it is, [`route`] which engine gets it,
-//! [`prefix`] which sequence a prompt continues, [`worker`] computes; [`models`] loads what requests name.
+//! [`prefix`] which sequence a prompt continues, [`worker`] computes, and between the steps of answers parts of what is
+//! [`aside`]; [`models`] loads what requests name.
 
 mod adapters;
+mod aside;
 mod dispatch;
 mod fair;
 mod models;

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sterna::embedding::{Embedder, Pooling};
-use sterna::generate::{Event, Logprobs, Request};
+use sterna::generate::{Event, Request};
 use sterna::receipt::{AdapterId, Setup};
 use sterna::scheduler::{Scheduler, SchedulerOptions, SequenceId};
 use sterna::sequence::{SavedSequence, Sequence};
 use sterna::{Error, ErrorCode, Result};
-use sterna_engine::{Backend, EngineError, Logits, Session};
+use sterna_engine::{Backend, Session};
 
+use super::aside::{Aside, Part, Task};
 use super::dispatch::{Dispatch, Given, Report, names};
 use super::models::{EngineModel, Table};
 use super::prefix::{Candidate, Choice, Prefixes, choose, n_common};
@@ -61,14 +61,14 @@ pub(super) struct Worker<B: Backend> {
 }
 
 /// What a sequence is computed by, and whose turn was taken.
-struct Of<B: Backend> {
+pub(super) struct Of<B: Backend> {
     /// The number of the model.
     number: usize,
-    model: Arc<EngineModel<B>>,
+    pub(super) model: Arc<EngineModel<B>>,
     /// The adapter of its request.
     adapter: Option<Arc<AdapterKey>>,
     /// Model, generation, adapters and settings.
-    identity: Identity,
+    pub(super) identity: Identity,
     key: usize,
 }
 
@@ -259,63 +259,6 @@ impl<B: Backend> Idle<B> {
     /// Whether the model still has the weights that have computed it.
     fn is_current(&self) -> bool {
         self.model.adapted.model().generation() == self.key.identity.generation
-    }
-}
-
-/// Work in parts.
-struct Aside<B: Backend> {
-    of: Of<B>,
-    reply: Reply,
-    busy: Busy,
-    task: Task<B>,
-}
-
-enum Task<B: Backend> {
-    Score {
-        ids: Vec<u32>,
-        n_top: usize,
-        sequence: Sequence<B>,
-        scores: Vec<Logprobs>,
-        /// The logits after the newest token.
-        last: Vec<f32>,
-    },
-    Embed {
-        texts: Vec<Vec<u32>>,
-        pooling: Pooling,
-        normalised: bool,
-        embedder: Embedder<B>,
-    },
-}
-
-impl<B: Backend> Task<B> {
-    /// Tokens that it has left.
-    fn n_left(&self) -> usize {
-        match self {
-            Task::Score { ids, sequence, .. } => ids.len() - sequence.len(),
-            Task::Embed {
-                texts, embedder, ..
-            } => {
-                let n_tokens: usize = texts.iter().map(Vec::len).sum();
-                n_tokens.saturating_sub(embedder.n_begun())
-            }
-        }
-    }
-
-    /// What is left, to be done by another engine.
-    fn work(self) -> Work {
-        match self {
-            Task::Score { ids, n_top, .. } => Work::Score { ids, n_top },
-            Task::Embed {
-                texts,
-                pooling,
-                normalised,
-                ..
-            } => Work::Embed {
-                texts,
-                pooling,
-                normalised,
-            },
-        }
     }
 }
 
@@ -596,23 +539,12 @@ impl<B: Backend> Worker<B> {
             Work::Continue(continued) => {
                 return self.go_on(of, sequence, *continued, reply, busy);
             }
-            Work::Score { ids, n_top } => Task::Score {
-                sequence,
-                scores: Vec::with_capacity(ids.len()),
-                last: Vec::new(),
-                ids,
-                n_top,
-            },
+            Work::Score { ids, n_top } => Task::score(ids, n_top, sequence),
             Work::Embed {
                 texts,
                 pooling,
                 normalised,
-            } => Task::Embed {
-                embedder: Embedder::new(sequence.into_session(), pooling, normalised),
-                texts,
-                pooling,
-                normalised,
-            },
+            } => Task::embed(texts, pooling, normalised, sequence),
         };
         self.compute_more();
         self.aside.push_back(Aside {
@@ -1291,115 +1223,6 @@ impl<B: Backend> Worker<B> {
             busy: running.chain(aside).chain(fetching).cloned().collect(),
             is_waiting,
         }
-    }
-}
-
-/// What was done of one of several.
-enum Part {
-    Nothing,
-    Some,
-    Last,
-}
-
-impl<B: Backend> Aside<B> {
-    /// Whether texts of `other` may be computed with those of this one, in a batch.
-    fn may_join(&self, other: &Aside<B>) -> bool {
-        let is_whole = |aside: &Aside<B>| match &aside.task {
-            Task::Embed { embedder, .. } => embedder.n_begun() == 0,
-            Task::Score { .. } => false,
-        };
-        let (of, other_of) = (&self.of, &other.of);
-        is_whole(self)
-            && is_whole(other)
-            && Arc::ptr_eq(&of.model, &other_of.model)
-            && of.identity.generation == other_of.identity.generation
-    }
-
-    /// Does the next part of `together`, which is one, or several that [may be joined](Aside::may_join): at most `chunk` tokens,
-    /// or a whole text where the model reads no parts.
-    fn parts(together: &mut [Aside<B>], chunk: usize) -> Result<Vec<Part>> {
-        let mut outputs = Vec::with_capacity(together.len());
-        if let [
-            Aside {
-                task:
-                    Task::Score {
-                        ids,
-                        n_top,
-                        sequence,
-                        scores,
-                        last,
-                    },
-                ..
-            },
-        ] = together
-        {
-            let begin = sequence.len();
-            let end = ids.len().min(begin + chunk);
-            let rows = sequence.forward(&ids[begin..end], Logits::All)?;
-            let n_vocab = rows.len() / (end - begin).max(1);
-            for (index, row) in rows.chunks_exact(n_vocab.max(1)).enumerate() {
-                if begin + index > 0 {
-                    scores.push(Logprobs::new(last, ids[begin + index], *n_top));
-                }
-                last.clear();
-                last.extend_from_slice(row);
-            }
-            outputs.push(match end < ids.len() {
-                true => (Vec::new(), Part::Some),
-                false => (vec![Output::Scored(std::mem::take(scores))], Part::Last),
-            });
-        } else {
-            outputs = Aside::embed(together, chunk)?;
-        }
-        let mut parts = Vec::with_capacity(outputs.len());
-        for (aside, (outputs, mut part)) in together.iter().zip(outputs) {
-            for output in outputs {
-                // Whoever doesn't read the last output is gone; who is slow before that is given up.
-                if aside.reply.send(output).is_err() {
-                    part = Part::Last;
-                    break;
-                }
-            }
-            parts.push(part);
-        }
-        Ok(parts)
-    }
-
-    /// Vectors of texts, and how far they are.
-    fn embed(together: &mut [Aside<B>], chunk: usize) -> Result<Vec<(Vec<Output>, Part)>> {
-        let Some(first) = together.first() else {
-            return Ok(Vec::new());
-        };
-        let model = Arc::clone(&first.of.model);
-        let mut all = Vec::with_capacity(together.len());
-        for aside in &mut *together {
-            if let Task::Embed {
-                texts, embedder, ..
-            } = &mut aside.task
-            {
-                all.push((embedder, &texts[..]));
-            }
-        }
-        let vectors = (model.adapted.model().backend())
-            .wait(Embedder::advance_together(&mut all, chunk))
-            .map_err(EngineError::from)??;
-        let begun = all.iter().map(|(embedder, _)| embedder.n_begun() > 0);
-        let begun: Vec<bool> = begun.collect();
-        let done = together.iter_mut().zip(vectors).zip(begun);
-        let done = done.map(|((aside, vectors), has_begun)| {
-            let Task::Embed { texts, .. } = &mut aside.task else {
-                return (Vec::new(), Part::Nothing);
-            };
-            texts.drain(..vectors.len());
-            let part = match (texts.is_empty(), vectors.is_empty() && !has_begun) {
-                (true, _) => Part::Last,
-                (_, true) => Part::Nothing,
-                _ => Part::Some,
-            };
-            let outputs = vectors.into_iter().map(Output::Embedded);
-            (outputs.collect(), part)
-        });
-        Ok(done.collect())
     }
 }
 
