@@ -186,6 +186,41 @@ pub(crate) unsafe fn end() {
     }
 }
 
+/// Sets the registers for sums to zero.
+///
+/// # Safety
+/// The machine has AMX, and tiles have shapes.
+#[inline]
+pub(crate) unsafe fn clear() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        tiles!(;
+            "tilezero " => "tmm0",
+            "tilezero " => "tmm1",
+            "tilezero " => "tmm2",
+            "tilezero " => "tmm3"
+        );
+    }
+}
+
+/// Writes the registers for sums to four tiles of 1,024 bytes, which follow one another from `sums` on.
+///
+/// # Safety
+/// As [`clear`]; the tiles are there.
+#[inline]
+pub(crate) unsafe fn store<T>(sums: *mut T) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        tiles!(
+            sums = sums;
+            "tilestored " => "[{sums} + {row}], tmm0",
+            "tilestored " => "[{sums} + {row} + 1024], tmm1",
+            "tilestored " => "[{sums} + {row} + 2048], tmm2",
+            "tilestored " => "[{sums} + {row} + 3072], tmm3"
+        );
+    }
+}
+
 /// Multiply-adds of a pass of [`multiply_adds`].
 pub(crate) const PASS: u64 = 4 * (ROWS * ROW_BYTES * ROWS) as u64;
 

@@ -125,14 +125,7 @@ unsafe fn multiply_tiles<const N: usize, const T: usize>(
     for start in (0..n_blocks).step_by(BLOCKS) {
         let end = n_blocks.min(start + BLOCKS);
         // SAFETY: the caller's promise.
-        unsafe {
-            tiles!(;
-                "tilezero " => "tmm0",
-                "tilezero " => "tmm1",
-                "tilezero " => "tmm2",
-                "tilezero " => "tmm3"
-            );
-        }
+        unsafe { amx::clear() };
         // The `i`th block of a turn, if there is one.
         let place = |turn: usize, i: usize| match N {
             1 => (start + 2 * turn + i, 0),
@@ -178,13 +171,7 @@ unsafe fn multiply_tiles<const N: usize, const T: usize>(
         let mut registers = [MaybeUninit::<Sums>::uninit(); 4];
         // SAFETY: as above; four tiles are there, and are read after they were written.
         let registers = unsafe {
-            tiles!(
-                sums = registers.as_mut_ptr();
-                "tilestored " => "[{sums} + {row}], tmm0",
-                "tilestored " => "[{sums} + {row} + 1024], tmm1",
-                "tilestored " => "[{sums} + {row} + 2048], tmm2",
-                "tilestored " => "[{sums} + {row} + 3072], tmm3"
-            );
+            amx::store(registers.as_mut_ptr());
             &*registers.as_ptr().cast::<[Sums; 4]>()
         };
         for (i, pair) in registers.as_chunks::<2>().0.iter().enumerate() {

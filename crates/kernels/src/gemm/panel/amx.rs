@@ -170,41 +170,6 @@ steps!(
 
 const _: () = assert!(ACTS_BYTES == 4096 && TILE_BYTES == 1024);
 
-/// Sets the registers for sums to zero.
-///
-/// # Safety
-/// The machine has AMX, and tiles have shapes.
-#[inline]
-unsafe fn clear() {
-    // SAFETY: the caller's promise.
-    unsafe {
-        tiles!(;
-            "tilezero " => "tmm0",
-            "tilezero " => "tmm1",
-            "tilezero " => "tmm2",
-            "tilezero " => "tmm3"
-        );
-    }
-}
-
-/// Writes the sums of registers 0 to 3 to four tiles that follow one another.
-///
-/// # Safety
-/// As [`clear`]; the tiles are there.
-#[inline]
-unsafe fn store(sums: *mut Sums<i32>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        tiles!(
-            sums = sums;
-            "tilestored " => "[{sums} + {row}], tmm0",
-            "tilestored " => "[{sums} + {row} + 1024], tmm1",
-            "tilestored " => "[{sums} + {row} + 2048], tmm2",
-            "tilestored " => "[{sums} + {row} + 3072], tmm3"
-        );
-    }
-}
-
 /// # Safety
 /// As [`Products`](super::Products).
 unsafe fn ternary(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [Lanes<i32>]) {
@@ -241,7 +206,7 @@ unsafe fn ternary(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [L
                 for (acts, codes, n) in blocks(t) {
                     four_by_one::<false>(acts, [codes], n);
                 }
-                store(tiles.as_mut_ptr());
+                amx::store(tiles.as_mut_ptr());
             } else {
                 for (i, tile) in tiles.iter_mut().enumerate() {
                     one(t + i * LINES, tile);
@@ -262,7 +227,7 @@ unsafe fn ternary(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [L
 /// Fills registers 0 to 3 with four tiles that follow one another.
 ///
 /// # Safety
-/// As [`store`].
+/// As [`amx::store`].
 #[inline]
 unsafe fn load_four(sums: *const Sums<i32>) {
     // SAFETY: the caller's promise.
@@ -280,7 +245,7 @@ unsafe fn load_four(sums: *const Sums<i32>) {
 /// Fills register 0.
 ///
 /// # Safety
-/// As [`clear`].
+/// The machine has AMX, and tiles have shapes.
 #[inline]
 unsafe fn load_one(sums: &Sums<i32>) {
     // SAFETY: the caller's promise.
@@ -295,7 +260,7 @@ unsafe fn load_one(sums: &Sums<i32>) {
 /// Writes register 0.
 ///
 /// # Safety
-/// As [`clear`].
+/// The machine has AMX, and tiles have shapes.
 #[inline]
 unsafe fn store_one(sums: &mut Sums<i32>) {
     // SAFETY: the caller's promise.
@@ -341,7 +306,7 @@ unsafe fn overlapped(
     let mut last = None;
     for (i, unit) in units.enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { clear() };
+        unsafe { amx::clear() };
         for quarter in 0..4 {
             multiply(unit, quarter);
             if let Some((unit, sums)) = last {
@@ -350,7 +315,7 @@ unsafe fn overlapped(
         }
         let sums = buffers[i % 2].as_mut_ptr().cast::<Aligned>();
         // SAFETY: as above; four tiles are there.
-        unsafe { store(sums.cast()) };
+        unsafe { amx::store(sums) };
         last = Some((unit, sums.cast_const()));
     }
     if let Some((unit, sums)) = last {

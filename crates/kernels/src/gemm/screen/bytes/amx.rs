@@ -25,12 +25,7 @@ unsafe fn multiply([one, other]: [&[WeightTile]; 2], acts: &[Line]) -> Sums {
     let mut sums = MaybeUninit::<Sums>::uninit();
     // SAFETY: the caller's promise; there are activations for each tile of weights, and four tiles of sums are written.
     unsafe {
-        tiles!(;
-            "tilezero " => "tmm0",
-            "tilezero " => "tmm1",
-            "tilezero " => "tmm2",
-            "tilezero " => "tmm3"
-        );
+        amx::clear();
         for (i, (one, other)) in one.iter().zip(other).enumerate() {
             for tile in [one, other] {
                 let next = std::ptr::from_ref(tile).cast::<u8>().wrapping_add(AHEAD);
@@ -50,13 +45,7 @@ unsafe fn multiply([one, other]: [&[WeightTile]; 2], acts: &[Line]) -> Sums {
                 "tdpbssd " => "tmm3, tmm5, tmm7"
             );
         }
-        tiles!(
-            sums = sums.as_mut_ptr();
-            "tilestored " => "[{sums} + {row}], tmm0",
-            "tilestored " => "[{sums} + {row} + 1024], tmm1",
-            "tilestored " => "[{sums} + {row} + 2048], tmm2",
-            "tilestored " => "[{sums} + {row} + 3072], tmm3"
-        );
+        amx::store(sums.as_mut_ptr());
         sums.assume_init()
     }
 }
