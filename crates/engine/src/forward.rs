@@ -321,7 +321,7 @@ impl<B: Backend> ForwardPass<'_, B> {
         }
     }
 
-    /// The same for a block that begins with products of `h`, which may compute it: what they do first. `None` if it's done.
+    /// The same for a block whose first products can begin with it: what they are to begin with, or `None` if it is done.
     fn entering<'a>(
         &self,
         s: &mut Scratch<B>,
