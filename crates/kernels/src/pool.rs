@@ -552,12 +552,6 @@ impl<'a, T> SharedSlice<'a, T> {
         self.len
     }
 
-    /// Where an element is, or would be. Nothing is read.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn address(&self, i: usize) -> *const T {
-        self.start.wrapping_add(i)
-    }
-
     /// All elements.
     pub(crate) fn into_slice(self) -> &'a mut [T] {
         // SAFETY: ranges borrow what is moved here, so there are none.

@@ -1,6 +1,7 @@
 //! Matrix products: weights `[n, k]` with activations `[m, k]`, giving `[m, n]`.
 //!
-//! [`linear`] is the entry point, and [`linear_after`] and [`linear_batches`] for what else is known of a product. The kernel depends on the weights:
+//! [`linear`] is the entry point; [`linear_after`] and [`linear_batches`] are for what else is known of a product. The
+//! kernel depends on the weights:
 //!
 //! | weights | activations | sums |
 //! |---|---|---|
@@ -226,12 +227,6 @@ impl<'a> Columns<'a> {
 
     fn len(&self) -> usize {
         self.out.len()
-    }
-
-    /// Where column `column` of row `t` is, for prefetching.
-    #[cfg(target_arch = "x86_64")]
-    fn address(&self, t: usize, column: usize) -> *const f32 {
-        self.out.address(t * self.n + column)
     }
 
     /// Columns `columns` of row `t`.

@@ -51,12 +51,3 @@ pub(super) fn lines(level: Level, at: *const u8, n: usize) {
         }
     }
 }
-
-/// Prefetches the line at `at` into the nearest cache to be written.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(super) fn line_to_write<T>(at: *const T) {
-    use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-    // SAFETY: processors without the instruction take it for none, and it touches nothing.
-    unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.cast()) };
-}

@@ -161,15 +161,20 @@ impl Encoded {
         }
     }
 
-    /// The form of activations that it is multiplied with; `None` for digits.
-    fn form(&self) -> Option<Form> {
+    /// What [`linear`] multiplies; `None` of bytes, which are multiplied with digits.
+    fn matrix(&self) -> Option<Matrix<'_>> {
         match self {
             Encoded::Stored { dtype, n, k, bytes } => {
-                Some(Matrix::Blocks(blocks_of(*dtype, (*n, *k), bytes)).form())
+                Some(Matrix::Blocks(blocks_of(*dtype, (*n, *k), bytes)))
             }
-            Encoded::Interleaved(matrix) => Some(Matrix::Interleaved(matrix).form()),
+            Encoded::Interleaved(matrix) => Some(Matrix::Interleaved(matrix)),
             Encoded::Bytes(_) => None,
         }
+    }
+
+    /// The form of activations that it is multiplied with; `None` for digits.
+    fn form(&self) -> Option<Form> {
+        self.matrix().map(|matrix| matrix.form())
     }
 
     /// Rows and columns.
@@ -190,18 +195,13 @@ impl Encoded {
         out: &mut [f32],
     ) -> Result<(), ShapeError> {
         let (_, k) = self.shape();
-        let matrix = match self {
-            Encoded::Stored { dtype, n, k, bytes } => {
-                Matrix::Blocks(blocks_of(*dtype, (*n, *k), bytes))
-            }
-            Encoded::Interleaved(matrix) => Matrix::Interleaved(matrix),
-            Encoded::Bytes(matrix) => {
-                scratch.digits.write(exec, x, k);
-                matrix.multiply(exec, &scratch.digits, out, &mut scratch.maxima);
-                return Ok(());
-            }
-        };
-        linear(exec, x, k, scratch, &mut [(matrix, out)])
+        if let Encoded::Bytes(matrix) = self {
+            scratch.digits.write(exec, x, k);
+            matrix.multiply(exec, &scratch.digits, out, &mut scratch.maxima);
+            return Ok(());
+        }
+        let mut output = self.matrix().map(|matrix| (matrix, out));
+        linear(exec, x, k, scratch, output.as_mut_slice())
     }
 }
 
@@ -760,11 +760,8 @@ mod tests {
         /// Row `i` of the copy.
         fn decode_row(&self, exec: &Exec, i: usize, out: &mut [f32]) {
             match &self.copy {
-                Encoded::Stored { dtype, n, k, bytes } => {
-                    blocks_of(*dtype, (*n, *k), bytes).decode(exec.isa, i, out);
-                }
-                Encoded::Interleaved(matrix) => matrix.decode(exec.isa, i, out),
                 Encoded::Bytes(matrix) => matrix.decode_row(i, out),
+                copy => copy.matrix().unwrap().decode_row(exec, i, out),
             }
         }
     }

@@ -21,14 +21,7 @@ pub(super) struct Aside<B: Backend> {
 }
 
 pub(super) enum Task<B: Backend> {
-    Score {
-        ids: Vec<u32>,
-        n_top: usize,
-        sequence: Sequence<B>,
-        scores: Vec<Logprobs>,
-        /// The logits after the newest token.
-        last: Vec<f32>,
-    },
+    Score(Score<B>),
     Embed {
         texts: Vec<Vec<u32>>,
         pooling: Pooling,
@@ -37,16 +30,26 @@ pub(super) enum Task<B: Backend> {
     },
 }
 
+/// Log-probabilities of tokens.
+pub(super) struct Score<B: Backend> {
+    ids: Vec<u32>,
+    n_top: usize,
+    pub(super) sequence: Sequence<B>,
+    scores: Vec<Logprobs>,
+    /// The logits after the newest token.
+    last: Vec<f32>,
+}
+
 impl<B: Backend> Task<B> {
     /// Log-probabilities of these tokens, with as many of the most likely ones of each.
     pub(super) fn score(ids: Vec<u32>, n_top: usize, sequence: Sequence<B>) -> Task<B> {
-        Task::Score {
+        Task::Score(Score {
             sequence,
             scores: Vec::with_capacity(ids.len()),
             last: Vec::new(),
             ids,
             n_top,
-        }
+        })
     }
 
     /// Vectors of texts, computed in place of `sequence`.
@@ -67,7 +70,7 @@ impl<B: Backend> Task<B> {
     /// Tokens that it has left.
     pub(super) fn n_left(&self) -> usize {
         match self {
-            Task::Score { ids, sequence, .. } => ids.len() - sequence.len(),
+            Task::Score(Score { ids, sequence, .. }) => ids.len() - sequence.len(),
             Task::Embed {
                 texts, embedder, ..
             } => {
@@ -80,7 +83,7 @@ impl<B: Backend> Task<B> {
     /// What is left, to be done by another engine.
     pub(super) fn work(self) -> Work {
         match self {
-            Task::Score { ids, n_top, .. } => Work::Score { ids, n_top },
+            Task::Score(Score { ids, n_top, .. }) => Work::Score { ids, n_top },
             Task::Embed {
                 texts,
                 pooling,
@@ -92,6 +95,31 @@ impl<B: Backend> Task<B> {
                 normalised,
             },
         }
+    }
+}
+
+impl<B: Backend> Score<B> {
+    /// Computes the next part of at most `chunk` tokens: what is to be said, and how far it is.
+    fn part(&mut self, chunk: usize) -> Result<(Vec<Output>, Part)> {
+        let begin = self.sequence.len();
+        let end = self.ids.len().min(begin + chunk);
+        let rows = (self.sequence).forward(&self.ids[begin..end], Logits::All)?;
+        let n_vocab = rows.len() / (end - begin).max(1);
+        for (index, row) in rows.chunks_exact(n_vocab.max(1)).enumerate() {
+            if begin + index > 0 {
+                let id = self.ids[begin + index];
+                (self.scores).push(Logprobs::new(&self.last, id, self.n_top));
+            }
+            self.last.clear();
+            self.last.extend_from_slice(row);
+        }
+        Ok(match end < self.ids.len() {
+            true => (Vec::new(), Part::Some),
+            false => {
+                let scores = std::mem::take(&mut self.scores);
+                (vec![Output::Scored(scores)], Part::Last)
+            }
+        })
     }
 }
 
@@ -107,7 +135,7 @@ impl<B: Backend> Aside<B> {
     pub(super) fn may_join(&self, other: &Aside<B>) -> bool {
         let is_whole = |aside: &Aside<B>| match &aside.task {
             Task::Embed { embedder, .. } => embedder.n_begun() == 0,
-            Task::Score { .. } => false,
+            Task::Score(_) => false,
         };
         let (of, other_of) = (&self.of, &other.of);
         is_whole(self)
@@ -119,39 +147,15 @@ impl<B: Backend> Aside<B> {
     /// Does the next part of `together`, which is one, or several that [may be joined](Aside::may_join): at most `chunk` tokens,
     /// or a whole text where the model reads no parts.
     pub(super) fn parts(together: &mut [Aside<B>], chunk: usize) -> Result<Vec<Part>> {
-        let mut outputs = Vec::with_capacity(together.len());
-        if let [
-            Aside {
-                task:
-                    Task::Score {
-                        ids,
-                        n_top,
-                        sequence,
-                        scores,
-                        last,
-                    },
-                ..
-            },
-        ] = together
-        {
-            let begin = sequence.len();
-            let end = ids.len().min(begin + chunk);
-            let rows = sequence.forward(&ids[begin..end], Logits::All)?;
-            let n_vocab = rows.len() / (end - begin).max(1);
-            for (index, row) in rows.chunks_exact(n_vocab.max(1)).enumerate() {
-                if begin + index > 0 {
-                    scores.push(Logprobs::new(last, ids[begin + index], *n_top));
-                }
-                last.clear();
-                last.extend_from_slice(row);
-            }
-            outputs.push(match end < ids.len() {
-                true => (Vec::new(), Part::Some),
-                false => (vec![Output::Scored(std::mem::take(scores))], Part::Last),
-            });
-        } else {
-            outputs = Aside::embed(together, chunk)?;
-        }
+        let outputs = match together {
+            [
+                Aside {
+                    task: Task::Score(score),
+                    ..
+                },
+            ] => vec![score.part(chunk)?],
+            _ => Aside::embed(together, chunk)?,
+        };
         let mut parts = Vec::with_capacity(outputs.len());
         for (aside, (outputs, mut part)) in together.iter().zip(outputs) {
             for output in outputs {

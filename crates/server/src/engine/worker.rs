@@ -1013,8 +1013,8 @@ impl<B: Backend> Worker<B> {
                         Part::Nothing => untouched.push(aside),
                         Part::Last => {
                             let busy = aside.busy.clone();
-                            if let Task::Score { sequence, .. } = aside.task {
-                                self.keep_sequence(&aside.of, sequence, 0);
+                            if let Task::Score(score) = aside.task {
+                                self.keep_sequence(&aside.of, score.sequence, 0);
                             }
                             self.done(&busy);
                         }

@@ -76,12 +76,6 @@ pub(super) unsafe fn multiply(
             let columns = tile * ROWS..(tile + 1) * ROWS;
             rows.start.max(columns.start)..rows.end.min(columns.end)
         };
-        for tile in first..=both.map_or(first, |[_, second]| second) {
-            for t in 0..m {
-                // Results replace those of other threads, whose caches have them.
-                prefetch::line_to_write(out.address(t, wanted(tile).start));
-            }
-        }
         // SAFETY: as above; tiles have shapes, and no other task has these columns.
         unsafe {
             match both {
