@@ -14,9 +14,9 @@ use sterna_format::hf::GenerationConfig;
 use sterna_text::{ChatInput, ChatTemplate, DateTime, Encode, Tokenizer};
 
 use crate::adapters::OpenAdapter;
-use crate::answer::channels;
 use crate::answer::thoughts::Thoughts;
 use crate::answer::tools::{CallStyle, ToolFormat};
+use crate::answer::{channels, recipients};
 use crate::engine::{AdapterKey, AdapterSource, ModelSource};
 use crate::infill::Infill;
 
@@ -368,6 +368,13 @@ impl ModelText {
             }
             prompt.opens_thinking = has_thought && !has_text;
             prompt.is_begun = has_text;
+            return Ok(());
+        }
+        if self.tools == ToolFormat::Recipients {
+            if !text.is_empty() {
+                add(&format!("{}{text}", recipients::SAY), Encode::PLAIN)?;
+                prompt.is_begun = true;
+            }
             return Ok(());
         }
         let [before_thought, after_thought] = self.thoughts.written;

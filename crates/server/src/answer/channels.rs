@@ -264,6 +264,7 @@ fn is_header(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::split::joined;
     use super::*;
 
     /// The parts of `text` in pieces of `n` characters, neighbours joined.
@@ -275,19 +276,7 @@ mod tests {
             reader.push(&piece.iter().collect::<String>(), &mut parts);
         }
         reader.finish(&mut parts);
-        let mut joined: Vec<Part> = Vec::new();
-        for part in parts {
-            match (joined.last_mut(), part) {
-                (Some(Part::Text(said)), Part::Text(more))
-                | (Some(Part::Reasoning(said)), Part::Reasoning(more))
-                | (
-                    Some(Part::CallArguments { text: said, .. }),
-                    Part::CallArguments { text: more, .. },
-                ) => *said += &more,
-                (_, part) => joined.push(part),
-            }
-        }
-        joined
+        joined(parts)
     }
 
     #[test]

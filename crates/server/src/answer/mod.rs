@@ -3,6 +3,7 @@
 
 mod budget;
 pub(crate) mod channels;
+pub(crate) mod recipients;
 mod scan;
 mod single;
 mod split;
@@ -31,7 +32,7 @@ use crate::settings::Sign;
 use crate::trace::Tracing;
 use budget::ThoughtBudget;
 use single::SingleCall;
-use split::{Expected, Part, Splitter};
+use split::{Expected, Messages, Part, Splitter};
 use strict::StrictCalls;
 use thoughts::Thoughts;
 use tools::{Tool, ToolFormat};
@@ -152,12 +153,13 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
             ctx_len: model.ctx_len,
         });
     }
-    let has_channels = model.tools == ToolFormat::Channels;
-    let beginning = match (has_channels, opens_thinking) {
-        (true, true) => Beginning::Analysis,
-        (true, false) if is_chat && !is_begun => Beginning::Message,
-        (false, true) => Beginning::Thought,
-        (_, false) => Beginning::Answer,
+    let messages = model.tools.messages().filter(|_| is_chat);
+    let beginning = match (messages, opens_thinking) {
+        (Some(Messages::Channels), true) => Beginning::Analysis,
+        (Some(Messages::Channels), false) if !is_begun => Beginning::Message,
+        (Some(Messages::Recipients), _) if !is_begun => Beginning::Recipient,
+        (None, true) => Beginning::Thought,
+        (_, _) => Beginning::Answer,
     };
     let constraint = constraint(model, &ask, beginning)?;
     let is_constrained = constraint.is_some();
@@ -165,6 +167,9 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
     let may_think = has_thoughts && !is_begun;
     let constraint = match constraint {
         Some(constraint) => Some(constraint),
+        None if messages == Some(Messages::Recipients) => {
+            strict_messages(model, &ask.calls, is_begun)?
+        }
         None => strict_calls(model, &ask.calls, (may_think, opens_thinking))?,
     };
     let expected = Expected {
@@ -184,10 +189,10 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
             Calls::May { tools, .. } | Calls::Must { tools, .. } => tools.as_slice().into(),
         },
         trims: is_chat && !is_constrained && !is_begun,
-        channels: has_channels && is_chat,
+        messages,
         is_begun,
     };
-    let mut marks = match expected.calls.is_some() || expected.channels {
+    let mut marks = match expected.calls.is_some() || messages.is_some() {
         true => model.tools.tokens(&model.tokenizer),
         false => Vec::new(),
     };
@@ -219,7 +224,7 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
     let max_tokens = ask.max_tokens.or(recommended).unwrap_or(usize::MAX);
     let own_ids = model.stop_ids.iter().filter(|_| !ask.ignores_end);
     let mut stop_ids: Vec<u32> = own_ids.chain(&ask.stop_ids).copied().collect();
-    if has_channels && is_chat {
+    if messages == Some(Messages::Channels) {
         stop_ids.extend(channels::ends(&model.tokenizer));
     }
     for choice in 0..ask.n.max(1) {
@@ -303,15 +308,38 @@ fn strict_calls(
     Ok(Some(Box::new(strict)))
 }
 
+/// The same where a mark may also begin something else than a call, and the first is before the answer: all of the answer
+/// has to match.
+fn strict_messages(
+    model: &ModelText,
+    calls: &Calls,
+    is_begun: bool,
+) -> Result<Option<Box<dyn TokenConstraint>>> {
+    let Calls::May { tools, .. } = calls else {
+        return Ok(None);
+    };
+    if !calls.have_grammar() {
+        return Ok(None);
+    }
+    let rules = strict_rules(model.tools, tools, &model.tokenizer);
+    let answer = recipients::strict_grammar(&rules, is_begun);
+    model.constraints.of(&Grammar::Lark(answer)).map(Some)
+}
+
 /// What follows the mark of a call of one of `tools`.
 fn strict_grammar(format: ToolFormat, tools: &[Tool], tokenizer: &Tokenizer) -> Grammar {
+    let rules = strict_rules(format, tools, tokenizer);
+    Grammar::Lark(format!("start: after_mark\n{rules}"))
+}
+
+/// Rules of a Lark grammar for calls of `tools`, of which those that aren't strict take any arguments.
+fn strict_rules(format: ToolFormat, tools: &[Tool], tokenizer: &Tokenizer) -> String {
     let held = tools.iter().map(|tool| match tool.strict {
         true => tool.clone(),
         false => Tool::new(&tool.name, None),
     });
     let held: Vec<Tool> = held.collect();
-    let rules = format.grammar(&held, true, tokenizer);
-    Grammar::Lark(format!("start: after_mark\n{rules}"))
+    format.grammar(&held, true, tokenizer)
 }
 
 /// What the answer to `ask` has to match.
@@ -341,6 +369,8 @@ enum Beginning {
     /// Before the header of a message, or in one on the channel of thoughts.
     Message,
     Analysis,
+    /// Before the recipient of a message.
+    Recipient,
 }
 
 /// The same as a grammar: `calls`, or else what is `asked`, after what the model thinks.
@@ -357,6 +387,7 @@ fn grammar(
         Beginning::Thought => ("thought blank", "said_begin", thoughts.rules(tokenizer)),
         Beginning::Message => ("analysis?", "final_header", channels::rules(tokenizer)),
         Beginning::Analysis => ("analysis_rest", "final_header", channels::rules(tokenizer)),
+        Beginning::Recipient => ("", "recipient_all", recipients::rules()),
     };
     Ok(match (calls, asked) {
         (Calls::Must { tools, parallel }, _) => {
@@ -385,8 +416,8 @@ fn grammar(
                 _ => {
                     return Err(Error::new(
                         ErrorCode::Unsupported,
-                        "a grammar for the answer of a model that thinks first: expected a schema, a regular \
-                         expression or a Lark grammar, or thinking switched off",
+                        "a grammar for the answer of a model that writes something before it: expected a schema, a \
+                         regular expression or a Lark grammar (or thinking switched off, if that is it)",
                     ));
                 }
             };

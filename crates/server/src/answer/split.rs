@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sterna::generate::FirstWord;
 
 use super::channels::{Body, ChannelReader};
+use super::recipients::RecipientReader;
 use super::scan::n_beginning;
 use super::thoughts::Thoughts;
 use super::tools::{CallEvent, CallReader, Tool, ToolFormat};
@@ -41,9 +42,18 @@ pub(crate) struct Expected {
     pub(crate) tools: Arc<[Tool]>,
     /// White space before the first word is the template's doing.
     pub(crate) trims: bool,
-    /// The answer is messages on channels, and begins with the header of one unless it was begun.
-    pub(crate) channels: bool,
+    /// The answer is messages, and begins with the header of one unless it was begun.
+    pub(crate) messages: Option<Messages>,
     pub(crate) is_begun: bool,
+}
+
+/// Answers that are messages, each with a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Messages {
+    /// On channels: gpt-oss.
+    Channels,
+    /// To recipients: Functionary v3.2.
+    Recipients,
 }
 
 /// Tells the parts of an answer apart, piece by piece.
@@ -71,13 +81,14 @@ enum State {
     Text,
     Calls(Box<CallReader>),
     Channels(Box<ChannelReader>),
+    Recipients(Box<RecipientReader>),
 }
 
 impl Splitter {
     pub(crate) fn new(expected: Expected) -> Splitter {
         Splitter {
-            state: match (expected.channels, expected.opens_thinking) {
-                (true, is_thought) => {
+            state: match (expected.messages, expected.opens_thinking) {
+                (Some(Messages::Channels), is_thought) => {
                     let begun = expected.is_begun.then_some(Body::Text);
                     let body = if is_thought {
                         Some(Body::Thought)
@@ -87,8 +98,13 @@ impl Splitter {
                     let reader = ChannelReader::new(body, expected.calls.is_some());
                     State::Channels(Box::new(reader))
                 }
-                (false, true) => State::Reasoning,
-                (false, false) => State::Begin,
+                (Some(Messages::Recipients), _) => {
+                    let tools = expected.calls.map(|_| &expected.tools);
+                    let reader = RecipientReader::new(expected.is_begun, tools);
+                    State::Recipients(Box::new(reader))
+                }
+                (None, true) => State::Reasoning,
+                (None, false) => State::Begin,
             },
             held: String::new(),
             first_word: FirstWord::new(expected.trims),
@@ -112,6 +128,7 @@ impl Splitter {
     pub(crate) fn n_calls(&self) -> usize {
         match &self.state {
             State::Channels(reader) => reader.n_calls(),
+            State::Recipients(reader) => reader.n_calls(),
             _ => self.n_calls,
         }
     }
@@ -148,13 +165,15 @@ impl Splitter {
             return parts;
         }
         while self.advance(&mut parts, true) {}
-        if let State::Calls(reader) = &mut self.state {
-            let mut events = Vec::new();
-            reader.finish(&mut events);
-            self.called(events, &mut parts);
-        }
-        if let State::Channels(reader) = &mut self.state {
-            reader.finish(&mut parts);
+        match &mut self.state {
+            State::Calls(reader) => {
+                let mut events = Vec::new();
+                reader.finish(&mut events);
+                self.called(events, &mut parts);
+            }
+            State::Channels(reader) => reader.finish(&mut parts),
+            State::Recipients(reader) => reader.finish(&mut parts),
+            State::Begin | State::Reasoning | State::Text => {}
         }
         self.cut(&mut parts);
         parts
@@ -263,6 +282,10 @@ impl Splitter {
                 reader.push(&std::mem::take(&mut self.held), parts);
                 false
             }
+            State::Recipients(reader) => {
+                reader.push(&std::mem::take(&mut self.held), parts);
+                false
+            }
             State::Calls(reader) => {
                 let text = std::mem::take(&mut self.held);
                 let mut events = Vec::new();
@@ -314,6 +337,24 @@ impl Splitter {
     }
 }
 
+/// `parts` with neighbours joined.
+#[cfg(test)]
+pub(super) fn joined(parts: Vec<Part>) -> Vec<Part> {
+    let mut joined: Vec<Part> = Vec::new();
+    for part in parts {
+        match (joined.last_mut(), part) {
+            (Some(Part::Text(said)), Part::Text(more))
+            | (Some(Part::Reasoning(said)), Part::Reasoning(more))
+            | (
+                Some(Part::CallArguments { text: said, .. }),
+                Part::CallArguments { text: more, .. },
+            ) => *said += &more,
+            (_, part) => joined.push(part),
+        }
+    }
+    joined
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -328,21 +369,7 @@ mod tests {
             .map(|piece| piece.iter().collect::<String>());
         let mut parts: Vec<Part> = pieces.flat_map(|piece| splitter.push(&piece)).collect();
         parts.extend(splitter.finish());
-        let mut joined: Vec<Part> = Vec::new();
-        for part in parts {
-            match (joined.last_mut(), part) {
-                (Some(Part::Text(said)), Part::Text(more)) => *said += &more,
-                (Some(Part::Reasoning(said)), Part::Reasoning(more)) => *said += &more,
-                (
-                    Some(Part::CallArguments { text, .. }),
-                    Part::CallArguments { text: more, .. },
-                ) => {
-                    *text += &more;
-                }
-                (_, part) => joined.push(part),
-            }
-        }
-        joined
+        joined(parts)
     }
 
     fn text(text: &str) -> Part {
@@ -377,7 +404,7 @@ mod tests {
         ] {
             let expected = Expected {
                 calls: Some(format),
-                channels: format == ToolFormat::Channels,
+                messages: (format == ToolFormat::Channels).then_some(Messages::Channels),
                 is_single: true,
                 ..Expected::default()
             };

@@ -276,7 +276,11 @@ fn calls_as_templates_write_them_are_let_through_and_read() {
                 Err(_) => continue,
             };
             let begin = text.find("weather").unwrap();
-            let begin = text[..begin].rfind(format.mark().unwrap_or("{")).unwrap();
+            // What is before the first recipient is the prompt's.
+            let begin = match format {
+                ToolFormat::Recipients => begin,
+                _ => text[..begin].rfind(format.mark().unwrap_or("{")).unwrap(),
+            };
             let must = Calls::Must {
                 tools: tools(),
                 parallel: true,
@@ -286,6 +290,7 @@ fn calls_as_templates_write_them_are_let_through_and_read() {
             let mut splitter = Splitter::new(Expected {
                 calls: Some(format),
                 tools: tools().into(),
+                messages: format.messages(),
                 ..Expected::default()
             });
             let mut parts = splitter.push(through);
@@ -319,6 +324,7 @@ fn calls_as_templates_write_them_are_let_through_and_read() {
         ToolFormat::Kimi,
         ToolFormat::Pairs,
         ToolFormat::PythonBlock,
+        ToolFormat::Recipients,
     ] {
         assert!(formats.contains(&format), "{format:?}");
     }
@@ -1059,5 +1065,60 @@ fn what_is_said_on_channels_matches_after_what_is_thought() {
             let text = format!("{before}{bad}");
             assert_ne!(through(&text).0, text);
         }
+    }
+}
+
+#[test]
+fn what_is_said_to_recipients_matches_behind_their_names() {
+    let tokenizer = byte_tokenizer(&[]);
+    let constraints = Constraints::new(tokenizer.clone());
+    let format = ToolFormat::Recipients;
+    let must = |parallel| Calls::Must {
+        tools: tools(),
+        parallel,
+    };
+    let asked = Grammar::Regex("[0-9]+".to_owned());
+    let call = "weather\n{\"place\": \"Rome\"}";
+    let two = format!("{call}>>>{call}");
+    for (calls, asked, good, bad) in [
+        (&must(true), None, &*two, "all\n"),
+        (&must(false), None, call, &*format!("{call}>")),
+        (&must(true), None, call, "other\n"),
+        (&Calls::None, Some(&asked), "all\n17", "all\nx"),
+    ] {
+        let grammar = grammar(
+            format,
+            (&tokenizer, &THINK),
+            calls,
+            asked,
+            Beginning::Recipient,
+        )
+        .unwrap()
+        .unwrap();
+        let through =
+            |text: &str| let_through(&mut *constraints.of(&grammar).unwrap(), &tokenizer, text);
+        assert_eq!(through(good), (good.to_owned(), true));
+        assert_ne!(through(bad).0, bad);
+    }
+    // Where the model may call strict tools, all of the answer is messages.
+    let mut strict = tools();
+    strict.iter_mut().for_each(|tool| tool.strict = true);
+    let rules = strict_rules(format, &strict, &tokenizer);
+    for (is_begun, good, bad) in [
+        (false, "all\nIs 3 >> 2 > 1?\n>", "all\nx>>>y"),
+        (false, call, "weather\n{\"place\": 1"),
+        (
+            false,
+            &*format!("all\nI look.\n>>>{two}>>>all\nSo."),
+            "other\n",
+        ),
+        (true, &*format!("and >> so >>>{call}"), "and >>>or"),
+        (true, " so.", "so.>>>other"),
+    ] {
+        let grammar = Grammar::Lark(recipients::strict_grammar(&rules, is_begun));
+        let through =
+            |text: &str| let_through(&mut *constraints.of(&grammar).unwrap(), &tokenizer, text);
+        assert_eq!(through(good), (good.to_owned(), true));
+        assert_ne!(through(bad).0, bad);
     }
 }

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use sterna_text::Tokenizer;
 
-use super::channels;
+use super::split::Messages;
+use super::{channels, recipients};
 use gemma::{FUNCTION_GEMMA, GEMMA4, GemmaReader};
 use json::{Frame, JsonReader};
 use marked::{DEEPSEEK, KIMI, MarkedReader};
@@ -66,6 +67,9 @@ pub(crate) enum ToolFormat {
     FunctionGemma,
     /// Messages on a channel: gpt-oss. All that such a model writes is [read](super::channels) as messages.
     Channels,
+    /// `>>>…` and an object on the next line: Functionary v3.2. All that such a model writes is
+    /// [read](super::recipients) as messages.
+    Recipients,
 }
 
 const TAG: &str = "<tool_call>";
@@ -84,7 +88,7 @@ const MAX_RULES: usize = 1 << 20;
 const MAX_HEAD: usize = 512;
 
 /// Names of functions and parameters in bytes at most, where they aren't in quotes: what is longer is none.
-const MAX_NAME: usize = 256;
+pub(super) const MAX_NAME: usize = 256;
 
 /// More of a call's arguments, if `text` isn't empty.
 fn say(text: impl Into<String>, events: &mut Vec<CallEvent>) {
@@ -95,7 +99,7 @@ fn say(text: impl Into<String>, events: &mut Vec<CallEvent>) {
 }
 
 /// Letters of names that aren't in quotes.
-fn is_name(c: char) -> bool {
+pub(super) fn is_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
 }
 
@@ -120,6 +124,7 @@ impl ToolFormat {
             named::FUNCTION,
             GEMMA4.call,
             FUNCTION_GEMMA.call,
+            recipients::MARK,
         ];
         let newest = marks
             .into_iter()
@@ -132,6 +137,7 @@ impl ToolFormat {
         match (mark, before[end..].trim_start()) {
             (named::FUNCTION, "") if is_tagged => Some(ToolFormat::Parameters),
             (named::FUNCTION, "") if after.starts_with(">{") => Some(ToolFormat::Functions),
+            (recipients::MARK, "") if after.starts_with("\n{") => Some(ToolFormat::Recipients),
             (_, between) if between.contains(TAG_END) => None,
             (TAG, "") if after.trim_start().starts_with("<arg_key>") => Some(ToolFormat::Pairs),
             (TAG, between) if between.starts_with('{') => Some(ToolFormat::Tagged),
@@ -155,11 +161,20 @@ impl ToolFormat {
         }
     }
 
-    /// What the model writes before a call; without one, a call begins the answer.
+    /// What answers are, if they are messages.
+    pub(super) fn messages(self) -> Option<Messages> {
+        match self {
+            ToolFormat::Channels => Some(Messages::Channels),
+            ToolFormat::Recipients => Some(Messages::Recipients),
+            _ => None,
+        }
+    }
+
+    /// What the model writes before a call; without one, a call begins the answer, or a message.
     pub(crate) fn mark(self) -> Option<&'static str> {
         match self {
             ToolFormat::Tagged | ToolFormat::Parameters | ToolFormat::Pairs => Some(TAG),
-            ToolFormat::Bare | ToolFormat::Channels => None,
+            ToolFormat::Bare | ToolFormat::Channels | ToolFormat::Recipients => None,
             ToolFormat::List | ToolFormat::Named => Some(LIST),
             ToolFormat::TaggedList => Some(ARRAY),
             ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => Some(DEEPSEEK.calls),
@@ -228,6 +243,7 @@ impl ToolFormat {
             ToolFormat::Channels => {
                 "OBJECT on the channel commentary, to=functions.NAME".to_owned()
             }
+            ToolFormat::Recipients => format!("{}NAME\nOBJECT", recipients::MARK),
         }
     }
 
@@ -319,6 +335,10 @@ impl ToolFormat {
                 mark(TAG),
                 mark(TAG_END)
             ),
+            ToolFormat::Recipients => {
+                let mark = quoted(recipients::MARK);
+                format!("calls: call{}\n", more(&format!("{mark} call")))
+            }
             // There is only one: it is the answer, or ends the message that ends it.
             ToolFormat::Bare | ToolFormat::Channels => "calls: call\n".to_owned(),
             ToolFormat::List => format!(
@@ -415,6 +435,7 @@ impl ToolFormat {
                 let head = quoted(&format!("{}{}", tool.name, named::FUNCTION_NAMED));
                 named(name, tool, &head, "")
             }
+            ToolFormat::Recipients => named(name, tool, &quoted(&format!("{}\n", tool.name)), ""),
         });
         let mut all = String::new();
         for rules in rules {
@@ -487,7 +508,8 @@ impl CallReader {
                 | ToolFormat::List
                 | ToolFormat::TaggedList
                 | ToolFormat::Actions
-                | ToolFormat::Channels => Kind::Json(JsonReader::new(format.frame())),
+                | ToolFormat::Channels
+                | ToolFormat::Recipients => Kind::Json(JsonReader::new(format.frame())),
                 ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => {
                     Kind::Marked(MarkedReader::new(DEEPSEEK))
                 }

@@ -692,7 +692,8 @@ fn what_is_said_beside_calls_is_written() {
 #[test]
 fn calls_of_real_templates_are_in_these_formats() {
     use ToolFormat::{
-        DeepSeek, Functions, Kimi, List, Pairs, Parameters, PythonBlock, Tagged, TaggedList,
+        DeepSeek, Functions, Kimi, List, Pairs, Parameters, PythonBlock, Recipients, Tagged,
+        TaggedList,
     };
     let mut found = Vec::new();
     for (name, source) in templates() {
@@ -751,7 +752,7 @@ fn calls_of_real_templates_are_in_these_formats() {
         ("deepseek-ai/DeepSeek-R1", Some(DeepSeek), "text"),
         ("llama-cpp-deepseek-r1", Some(DeepSeek), "text, no content"),
         ("meetkai-functionary-medium-v3.1", Some(Functions), "text"),
-        ("meetkai-functionary-medium-v3.2", None, "text"),
+        ("meetkai-functionary-medium-v3.2", Some(Recipients), "text"),
         ("mistralai-Mistral-Nemo-Instruct-2407", Some(List), ""),
         (
             "mistralai/Mistral-7B-Instruct-v0.3 (JSON Schema)",
