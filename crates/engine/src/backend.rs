@@ -652,6 +652,8 @@ pub struct Continued<'a, C> {
     pub cache: &'a mut C,
     /// The last token of the step.
     pub last: u32,
+    /// Its position.
+    pub position: usize,
     /// How to sample.
     pub sampling: Sampling<'a>,
 }
@@ -672,7 +674,8 @@ pub enum RowsRead {
     Logits(Vec<f32>),
     /// The token.
     Token(Chosen),
-    /// The device can't decide which token comes next, or the logits are not finite.
+    /// The device can't decide which token comes next, or the logits are not finite. Logits come instead where they are
+    /// still there.
     Undecided,
 }
 

@@ -137,6 +137,11 @@ impl<B: Backend> Step<'_, B> {
             Logits::All => self.ids.len(),
         }
     }
+
+    /// The position of its last token.
+    fn last_position(&self) -> usize {
+        (self.session.cache.len() + self.ids.len()).saturating_sub(1)
+    }
 }
 
 /// Why a forward pass failed.
@@ -728,12 +733,14 @@ fn max_lookahead<B: Backend>(
         let (&Some(sampling), &[.., last], 1) = (sampling, step.ids, step.n_wanted()) else {
             return Ok(0);
         };
+        let position = step.last_position();
         let session = &mut *step.session;
-        room = room.min(session.options.ctx_len - session.cache.len());
+        room = room.min(session.options.ctx_len - position);
         model.get_or_insert(&session.model);
         sequences.push(Continued {
             cache: &mut session.cache,
             last,
+            position,
             sampling,
         });
     }
@@ -791,6 +798,7 @@ fn decode_ahead<B: Backend>(
         let (&Some(sampling), Some(last)) = (sampling, step.ids.last()) else {
             return Ok(false);
         };
+        let position = step.last_position();
         let Session {
             cache,
             scratch,
@@ -801,6 +809,7 @@ fn decode_ahead<B: Backend>(
         sequences.push(Continued {
             cache,
             last: *last,
+            position,
             sampling,
         });
         sessions.push(ahead);
@@ -851,7 +860,7 @@ async fn decode_now<B: Backend>(
             RowsRead::Token(chosen) => Decoded::Token(chosen),
             RowsRead::Logits(logits) => Decoded::Logits(logits),
             RowsRead::Undecided => {
-                // Penalties have changed the logits on the device: they are computed again.
+                // Penalties or noise have changed the logits on the device: they are computed again.
                 let logits = {
                     let _exclusive = model.backend.exclusive();
                     compute(weights, step, 1, false)?;
@@ -876,7 +885,7 @@ fn read_rows<B: Backend>(
     let mut wanted = Vec::with_capacity(steps.len());
     for (step, sampling) in steps.iter_mut().zip(samples) {
         let n_wanted = step.n_wanted();
-        let last = step.ids.last().copied();
+        let (last, position) = (step.ids.last().copied(), step.last_position());
         let Session {
             model,
             cache,
@@ -888,6 +897,7 @@ fn read_rows<B: Backend>(
             (Some(sampling), Some(last)) => RowsWanted::Token(Continued {
                 cache,
                 last,
+                position,
                 sampling,
             }),
             _ => RowsWanted::Logits(n_wanted),

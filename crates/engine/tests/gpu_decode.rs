@@ -393,6 +393,31 @@ fn the_host_chooses_what_the_device_cannot() {
         assert_eq!(n_drawn, 0, "{config:?}");
         let (mut session, mut sampler) = start(&model, &[1, 403], &config, in_f32(64));
         assert_eq!(by_host(&mut session, 403, &mut sampler, 30), got);
+        // Behind a prompt, too, where others are.
+        let mut sessions: Vec<_> = (0..3)
+            .map(|_| Session::new(Arc::clone(&model), in_f32(64)).unwrap())
+            .collect();
+        let greedy = Sampler::new(SamplerConfig::default(), n_vocab).unwrap();
+        let mut sampler = Sampler::new(config.clone(), n_vocab).unwrap();
+        [1, 403].iter().for_each(|&id| sampler.accept(id));
+        let samplings = [&greedy, &sampler, &greedy].map(|of| Some(of.sampling()));
+        let mut steps: Vec<_> = (sessions.iter_mut())
+            .map(|session| Step {
+                session,
+                ids: &[1, 403],
+                logits: Logits::Last,
+            })
+            .collect();
+        let decoded = Session::decode_together(&mut steps, &samplings, 1).unwrap();
+        let [
+            Decoded::Token(a),
+            Decoded::Logits(logits),
+            Decoded::Token(b),
+        ] = &decoded[..]
+        else {
+            panic!("{config:?}: {decoded:?}");
+        };
+        assert_eq!((a, sampler.sample(logits)), (b, got[0]));
     }
 }
 
@@ -584,6 +609,101 @@ fn sequences_choose_together_what_each_would_alone() {
         assert_eq!((long.len(), by_host.len()), (2 * N, N));
         for (prompt, (session, _)) in prompts.iter().zip(&started) {
             assert_eq!(session.len(), prompt.len() - 1 + N);
+        }
+    }
+}
+
+/// What follows a prompt is chosen in the step that ends it, as it would be after its last token alone: of one prompt, of
+/// several, and where some of a prompt was there before.
+#[test]
+fn what_follows_a_prompt_is_chosen_with_it() {
+    let Some(gpu) = gpu() else { return };
+    let states = testdata().join("reference-states/hf/qwen3.5");
+    for model in [load(&stories(), gpu.clone()), load(&states, gpu)] {
+        let greedy = SamplerConfig::default();
+        let configs = [
+            greedy.clone(),
+            SamplerConfig {
+                repeat_penalty: 1.3,
+                repeat_last_n: 6,
+                logit_bias: vec![(7, 2.0)],
+                ..greedy.clone()
+            },
+            SamplerConfig {
+                temperature: 0.9,
+                top_k: 40,
+                seed: 5,
+                ..greedy.clone()
+            },
+            SamplerConfig {
+                temperature: 1.0,
+                seed: 6,
+                ..greedy.clone()
+            },
+        ];
+        let options = in_f32(64);
+        let prompts: Vec<Vec<u32>> = (0..configs.len() as u32)
+            .map(|i| {
+                (0..3 + 7 * i)
+                    .map(|j| 1 + (i * 31 + j * 17) % 250)
+                    .collect()
+            })
+            .collect();
+        let want: Vec<Vec<u32>> = (prompts.iter().zip(&configs))
+            .map(|(prompt, config)| {
+                let (mut session, mut sampler) = start(&model, prompt, config, options);
+                let (ids, n_drawn) =
+                    by_device(&mut session, *prompt.last().unwrap(), &mut sampler, 3);
+                assert_eq!(n_drawn, 3);
+                ids
+            })
+            .collect();
+        for n_before in [0, 2] {
+            for n_together in [1, 2, configs.len()] {
+                let mut sequences: Vec<Together> = (prompts.iter().zip(&configs))
+                    .map(|(prompt, config)| {
+                        let mut of = Together::new(&model, prompt, config);
+                        of.session.truncate(0);
+                        if n_before > 0 {
+                            of.session
+                                .forward(&prompt[..n_before], Logits::None)
+                                .unwrap();
+                        }
+                        of
+                    })
+                    .collect();
+                for (members, prompts) in
+                    (sequences.chunks_mut(n_together)).zip(prompts.chunks(n_together))
+                {
+                    let (mut steps, mut samplings) = (Vec::new(), Vec::new());
+                    for (
+                        Together {
+                            session, sampler, ..
+                        },
+                        prompt,
+                    ) in members.iter_mut().zip(prompts)
+                    {
+                        steps.push(Step {
+                            session,
+                            ids: &prompt[n_before..],
+                            logits: Logits::Last,
+                        });
+                        samplings.push(Some(sampler.sampling()));
+                    }
+                    let decoded = Session::decode_together(&mut steps, &samplings, 1).unwrap();
+                    for (of, decoded) in members.iter_mut().zip(decoded) {
+                        of.last = token(decoded);
+                        of.sampler.accept(of.last);
+                        of.ids = vec![of.last];
+                    }
+                }
+                for of in &mut sequences {
+                    let (more, _) = by_device(&mut of.session, of.last, &mut of.sampler, 2);
+                    of.ids.extend(more);
+                }
+                let got: Vec<Vec<u32>> = sequences.into_iter().map(|of| of.ids).collect();
+                assert_eq!(got, want, "{n_before} before, {n_together} together");
+            }
         }
     }
 }

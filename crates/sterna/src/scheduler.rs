@@ -738,14 +738,21 @@ impl<'a, B: Backend> Work<'a, B> {
     async fn alone(&mut self, draws: bool) -> Result<Given, EngineError> {
         let sampling = self.sampling(draws);
         let session = self.sequence.session_mut();
-        match (sampling, &self.draw, self.ids) {
-            (Some(sampling), Some(draw), &[id]) => Ok(given(
-                session.decode_async(id, sampling, draw.n_left).await?,
-            )),
-            _ => Ok(Given::Logits(
-                session.forward_async(self.ids, self.logits).await?,
-            )),
+        let Some(sampling) = sampling else {
+            let logits = session.forward_async(self.ids, self.logits).await?;
+            return Ok(Given::Logits(logits));
+        };
+        let n_left = self.draw.as_ref().map_or(1, |draw| draw.n_left);
+        if let &[id] = self.ids {
+            return Ok(given(session.decode_async(id, sampling, n_left).await?));
         }
+        let mut steps = [Step {
+            session,
+            ids: self.ids,
+            logits: self.logits,
+        }];
+        let decoded = Session::decode_together_async(&mut steps, &[Some(sampling)], 1).await?;
+        Ok(decoded.into_iter().next().map_or(Given::Nothing, given))
     }
 }
 

@@ -396,7 +396,10 @@ pub(super) fn continue_from(
     for members in decode::runs(sequences) {
         let mut penalties = Vec::new();
         for (i, of) in members.clone().zip(&mut sequences[members.clone()]) {
-            penalties.extend(of.cache.penalty(device, (i, i), &of.sampling)?);
+            penalties.extend(
+                of.cache
+                    .penalty(device, of.position, (i, i), &of.sampling)?,
+            );
             of.cache.is_forked = Arc::default();
         }
         let first = &mut sequences[members.start];
@@ -635,10 +638,11 @@ impl GpuCache {
     pub(super) fn penalty(
         &mut self,
         device: &Device,
+        position: usize,
         at: (usize, usize),
         sampling: &Sampling<'_>,
     ) -> Result<Option<PenaltyOp>, GpuError> {
-        let size = (self.len, most_len(self.len + 1));
+        let size = (position, most_len(position + 1));
         self.sampling.penalty(device, size, at, sampling)
     }
 

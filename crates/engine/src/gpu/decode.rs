@@ -26,7 +26,7 @@ use super::GpuCache;
 use super::buffer::room;
 use super::cache::Current;
 use super::pages::Moves;
-use crate::backend::{BackendError, Continued, Decoding, KvCache, Sampled};
+use crate::backend::{BackendError, Continued, Decoding, Sampled};
 use crate::logprobs::Logprobs;
 use crate::sampling::{Chosen, SamplerConfig, Sampling};
 
@@ -72,21 +72,21 @@ fn method(config: &SamplerConfig) -> Option<SampleMethod> {
     }
 }
 
-/// How many steps from position `len` on can be sampled as `sampling` specifies.
-pub(super) fn steps_from(len: usize, sampling: &Sampling<'_>) -> usize {
+/// How many steps from `position` on can be sampled as `sampling` specifies.
+pub(super) fn steps_from(position: usize, sampling: &Sampling<'_>) -> usize {
     let config = sampling.config;
     // Biases of one token are added sequentially; kernels add them in parallel.
     let mut biased: Vec<u32> = config.logit_bias.iter().map(|(id, _)| *id).collect();
     biased.sort_unstable();
     let is_twice = biased.windows(2).any(|ids| ids[0] == ids[1]);
     // Tokens are stored by position.
-    let has_places = sampling.recent.len() <= len + 1;
+    let has_places = sampling.recent.len() <= position + 1;
     let is_many = sampling.logprobs.is_some_and(|n| n > MAX_TOP_K);
     if method(config).is_none() || is_twice || !has_places || is_many {
         return 0;
     }
     if sampling.window > MOST_PENALISED {
-        return MOST_PENALISED.saturating_sub(len).min(MOST_STEPS);
+        return MOST_PENALISED.saturating_sub(position).min(MOST_STEPS);
     }
     MOST_STEPS
 }
@@ -191,10 +191,11 @@ pub(super) fn sample_together(
         let Continued {
             cache,
             last,
+            position,
             sampling,
         } = sequence;
-        penalties.extend(cache.penalty(device, (member, *row), sampling)?);
-        states.push(state(cache.len(), *last, *row, sampling.seed));
+        penalties.extend(cache.penalty(device, *position, (member, *row), sampling)?);
+        states.push(state(*position, *last, *row, sampling.seed));
         n_top.push(sampling.logprobs);
         allowed.push(sampling.allowed);
     }
@@ -399,11 +400,12 @@ impl SampleScratch {
         })
     }
 
-    /// The penalties and biases of a sequence of `len` tokens in memory for `capacity`, if there are any.
+    /// The penalties and biases of a sequence whose last token is at `position`, in memory for `capacity` tokens, if there
+    /// are any.
     pub(super) fn penalty(
         &mut self,
         device: &Device,
-        (len, capacity): (usize, usize),
+        (position, capacity): (usize, usize),
         (member, row): (usize, usize),
         sampling: &Sampling<'_>,
     ) -> Result<Option<PenaltyOp>, GpuError> {
@@ -420,7 +422,7 @@ impl SampleScratch {
                 config.presence_penalty,
                 sampling.window,
             ),
-            tokens: self.tokens(device, (len, capacity), sampling)?,
+            tokens: self.tokens(device, (position, capacity), sampling)?,
             biases: self.biases(device, &config.logit_bias)?,
         }))
     }
@@ -429,7 +431,7 @@ impl SampleScratch {
     fn tokens(
         &mut self,
         device: &Device,
-        (len, capacity): (usize, usize),
+        (position, capacity): (usize, usize),
         sampling: &Sampling<'_>,
     ) -> Result<Buffer, GpuError> {
         let n_remembered = sampling.window;
@@ -443,7 +445,7 @@ impl SampleScratch {
             _ => device.buffer("tokens", bytes)?,
         };
         if n_remembered > 0 {
-            let end = len + 1;
+            let end = position + 1;
             let recent = sampling.recent;
             // Forgotten tokens are replaced by an invalid id.
             let forgotten = n_remembered.min(end) - recent.len().min(end);

@@ -45,9 +45,9 @@ use sterna_kernels::{Exec, Isa};
 use crate::backend::{
     Attention, Backend, BackendError, BlockMatrix, CacheShape, CacheType, CausalConvolution,
     Continued, Decoding, DeltaNet, DeviceError, DeviceErrorKind, ExpertInput, ExpertMatrices,
-    ExpertProduct, KvCache, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout,
-    PendingRows, Product, ROTATIONS, RowsRead, RowsWanted, Sampled, ScreenedRows, SelectiveScan,
-    Sequence, SnapshotError, SnapshotSink, SnapshotSource, Ssm, TimeMix, TokenShift, WeightData,
+    ExpertProduct, LatentInputs, LayerContents, LinearSource, LowRank, OutputLayout, PendingRows,
+    Product, ROTATIONS, RowsRead, RowsWanted, Sampled, ScreenedRows, SelectiveScan, Sequence,
+    SnapshotError, SnapshotSink, SnapshotSource, Ssm, TimeMix, TokenShift, WeightData,
 };
 use crate::config::LatentConfig;
 use crate::cpu::Activations;
@@ -207,6 +207,12 @@ impl From<GpuError> for BackendError {
     }
 }
 
+/// What is read to have these rows, which are one after the other.
+fn range_of(rows: &View) -> ReadRange {
+    let range = rows.offset..rows.offset + rows.n_rows * rows.width;
+    ReadRange::of::<f32>(&rows.buffer, range)
+}
+
 /// The values that were read, whose bytes are let go.
 fn floats_of(bytes: &mut Vec<u8>) -> Vec<f32> {
     let bytes = std::mem::take(bytes);
@@ -223,6 +229,8 @@ enum RowsKind {
         group: usize,
         member: usize,
         position: usize,
+        /// Of its logits.
+        row: usize,
     },
     Undecided,
 }
@@ -1140,11 +1148,11 @@ impl Backend for Gpu {
             return Ok(0);
         }
         // Commands are recorded for contexts as long as the longest.
-        let longest = sequences.iter().map(|of| of.cache.len()).max().unwrap_or(0);
+        let longest = sequences.iter().map(|of| of.position).max().unwrap_or(0);
         let most = cache::most_len(longest + 1) - longest;
         let mut n_steps = most.min(decode::most_steps(sequences.len()));
         for of in &mut *sequences {
-            let can = decode::steps_from(of.cache.len(), &of.sampling);
+            let can = decode::steps_from(of.position, &of.sampling);
             if can == 0 {
                 return Ok(0);
             }
@@ -1156,8 +1164,7 @@ impl Backend for Gpu {
             n_steps = n_steps.min(of.cache.n_steps());
             if of.sampling.window > 0 {
                 // There is room for as many tokens.
-                let len = of.cache.len();
-                n_steps = n_steps.min(cache::most_len(len + 1) - len);
+                n_steps = n_steps.min(cache::most_len(of.position + 1) - of.position);
             }
         }
         Ok(n_steps)
@@ -1183,7 +1190,7 @@ impl Backend for Gpu {
             return Ok(None);
         };
         let commands = graph.repeatable(ops)?;
-        let positions: Vec<usize> = sequences.iter().map(|of| of.cache.len()).collect();
+        let positions: Vec<usize> = sequences.iter().map(|of| of.position).collect();
         let are_forked: Vec<_> = sequences
             .iter()
             .filter_map(|of| of.cache.states())
@@ -1212,14 +1219,12 @@ impl Backend for Gpu {
             kinds.push(match wanted {
                 RowsWanted::Logits(n_rows) => {
                     row += n_rows;
-                    let own = rows.rows(first, n_rows);
-                    let range = own.offset..own.offset + own.n_rows * own.width;
-                    reads.push(ReadRange::of::<f32>(&own.buffer, range));
+                    reads.push(range_of(&rows.rows(first, n_rows)));
                     RowsKind::Logits(reads.len() - 1)
                 }
                 RowsWanted::Token(sequence) => {
                     row += 1;
-                    let position = sequence.cache.len();
+                    let position = sequence.position;
                     match SampleKind::of(&sequence.sampling) {
                         None => RowsKind::Undecided,
                         Some(kind) => {
@@ -1234,6 +1239,7 @@ impl Backend for Gpu {
                                 group,
                                 member: members.len() - 1,
                                 position,
+                                row: first,
                             }
                         }
                     }
@@ -1244,13 +1250,14 @@ impl Backend for Gpu {
         let mut samples = Vec::with_capacity(groups.len());
         for (kind, mut choices) in groups {
             let (sample, own) = sample_together(&self.device, &rows, kind, &mut choices)?;
+            let keeps_logits = sample.keeps_logits();
             let first = reads.len();
             reads.extend_from_slice(own.ranges());
-            samples.push((own, first..reads.len()));
+            samples.push((own, first..reads.len(), keeps_logits));
             graph.push(Op::Sample(sample));
         }
         let submission = graph.submit(&reads)?;
-        let host = Arc::clone(&self.host);
+        let (host, graph) = (Arc::clone(&self.host), self.graph.clone());
         Ok(Box::pin(async move {
             let mut read = submission.await?;
             let logits = &mut read[..n_logits];
@@ -1259,22 +1266,38 @@ impl Backend for Gpu {
                 true => logits.iter_mut().map(floats_of).collect(),
                 false => host.map_mut(logits, floats_of),
             };
-            let rows = kinds.into_iter().map(|kind| match kind {
+            let mut of_host = Vec::new();
+            let parts = kinds.into_iter().enumerate().map(|(i, kind)| match kind {
                 RowsKind::Logits(i) => RowsRead::Logits(std::mem::take(&mut logits[i])),
                 RowsKind::Token {
                     group,
                     member,
                     position,
+                    row,
                 } => {
-                    let (own, ranges) = &samples[group];
+                    let (own, ranges, keeps_logits) = &samples[group];
                     match own.sampled(&read[ranges.clone()], member, position) {
                         Sampled::Token(chosen) => RowsRead::Token(chosen),
-                        Sampled::Undecided => RowsRead::Undecided,
+                        Sampled::Undecided => {
+                            of_host.extend(keeps_logits.then_some((i, row)));
+                            RowsRead::Undecided
+                        }
                     }
                 }
                 RowsKind::Undecided => RowsRead::Undecided,
             });
-            Ok(rows.collect())
+            let mut parts: Vec<RowsRead> = parts.collect();
+            if !of_host.is_empty() {
+                // They are still there: whoever waits for this has what the sequences compute with.
+                let ranges: Vec<_> = (of_host.iter())
+                    .map(|&(_, row)| range_of(&rows.rows(row, 1)))
+                    .collect();
+                let submission = graph.lock().submit(&ranges)?;
+                for ((i, _), mut read) in of_host.into_iter().zip(submission.await?) {
+                    parts[i] = RowsRead::Logits(floats_of(&mut read));
+                }
+            }
+            Ok(parts)
         }))
     }
 }

@@ -1246,6 +1246,7 @@ fn on_gpu<'a>(
     Some(Continued {
         cache: sequence.cache.gpu.as_mut()?,
         last: sequence.last,
+        position: sequence.position,
         sampling: sequence.sampling,
     })
 }
@@ -1257,6 +1258,7 @@ fn sequences_on_gpu<'a>(
     let sequences = sequences.iter_mut().map(|of| Continued {
         cache: &mut *of.cache,
         last: of.last,
+        position: of.position,
         sampling: of.sampling,
     });
     sequences.map(on_gpu).collect()

@@ -106,6 +106,11 @@ impl SampleOp {
         }
     }
 
+    /// Whether logits are afterwards as they were.
+    pub fn keeps_logits(&self) -> bool {
+        self.masks.is_none() && !SampleOp::changes_logits(self.method, &self.penalties)
+    }
+
     /// Whether logits change before a token is drawn, which masks don't do to those of tokens that may be.
     pub fn changes_logits(method: SampleMethod, penalties: &[PenaltyOp]) -> bool {
         method == SampleMethod::Gumbel || !penalties.is_empty()

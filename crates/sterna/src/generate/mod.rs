@@ -383,26 +383,22 @@ impl Generator {
         });
         let top = sampling.as_ref().and_then(Sampling::top);
         let one = top.map_or(Logits::Last, Logits::Top);
+        let n_left = self.max_tokens - self.stats.n_generated;
+        let draw = sampling.filter(|_| self.drafter.is_none());
+        let draw = draw.map(|sampling| Draw { sampling, n_left });
         let (ids, logits, draw) = match &mut self.state {
             State::Append { n_asked } => {
                 let left = &self.tokens[self.n_held..];
                 let ids = &left[..left.len().min(max_ids)];
                 *n_asked = ids.len();
                 // Nothing is sampled before the end of them.
-                let logits = if ids.len() < left.len() {
-                    Logits::None
-                } else {
-                    one
-                };
-                (ids, logits, None)
+                match ids.len() < left.len() {
+                    true => (ids, Logits::None, None),
+                    false => (ids, one, draw),
+                }
             }
             State::Decode { batch } => {
                 batch.truncate(max_ids);
-                let draw = sampling.filter(|_| self.drafter.is_none());
-                let draw = draw.map(|sampling| Draw {
-                    sampling,
-                    n_left: self.max_tokens - self.stats.n_generated,
-                });
                 match batch.len() {
                     1 => (&batch[..], one, draw),
                     _ => (&batch[..], Logits::All, None),

@@ -154,8 +154,7 @@ fn wants_say_what_they_need() {
     let wanted = generator.wanted(9).unwrap();
     assert_eq!((wanted.keep, wanted.ids), (3, &[4, 5][..]));
     assert_eq!(wanted.logits, Logits::Top(1));
-    // The prompt's logits are inspected here, so that damaged weights are noticed.
-    assert!(wanted.draw.is_none());
+    assert_eq!(wanted.draw.unwrap().n_left, usize::MAX);
     generator.give(Given::Logits(vec![0.0, 1.0]));
     // There are events first.
     assert!(generator.wanted(9).is_none() && !generator.is_over());
