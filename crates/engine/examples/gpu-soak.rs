@@ -163,7 +163,7 @@ fn generate(
     }
     let wanted = n + random.below(8);
     for i in 0..n {
-        last = match session.decode(last, sampler.sampling(), wanted - i)? {
+        last = match session.decode(&[last], sampler.sampling(), wanted - i)? {
             Decoded::Token(chosen) => chosen.id,
             Decoded::Logits(logits) => {
                 finite(&logits)?;

@@ -501,18 +501,18 @@ impl<B: Backend> Session<B> {
     /// Blocking form of [`Session::decode_async`].
     pub fn decode(
         &mut self,
-        id: u32,
+        ids: &[u32],
         sampling: Sampling<'_>,
         wanted: usize,
     ) -> Result<Decoded, EngineError> {
         let model = Arc::clone(&self.model);
-        (model.backend).wait(self.decode_async(id, sampling, wanted))?
+        (model.backend).wait(self.decode_async(ids, sampling, wanted))?
     }
 
-    /// Appends `id` to the sequence and samples the next token as `sampling` says; or returns the logits to
+    /// Appends `ids` to the sequence and samples the next token as `sampling` says; or returns the logits to
     /// sample from, where the backend leaves that to the host.
     ///
-    /// A backend that samples decodes ahead: while the caller processes a token, those after it are computed,
+    /// A backend that samples decodes ahead of single tokens: while the caller processes a token, those after it are computed,
     /// as long as each call passes the token that the previous call returned, accepted by the same sampler.
     /// Anything else discards what was computed ahead, without visible effect. `wanted` is how many tokens
     /// are still needed, this one included, if that is known: no more are computed. Where tokens are
@@ -527,19 +527,24 @@ impl<B: Backend> Session<B> {
     /// Errors: [`EngineError`] names the token or the limit.
     pub async fn decode_async(
         &mut self,
-        id: u32,
+        ids: &[u32],
         sampling: Sampling<'_>,
         wanted: usize,
     ) -> Result<Decoded, EngineError> {
-        self.check_continues(&[id])?;
+        self.check_continues(ids)?;
         let weights = self.model.current();
         let samplings = &[Some(sampling)];
         let mut step = Step {
             session: self,
-            ids: &[id],
-            logits: Logits::Last,
+            ids,
+            logits: sampling.top().map_or(Logits::Last, Logits::Top),
         };
         let steps = slice::from_mut(&mut step);
+        if ids.len() != 1 {
+            let decoded = Session::decode_together_async(steps, samplings, wanted).await?;
+            let nothing = Decoded::Logits(Vec::new());
+            return Ok(decoded.into_iter().next().unwrap_or(nothing));
+        }
         let mut drawn = draw(steps, samplings, weights.number(), wanted).await?;
         if drawn[0].is_none() {
             let session = &mut *steps[0].session;
@@ -564,8 +569,8 @@ impl<B: Backend> Session<B> {
             steps[0].session.take(chosen.id);
             return Ok(Decoded::Token(chosen));
         }
-        let logits = sampling.top().map_or(Logits::Last, Logits::Top);
-        let appended = self.append(&[id], Wanted::Logits(logits)).await;
+        let logits = Wanted::Logits(step.logits);
+        let appended = self.append(ids, logits).await;
         appended.map(Decoded::Logits)
     }
 

@@ -50,7 +50,7 @@ fn on_the_cpu_everything_is_ready_at_once() {
     let want = waited.forward(&PROMPT[..1], Logits::Last).unwrap();
     assert_eq!(got.unwrap()[0], want);
     let sampler = Sampler::new(SamplerConfig::default(), model.config().n_vocab).unwrap();
-    assert!(poll_once(other.decode_async(3, sampler.sampling(), 1)).is_ready());
+    assert!(poll_once(other.decode_async(&[3], sampler.sampling(), 1)).is_ready());
 }
 
 #[cfg(feature = "gpu")]
@@ -122,7 +122,7 @@ mod on_a_gpu {
         let (mut session, mut sampler) = start();
         let (mut last, mut want) = (PROMPT[5], Vec::new());
         for _ in 0..12 {
-            last = token(session.decode(last, sampler.sampling(), 12).unwrap());
+            last = token(session.decode(&[last], sampler.sampling(), 12).unwrap());
             sampler.accept(last);
             want.push(last);
         }
@@ -133,7 +133,7 @@ mod on_a_gpu {
             if i % 3 != 1 {
                 // Ready at once if it was computed in advance.
                 if let Poll::Ready(decoded) =
-                    poll_once(session.decode_async(last, sampler.sampling(), 12))
+                    poll_once(session.decode_async(&[last], sampler.sampling(), 12))
                 {
                     last = token(decoded.unwrap());
                     sampler.accept(last);
@@ -142,7 +142,7 @@ mod on_a_gpu {
                 }
                 assert_eq!(session.len(), len);
             }
-            last = token(session.decode(last, sampler.sampling(), 12).unwrap());
+            last = token(session.decode(&[last], sampler.sampling(), 12).unwrap());
             sampler.accept(last);
             got.push(last);
         }

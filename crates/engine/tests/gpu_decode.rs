@@ -84,7 +84,7 @@ fn by_device<B: Backend>(
     let mut n_drawn = 0;
     let step = |i| {
         let len = session.len();
-        last = match session.decode(last, sampler.sampling(), n - i).unwrap() {
+        last = match session.decode(&[last], sampler.sampling(), n - i).unwrap() {
             Decoded::Token(chosen) => {
                 n_drawn += 1;
                 chosen.id
@@ -328,7 +328,7 @@ fn chances_are_the_hosts() {
                     let mut sampler = Sampler::new(config, n_vocab).unwrap();
                     [1, 403, 407].iter().for_each(|&id| sampler.accept(id));
                     session.truncate(2);
-                    match session.decode(407, sampler.sampling(), 1).unwrap() {
+                    match session.decode(&[407], sampler.sampling(), 1).unwrap() {
                         Decoded::Token(chosen) => chosen.id,
                         Decoded::Logits(logits) => sampler.sample(&logits),
                     }
@@ -458,7 +458,7 @@ fn what_was_computed_in_advance_is_taken_back() {
         let mut last = last;
         let mut ids = Vec::new();
         for _ in 0..n {
-            let decoded = session.decode(last, sampler.sampling(), 100).unwrap();
+            let decoded = session.decode(&[last], sampler.sampling(), 100).unwrap();
             last = token(decoded);
             sampler.accept(last);
             ids.push(last);
@@ -506,7 +506,7 @@ fn what_was_computed_in_advance_is_taken_back() {
     };
     let other_sampler = Sampler::new(warm, model.config().n_vocab).unwrap();
     let first = session
-        .decode(ids[19], other_sampler.sampling(), 50)
+        .decode(&[ids[19]], other_sampler.sampling(), 50)
         .unwrap();
     let first = token(first);
     decode(&mut session, first, &mut sampler, 1);
@@ -744,7 +744,7 @@ impl Together {
     fn decode_alone(&mut self) {
         let id = match self
             .session
-            .decode(self.last, self.sampler.sampling(), 3)
+            .decode(&[self.last], self.sampler.sampling(), 3)
             .unwrap()
         {
             Decoded::Token(chosen) => chosen.id,
@@ -985,7 +985,7 @@ fn restricted_tokens_and_log_probabilities_are_the_hosts() {
                     allowed: of.allowed.as_deref(),
                     ..of.sampler.sampling()
                 };
-                let decoded = of.session.decode(last, sampling, n).unwrap();
+                let decoded = of.session.decode(&[last], sampling, n).unwrap();
                 // The next step is computed before it is known what may follow.
                 let n_submits = gpu.work().n_submits - before.n_submits;
                 let expected = if n == 1 { 1 } else { 2 };
@@ -1253,7 +1253,7 @@ fn others_may_grow_while_a_sequence_decodes_ahead() {
         for i in 0..N {
             for ((session, sampler), found) in started.iter_mut().zip(&mut found) {
                 let last = found[found.len() - 1];
-                let id = match session.decode(last, sampler.sampling(), N - i).unwrap() {
+                let id = match session.decode(&[last], sampler.sampling(), N - i).unwrap() {
                     Decoded::Token(chosen) => chosen.id,
                     Decoded::Logits(logits) => sampler.sample(&logits),
                 };
@@ -1284,9 +1284,13 @@ fn a_context_ends() {
     let (mut session, mut sampler) = start(&model, &[1, 403], &config, in_f32(24));
     let (ids, n_drawn) = by_device(&mut session, 403, &mut sampler, 23);
     assert_eq!((n_drawn, session.len()), (23, 24));
-    let full = session.decode(ids[22], sampler.sampling(), 5).unwrap_err();
+    let full = session
+        .decode(&[ids[22]], sampler.sampling(), 5)
+        .unwrap_err();
     assert!(matches!(full, EngineError::ContextFull { .. }), "{full}");
-    let unknown = session.decode(100_000, sampler.sampling(), 5).unwrap_err();
+    let unknown = session
+        .decode(&[100_000], sampler.sampling(), 5)
+        .unwrap_err();
     assert!(
         matches!(unknown, EngineError::UnknownToken { .. }),
         "{unknown}"
@@ -1328,7 +1332,7 @@ fn adapters_apply() {
         let (mut session, mut sampler) = start(&model, &[1, 403], &config, in_f32(64));
         // What was computed in advance was computed without.
         by_device(&mut session, 403, &mut sampler, 4);
-        session.decode(9, sampler.sampling(), 9).unwrap();
+        session.decode(&[9], sampler.sampling(), 9).unwrap();
         let adapter = Arc::clone(&adapter);
         session
             .set_adapters(vec![ActiveAdapter { adapter, scale }])
@@ -1426,7 +1430,7 @@ fn one_submit_a_token_and_no_more_memory() {
         session.forward(&prompt[..n - 1], Logits::None).unwrap();
         let mut last = prompt[n - 1];
         for _ in 0..3 + round * 13 % 9 {
-            last = match session.decode(last, sampler.sampling(), 100).unwrap() {
+            last = match session.decode(&[last], sampler.sampling(), 100).unwrap() {
                 Decoded::Token(chosen) => chosen.id,
                 Decoded::Logits(logits) => sampler.sample(&logits),
             };

@@ -242,7 +242,7 @@ fn decode<B: Backend>(session: &mut Session<B>, mut last: u32, n: usize) -> Vec<
     let mut ids = Vec::new();
     while ids.len() < n {
         last = match session
-            .decode(last, sampler.sampling(), n - ids.len())
+            .decode(&[last], sampler.sampling(), n - ids.len())
             .unwrap()
         {
             Decoded::Token(chosen) => chosen.id,
@@ -279,7 +279,7 @@ fn steps_ahead_leave_the_state_where_the_sequence_ends() {
         let mut id = prompt[19];
         let mut forks = Vec::new();
         for i in 0..40 {
-            id = match b.decode(id, sampler.sampling(), 60).unwrap() {
+            id = match b.decode(&[id], sampler.sampling(), 60).unwrap() {
                 Decoded::Token(chosen) => chosen.id,
                 Decoded::Logits(logits) => sampler.sample(&logits),
             };

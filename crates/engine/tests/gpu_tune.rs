@@ -35,7 +35,7 @@ fn the_products_of_steps_are_known_and_measured() {
     let mut session = Session::new(model, SessionOptions::new(32)).unwrap();
     session.forward(&[1, 2, 3, 4], Logits::Last).unwrap();
     let greedy = Sampler::new(SamplerConfig::default(), n_vocab).unwrap();
-    session.decode(5, greedy.sampling(), 1).unwrap();
+    session.decode(&[5], greedy.sampling(), 1).unwrap();
     let samples = gpu.products();
     let of = |rows| samples.iter().filter(move |s| s.product().rows == rows);
     // At least queries, keys and values, their output, gate and up, and down; and the head, of one row in

@@ -738,21 +738,14 @@ impl<'a, B: Backend> Work<'a, B> {
     async fn alone(&mut self, draws: bool) -> Result<Given, EngineError> {
         let sampling = self.sampling(draws);
         let session = self.sequence.session_mut();
-        let Some(sampling) = sampling else {
-            let logits = session.forward_async(self.ids, self.logits).await?;
-            return Ok(Given::Logits(logits));
-        };
-        let n_left = self.draw.as_ref().map_or(1, |draw| draw.n_left);
-        if let &[id] = self.ids {
-            return Ok(given(session.decode_async(id, sampling, n_left).await?));
-        }
-        let mut steps = [Step {
-            session,
-            ids: self.ids,
-            logits: self.logits,
-        }];
-        let decoded = Session::decode_together_async(&mut steps, &[Some(sampling)], 1).await?;
-        Ok(decoded.into_iter().next().map_or(Given::Nothing, given))
+        Ok(match (sampling, &self.draw) {
+            (Some(sampling), Some(draw)) => given(
+                session
+                    .decode_async(self.ids, sampling, draw.n_left)
+                    .await?,
+            ),
+            _ => Given::Logits(session.forward_async(self.ids, self.logits).await?),
+        })
     }
 }
 

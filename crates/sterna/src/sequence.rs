@@ -118,11 +118,16 @@ impl<B: Backend> Sequence<B> {
         self.appended(ids, logits)
     }
 
-    /// Appends `id`, and returns the next token or logits to sample from ([`Session::decode`]). Errors: as of
+    /// Appends `ids`, and returns the next token or logits to sample from ([`Session::decode`]). Errors: as of
     /// [`Sequence::forward`].
-    pub fn decode(&mut self, id: u32, sampling: Sampling<'_>, wanted: usize) -> Result<Decoded> {
-        let decoded = self.session.decode(id, sampling, wanted);
-        self.appended(&[id], decoded)
+    pub fn decode(
+        &mut self,
+        ids: &[u32],
+        sampling: Sampling<'_>,
+        wanted: usize,
+    ) -> Result<Decoded> {
+        let decoded = self.session.decode(ids, sampling, wanted);
+        self.appended(ids, decoded)
     }
 
     fn appended<T>(&mut self, ids: &[u32], result: Result<T, EngineError>) -> Result<T> {

@@ -58,7 +58,7 @@ impl<'a, B: Backend> Answering<'a, B> {
             return Given::Logits(sequence.forward(wanted.ids, wanted.logits).unwrap());
         };
         match sequence
-            .decode(wanted.ids[0], draw.sampling, draw.n_left)
+            .decode(wanted.ids, draw.sampling, draw.n_left)
             .unwrap()
         {
             Decoded::Token(chosen) => Given::Token(chosen),

@@ -95,7 +95,7 @@ impl Tune {
         session.truncate(0);
         // Decoding on the device has fewer products than a separate step.
         let greedy = Sampler::new(SamplerConfig::default(), n_vocab)?;
-        session.decode(0, greedy.sampling(), TOKEN)?;
+        session.decode(&[0], greedy.sampling(), TOKEN)?;
         let products = gpu.products();
         if products.is_empty() {
             bail!("expected layers on the GPU, found room for none there: see --gpu-memory");

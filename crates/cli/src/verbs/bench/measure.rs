@@ -265,7 +265,7 @@ fn time_decoding(session: &mut Session<Device>, ids: &[u32]) -> Result<Times> {
     let watch = Stopwatch::start();
     let mut chosen = None;
     for (i, &id) in ids.iter().enumerate() {
-        let decoded = session.decode(chosen.unwrap_or(id), greedy.sampling(), ids.len() - i)?;
+        let decoded = session.decode(&[chosen.unwrap_or(id)], greedy.sampling(), ids.len() - i)?;
         chosen = match decoded {
             Decoded::Token(chosen) => Some(chosen.id),
             Decoded::Logits(_) => None,

@@ -257,7 +257,7 @@ impl Bench {
         let mut ids = vec![first];
         while ids.len() <= CHECKED {
             let wanted = CHECKED + 1 - ids.len();
-            match session.decode(ids[ids.len() - 1], greedy.sampling(), wanted)? {
+            match session.decode(&[ids[ids.len() - 1]], greedy.sampling(), wanted)? {
                 Decoded::Token(chosen) => ids.push(chosen.id),
                 Decoded::Logits(_) => break,
             }
