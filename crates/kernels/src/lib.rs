@@ -57,6 +57,7 @@ pub mod rope;
 pub mod rwkv;
 mod scan;
 mod shape;
+mod simd;
 pub mod ssm;
 mod state;
 mod sync;

@@ -25,8 +25,8 @@
 //! iterating over all spans it attends to. Values that are the keys are the keys' columns, transposed for a span
 //! and all rows of a tile.
 
+mod cached;
 mod page;
-mod simd;
 mod span;
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use crate::shape::{self, ShapeError, expect_len};
 pub const PAGE_LEN: usize = 64;
 
 /// Keys that are interleaved, one per lane.
-pub(super) const LANES: usize = 16;
+pub(super) use crate::simd::LANES;
 
 /// Elements that share a scale in [`CacheType::Q8_0`]; the last block of a head may be shorter.
 pub(super) const BLOCK: usize = CacheType::BLOCK_LEN;

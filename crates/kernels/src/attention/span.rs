@@ -10,16 +10,17 @@ use std::ops::Range;
 
 use half::f16;
 
+use super::cached::Cached;
 use super::page::{BLOCK, KvPage, LANES, PAGE_LEN};
-use super::simd::{Portable, Simd};
-#[cfg(target_arch = "x86_64")]
-use super::x86::{Avx2, Avx512};
 use super::{AttentionShape, CacheType, CachedValues};
 use crate::exact::round_significand;
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
 use crate::math;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::x86::{Avx2, Avx512};
+use crate::simd::{Floats, Ints, Portable};
 
 /// Positions whose scores share a maximum: span `i` begins at position `i · SPAN`.
 ///
@@ -288,7 +289,7 @@ fn attend_avx512(
 
 /// `P` is the number of groups of lanes computed together.
 #[inline(always)]
-fn attend_with<S: Simd, const P: usize>(
+fn attend_with<S: Cached, const P: usize>(
     simd: S,
     tile: &Tile<'_>,
     span: usize,
@@ -446,13 +447,13 @@ fn gather<'a, T>(pages: &[&'a KvPage], f: impl Fn(&'a KvPage) -> &'a [T]) -> [&'
 
 /// Values that kernels read as floats.
 trait Element: Copy {
-    fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::Floats;
+    fn load<S: Cached>(simd: S, from: &[Self; LANES]) -> S::F;
     fn to_f32(self) -> f32;
 }
 
 impl Element for f32 {
     #[inline(always)]
-    fn load<S: Simd>(simd: S, from: &[f32; LANES]) -> S::Floats {
+    fn load<S: Cached>(simd: S, from: &[f32; LANES]) -> S::F {
         simd.load(from)
     }
     #[inline(always)]
@@ -463,7 +464,7 @@ impl Element for f32 {
 
 impl Element for f16 {
     #[inline(always)]
-    fn load<S: Simd>(simd: S, from: &[f16; LANES]) -> S::Floats {
+    fn load<S: Cached>(simd: S, from: &[f16; LANES]) -> S::F {
         simd.load_halves(from)
     }
     #[inline(always)]
@@ -474,7 +475,7 @@ impl Element for f16 {
 
 impl Element for i8 {
     #[inline(always)]
-    fn load<S: Simd>(simd: S, from: &[i8; LANES]) -> S::Floats {
+    fn load<S: Cached>(simd: S, from: &[i8; LANES]) -> S::F {
         simd.load_bytes(from)
     }
     #[inline(always)]
@@ -485,16 +486,11 @@ impl Element for i8 {
 
 /// `sum + a · b`, rounded once or twice: the same if the product is `EXACT`.
 #[inline(always)]
-fn add_product<S: Simd, const EXACT: bool>(
-    simd: S,
-    sum: S::Floats,
-    a: S::Floats,
-    b: S::Floats,
-) -> S::Floats {
+fn add_product<S: Cached, const EXACT: bool>(simd: S, sum: S::F, a: S::F, b: S::F) -> S::F {
     if EXACT {
         simd.add_exact_product(sum, a, b)
     } else {
-        simd.add(sum, simd.mul(a, b))
+        sum + a * b
     }
 }
 
@@ -583,7 +579,7 @@ impl<'a, const P: usize> Keys<'a, P> {
 
 /// Writes halves as floats, one group after another.
 #[inline(always)]
-fn convert_keys<S: Simd, const P: usize>(
+fn convert_keys<S: Cached, const P: usize>(
     simd: S,
     keys: [&[[f16; LANES]]; P],
     converted: &mut [f32],
@@ -591,7 +587,7 @@ fn convert_keys<S: Simd, const P: usize>(
     let mut out = converted.as_chunks_mut::<LANES>().0.iter_mut();
     for keys in keys {
         for (key, out) in keys.iter().zip(&mut out) {
-            simd.store(simd.load_halves(key), out);
+            simd.load_halves(key).store(out);
         }
     }
 }
@@ -599,7 +595,7 @@ fn convert_keys<S: Simd, const P: usize>(
 /// Writes a block of columns of the keys in `lanes` as floats, one row of [`BLOCK`] for each position of the span;
 /// beyond the columns they are unspecified.
 #[inline(always)]
-fn transpose<'a, S: Simd>(
+fn transpose<'a, S: Cached>(
     simd: S,
     dtype: CacheType,
     keys: impl Fn(usize) -> Keys<'a, 1>,
@@ -633,7 +629,7 @@ fn transpose<'a, S: Simd>(
             }
             let part = (start - columns.start) / LANES;
             for (i, x) in simd.transpose(x).into_iter().enumerate() {
-                simd.store(x, &mut rows[(at * LANES + i) * (BLOCK / LANES) + part]);
+                x.store(&mut rows[(at * LANES + i) * (BLOCK / LANES) + part]);
             }
         }
     }
@@ -661,7 +657,7 @@ fn columns<const P: usize>(converted: &[f32], d: usize) -> [&[[f32; LANES]]; P] 
 
 /// Scores of all rows with the keys of `P` groups of lanes: sums over elements in order.
 #[inline(always)]
-fn score_rows<S: Simd, E: Element, const EXACT: bool, const P: usize>(
+fn score_rows<S: Cached, E: Element, const EXACT: bool, const P: usize>(
     simd: S,
     queries: &[f32],
     keys: [&[[E; LANES]]; P],
@@ -674,16 +670,16 @@ fn score_rows<S: Simd, E: Element, const EXACT: bool, const P: usize>(
             *q = &queries[(first + r) * d..][..d];
         }
         let block = score_block::<S, E, EXACT, R, P>(simd, q, keys);
-        store_scores(simd, block, &mut scores[first * SPAN..]);
+        store_scores::<S, _, _>(block, &mut scores[first * SPAN..]);
     });
 }
 
 #[inline(always)]
-fn score_block<S: Simd, E: Element, const EXACT: bool, const R: usize, const P: usize>(
+fn score_block<S: Cached, E: Element, const EXACT: bool, const R: usize, const P: usize>(
     simd: S,
     q: [&[f32]; R],
     keys: [&[[E; LANES]]; P],
-) -> [[S::Floats; P]; R] {
+) -> [[S::F; P]; R] {
     let mut sums = [[simd.splat(0.0); P]; R];
     for e in 0..keys[0].len() {
         let mut key = [simd.splat(0.0); P];
@@ -702,15 +698,14 @@ fn score_block<S: Simd, E: Element, const EXACT: bool, const R: usize, const P: 
 
 /// Writes the scores of rows that are `SPAN` apart.
 #[inline(always)]
-fn store_scores<S: Simd, const R: usize, const P: usize>(
-    simd: S,
-    block: [[S::Floats; P]; R],
+fn store_scores<S: Cached, const R: usize, const P: usize>(
+    block: [[S::F; P]; R],
     scores: &mut [f32],
 ) {
     for (r, row) in block.iter().enumerate() {
         let out = scores[r * SPAN..].as_chunks_mut::<LANES>().0;
         for (&x, out) in row.iter().zip(out) {
-            simd.store(x, out);
+            x.store(out);
         }
     }
 }
@@ -718,7 +713,7 @@ fn store_scores<S: Simd, const R: usize, const P: usize>(
 /// Scores of all rows with integer keys: blocks are summed exactly, then weighted and summed in
 /// order.
 #[inline(always)]
-fn score_integers<S: Simd, const P: usize>(
+fn score_integers<S: Cached, const P: usize>(
     simd: S,
     pairs: &[i32],
     units: &[f32],
@@ -735,24 +730,24 @@ fn score_integers<S: Simd, const P: usize>(
         let mut block = integer_block::<S, R, P>(simd, q, keys);
         for (row, &unit) in block.iter_mut().zip(&units[first..]) {
             for sum in row {
-                *sum = simd.mul(*sum, simd.splat(unit));
+                *sum = *sum * simd.splat(unit);
             }
         }
-        store_scores(simd, block, &mut scores[first * SPAN..]);
+        store_scores::<S, _, _>(block, &mut scores[first * SPAN..]);
     });
 }
 
 #[inline(always)]
-fn integer_block<S: Simd, const R: usize, const P: usize>(
+fn integer_block<S: Cached, const R: usize, const P: usize>(
     simd: S,
     q: [&[i32]; R],
     keys: [Bytes<'_>; P],
-) -> [[S::Floats; P]; R] {
+) -> [[S::F; P]; R] {
     let mut sums = [[simd.splat(0.0); P]; R];
     let n_pairs = keys[0].0.len();
     for block in 0..keys[0].1.len() {
         // At most 32 · 127 · 32,767 in magnitude, which fits.
-        let mut ints = [[simd.no_ints(); P]; R];
+        let mut ints = [[simd.zero(); P]; R];
         for e in block * BLOCK / 2..n_pairs.min((block + 1) * BLOCK / 2) {
             for p in 0..P {
                 let codes = simd.load_pairs(&keys[p].0[e]);
@@ -764,8 +759,8 @@ fn integer_block<S: Simd, const R: usize, const P: usize>(
         for p in 0..P {
             let scale = simd.load_halves(&keys[p].1[block]);
             for r in 0..R {
-                let product = simd.mul(simd.to_floats(ints[r][p]), scale);
-                sums[r][p] = simd.add(sums[r][p], product);
+                let product = ints[r][p].to_f() * scale;
+                sums[r][p] = sums[r][p] + product;
             }
         }
     }
@@ -826,7 +821,7 @@ fn weights<const ROUND: bool>(
 /// Multiplies weights by the scales of a block of values, to 16 bits, so that products with codes
 /// are exact. `scales` gives those of each group of lanes.
 #[inline(always)]
-fn scale_weights<'a, S: Simd>(
+fn scale_weights<'a, S: Cached>(
     simd: S,
     weights: &[f32],
     scales: impl Fn(usize) -> &'a [f16; LANES],
@@ -835,7 +830,7 @@ fn scale_weights<'a, S: Simd>(
 ) {
     let mut floats = [[0.0; LANES]; SPAN / LANES];
     for i in lanes.clone() {
-        simd.store(simd.load_halves(scales(i)), &mut floats[i]);
+        simd.load_halves(scales(i)).store(&mut floats[i]);
     }
     let span = lanes.start * LANES..lanes.end * LANES;
     let floats = &floats.as_flattened()[span.clone()];
@@ -867,7 +862,7 @@ impl Weigh<'_> {
     /// is `[n_rows, head_dim]`. If `converted` is given, values are converted there first.
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
-    fn rows<S: Simd, E: Element, const EXACT: bool, const P: usize>(
+    fn rows<S: Cached, E: Element, const EXACT: bool, const P: usize>(
         &self,
         simd: S,
         weights: &[f32],
@@ -901,7 +896,7 @@ impl Weigh<'_> {
 
     /// Converts `P · LANES` columns of the positions that any row attends to.
     #[inline(always)]
-    fn convert<S: Simd, E: Element, const P: usize>(
+    fn convert<S: Cached, E: Element, const P: usize>(
         &self,
         simd: S,
         values: [&[E]; PAGES],
@@ -914,14 +909,14 @@ impl Weigh<'_> {
             let row = &values[position / PAGE_LEN][position % PAGE_LEN * stride + at..];
             let row = row[..P * LANES].as_chunks::<LANES>().0;
             for (p, from) in row.iter().enumerate() {
-                simd.store(E::load(simd, from), &mut out[position * P + p]);
+                E::load(simd, from).store(&mut out[position * P + p]);
             }
         }
     }
 
     /// The columns from `at`, which `from` (pages, their stride, and the column in them) holds.
     #[inline(always)]
-    fn columns<S: Simd, E: Element, const EXACT: bool, const P: usize>(
+    fn columns<S: Cached, E: Element, const EXACT: bool, const P: usize>(
         &self,
         simd: S,
         weights: &[f32],
@@ -951,7 +946,7 @@ impl Weigh<'_> {
                 [acc[r]] = weigh::<S, E, EXACT, 1, P>(simd, [w[r]], after, from, [acc[r]]);
                 let out = &mut sums[(first + r) * d + at..][..P * LANES];
                 for (out, &acc) in out.as_chunks_mut().0.iter_mut().zip(&acc[r]) {
-                    simd.store(acc, out);
+                    acc.store(out);
                 }
             }
         });
@@ -984,13 +979,13 @@ impl Weigh<'_> {
 
 /// Adds the weighted values at `positions` to the sums of `R` rows.
 #[inline(always)]
-fn weigh<S: Simd, E: Element, const EXACT: bool, const R: usize, const P: usize>(
+fn weigh<S: Cached, E: Element, const EXACT: bool, const R: usize, const P: usize>(
     simd: S,
     weights: [&[f32]; R],
     positions: Range<usize>,
     (pages, stride, column): ([&[E]; PAGES], usize, usize),
-    mut acc: [[S::Floats; P]; R],
-) -> [[S::Floats; P]; R] {
+    mut acc: [[S::F; P]; R],
+) -> [[S::F; P]; R] {
     let mut start = positions.start;
     while start < positions.end {
         let end = positions.end.min((start / PAGE_LEN + 1) * PAGE_LEN);

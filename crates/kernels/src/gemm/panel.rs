@@ -10,8 +10,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod dots;
 mod kernels;
-mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
@@ -34,7 +34,7 @@ use std::ops::Range;
 use sterna_format::DType;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use lanes::Acts;
+pub(super) use dots::Acts;
 
 use super::activations::{Order, QuantizedRows, Scaling, Tiles};
 use super::ternary::TernaryMatrix;

@@ -1,7 +1,7 @@
 //! Sixteen blocks of values, one per lane, and the weights of their errors.
 
 use super::k_fit::SUPER;
-use super::lanes::{LANES, Lanes, Simd, Vector};
+use super::lanes::{Floats, LANES, Lanes, Simd};
 
 /// How the error of an element is weighted. These are the measures of the reference quantizers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,8 +17,8 @@ pub(super) enum Weights {
 /// The elements of the blocks, and their weights.
 pub(super) struct Batch<S: Simd, const N: usize> {
     /// Element `j` of all blocks.
-    pub(super) x: [S::V; N],
-    pub(super) w: [S::V; N],
+    pub(super) x: [S::F; N],
+    pub(super) w: [S::F; N],
 }
 
 impl<S: Simd, const N: usize> Batch<S, N> {
@@ -47,7 +47,7 @@ impl<S: Simd, const N: usize> Batch<S, N> {
         for x in &x {
             top = x.max(zero - *x).max(top);
         }
-        let unit = simd.load(&units::<G, N>(top.store()));
+        let unit = simd.load(&units::<G, N>(top.to_array()));
         let mut power = zero;
         for (w, x) in w.iter_mut().zip(&x) {
             let relative = *x * unit;
@@ -55,7 +55,7 @@ impl<S: Simd, const N: usize> Batch<S, N> {
             power = power + *w;
         }
         if weights == Weights::Magnitude {
-            let mean = simd.load(&power.store().map(|power| (power / N as f32).sqrt()));
+            let mean = simd.load(&power.to_array().map(|power| (power / N as f32).sqrt()));
             for (w, x) in w.iter_mut().zip(&x) {
                 let relative = *x * unit;
                 *w = mean + relative.max(zero - relative);
@@ -81,10 +81,10 @@ fn units<const G: usize, const N: usize>(tops: Lanes) -> Lanes {
 
 /// The codes of each block.
 #[inline(always)]
-pub(super) fn codes_by_block<V: Vector, const N: usize>(codes: &[V; N]) -> [[i8; N]; LANES] {
+pub(super) fn codes_by_block<V: Floats, const N: usize>(codes: &[V; N]) -> [[i8; N]; LANES] {
     let mut blocks = [[0; N]; LANES];
     for (j, codes) in codes.iter().enumerate() {
-        for (block, code) in blocks.iter_mut().zip(codes.store()) {
+        for (block, code) in blocks.iter_mut().zip(codes.to_array()) {
             block[j] = code as i32 as i8;
         }
     }

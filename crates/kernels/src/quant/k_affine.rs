@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::batch::{Batch, Weights, codes_by_block, supers_at_once};
 use super::float::{f16_neighbours, round_to_f16, round_to_f16_factor};
 use super::k_fit::{Affine, MIN_EXTENT, SUPER};
-use super::lanes::{LANES, Lanes, NOTABLE, Simd, Vector, inverse, nearest};
+use super::lanes::{Floats, LANES, Lanes, NOTABLE, Simd, inverse, nearest};
 
 /// The limits of a type, and the error measure.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +74,8 @@ pub(super) fn fit<S: Simd, const N: usize>(
         };
         let found = search.run();
         let codes = codes_by_block(&search.codes_of(&found));
-        let [d, dmin, scale, min] = [found.d, found.dmin, found.scale, found.min].map(S::V::store);
+        let [d, dmin, scale, min] =
+            [found.d, found.dmin, found.scale, found.min].map(S::F::to_array);
         for i in 0..values.len() {
             let first = i * (SUPER / N);
             let mut fit = Affine {
@@ -105,7 +106,7 @@ fn lanes_of_supers(n: usize) -> impl Iterator<Item = Range<usize>> {
 struct Search<S: Simd, const N: usize> {
     simd: S,
     batch: Batch<S, N>,
-    max_code: S::V,
+    max_code: S::F,
     max_scale: f32,
 }
 
@@ -138,10 +139,10 @@ struct Distances<V, const N: usize> {
 
 impl<S: Simd, const N: usize> Search<S, N> {
     #[inline(always)]
-    fn run(&self) -> Found<S::V> {
+    fn run(&self) -> Found<S::F> {
         let simd = self.simd;
         let (scale, min) = self.fit_alone();
-        let (scales, mins) = (scale.store(), min.store());
+        let (scales, mins) = (scale.to_array(), min.to_array());
         let (mut d, mut dmin) = ([0.0; LANES], [0.0; LANES]);
         for lanes in lanes_of_supers(N) {
             let largest = |of: &Lanes| of[lanes.clone()].iter().fold(0.0f32, |top, &v| top.max(v));
@@ -163,7 +164,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
                 _ => self.refit(&best),
             };
             let next = self.round_to_factors((scale, min), factors);
-            let (new, old) = (next.error.store(), best.error.store());
+            let (new, old) = (next.error.to_array(), best.error.to_array());
             let (mut new_sums, mut old_sums) = ([0.0; LANES], [0.0; LANES]);
             for lanes in lanes_of_supers(N) {
                 let sum = |of: &Lanes| of[lanes.clone()].iter().fold(0.0, |sum, v| sum + v);
@@ -184,7 +185,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
     /// The real scales and minimums that fit each sub-block best.
     #[inline(always)]
-    fn fit_alone(&self) -> (S::V, S::V) {
+    fn fit_alone(&self) -> (S::F, S::F) {
         let (simd, Batch { x, w }) = (self.simd, &self.batch);
         let zero = simd.splat(0.0);
         let (mut low, mut high) = (zero, x[0]);
@@ -238,10 +239,10 @@ impl<S: Simd, const N: usize> Search<S, N> {
     #[inline(always)]
     fn improve(
         &self,
-        best: &mut Solution<S::V>,
-        distances: &Distances<S::V, N>,
-        per_step: S::V,
-        shift: S::V,
+        best: &mut Solution<S::F>,
+        distances: &Distances<S::F, N>,
+        per_step: S::F,
+        shift: S::F,
     ) {
         let simd = self.simd;
         let zero = simd.splat(0.0);
@@ -278,7 +279,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
     /// The integer scales and minimums near the real ones that give the smallest errors.
     #[inline(always)]
-    fn round_to_factors(&self, (scale, min): (S::V, S::V), (d, dmin): (S::V, S::V)) -> Found<S::V> {
+    fn round_to_factors(&self, (scale, min): (S::F, S::F), (d, dmin): (S::F, S::F)) -> Found<S::F> {
         let simd = self.simd;
         let (zero, most) = (simd.splat(0.0), simd.splat(self.max_scale));
         let near_scale = nearest(simd, scale * inverse(simd, d), zero, most);
@@ -306,7 +307,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
     /// The weighted squared error of the nearest codes.
     #[inline(always)]
-    fn error_of(&self, found: &Found<S::V>) -> S::V {
+    fn error_of(&self, found: &Found<S::F>) -> S::F {
         let simd = self.simd;
         let zero = simd.splat(0.0);
         let (scale, min) = (found.d * found.scale, found.dmin * found.min);
@@ -322,7 +323,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
     /// The codes nearest to `(x + min) / scale`.
     #[inline(always)]
-    fn codes_of(&self, found: &Found<S::V>) -> [S::V; N] {
+    fn codes_of(&self, found: &Found<S::F>) -> [S::F; N] {
         let simd = self.simd;
         let (scale, min) = (found.d * found.scale, found.dmin * found.min);
         let per_step = inverse(simd, scale);
@@ -340,7 +341,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
     /// The f16 factors that fit each super-block best, given all integers.
     #[inline(always)]
-    fn refit(&self, found: &Found<S::V>) -> (S::V, S::V) {
+    fn refit(&self, found: &Found<S::F>) -> (S::F, S::F) {
         let (simd, batch) = (self.simd, &self.batch);
         let zero = simd.splat(0.0);
         let (mut sum_w, mut sum_x) = (zero, zero);
@@ -356,8 +357,8 @@ impl<S: Simd, const N: usize> Search<S, N> {
         // Normal equations of x ≈ d·a − dmin·b, where a = scale·code and b = min.
         let (scale, min) = (found.scale, found.min);
         let [aa, ab, bb] = [scale * scale * qq, scale * min * q, min * min * sum_w];
-        let terms = [aa, ab, bb, scale * qx, min * sum_x].map(S::V::store);
-        let (mut d, mut dmin) = (found.d.store(), found.dmin.store());
+        let terms = [aa, ab, bb, scale * qx, min * sum_x].map(S::F::to_array);
+        let (mut d, mut dmin) = (found.d.to_array(), found.dmin.to_array());
         for lanes in lanes_of_supers(N) {
             let sum = |of: Lanes| {
                 of[lanes.clone()]

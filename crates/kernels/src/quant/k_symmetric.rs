@@ -6,7 +6,7 @@
 use super::batch::{Batch, Weights, codes_by_block, supers_at_once};
 use super::float::{round_to_f16, round_to_f16_factor};
 use super::k_fit::{MIN_EXTENT, SUPER, Symmetric};
-use super::lanes::{LANES, Lanes, NOTABLE, Simd, Vector, inverse, nearest};
+use super::lanes::{Floats, LANES, Lanes, NOTABLE, Simd, inverse, nearest};
 
 /// The limits of a type, and the error measure.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +52,7 @@ pub(super) fn fit<S: Simd>(
         let codes = codes_by_block(&search.codes_of(simd.splat(d) * scales));
         let mut fit = Symmetric {
             d,
-            scales: scales.store().map(|scale| scale as i32 as i8),
+            scales: scales.to_array().map(|scale| scale as i32 as i8),
             codes: [0; SUPER],
         };
         fit.codes.copy_from_slice(codes.as_flattened());
@@ -73,13 +73,13 @@ pub(super) fn fit_blocks<S: Simd, const N: usize>(
     for (group, values) in values.chunks(LANES).enumerate() {
         let batch = Batch::new(simd, values, Weights::Flat);
         let search = Search::<S, N>::new(simd, batch, half);
-        let rounded = |scale: S::V| simd.load(&scale.store().map(round_to_f16));
+        let rounded = |scale: S::F| simd.load(&scale.to_array().map(round_to_f16));
         let usual = rounded(search.top / search.low);
         let found = rounded(search.fit_alone());
         let (usual_error, error) = (search.error_of(usual), search.error_of(found));
         let scale = usual_error.if_greater(error, found, usual);
         let codes = codes_by_block(&search.codes_of(scale));
-        let scale = scale.store();
+        let scale = scale.to_array();
         for i in 0..values.len() {
             each(group * LANES + i, scale[i], &codes[i]);
         }
@@ -91,11 +91,11 @@ struct Search<S: Simd, const N: usize> {
     simd: S,
     batch: Batch<S, N>,
     /// The value of largest magnitude of each block.
-    top: S::V,
+    top: S::F,
     /// The lowest code, `−half`.
-    low: S::V,
+    low: S::F,
     /// The highest code.
-    high: S::V,
+    high: S::F,
 }
 
 impl<S: Simd, const N: usize> Search<S, N> {
@@ -118,7 +118,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
     /// The real scale that fits each block best; of either sign, as the codes are asymmetric.
     #[inline(always)]
-    fn fit_alone(&self) -> S::V {
+    fn fit_alone(&self) -> S::F {
         let simd = self.simd;
         let zero = simd.splat(0.0);
         let magnitude = self.top.max(zero - self.top);
@@ -146,7 +146,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
     /// Solves for the codes nearest to `x · per_step`, and keeps improvements: the scale, and by how much the
     /// weighted squared error is less than that of zeros.
     #[inline(always)]
-    fn improve(&self, best: &mut (S::V, S::V), per_step: S::V) {
+    fn improve(&self, best: &mut (S::F, S::F), per_step: S::F) {
         let (qq, qx) = self.sums_of_codes(per_step);
         // Comparisons with NaN are false: where all codes are zero, nothing improves.
         let scale = qx / qq;
@@ -158,7 +158,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
     /// `Σ w·q²` and `Σ w·q·x` for the codes `q` nearest to `x · per_step`.
     #[inline(always)]
-    fn sums_of_codes(&self, per_step: S::V) -> (S::V, S::V) {
+    fn sums_of_codes(&self, per_step: S::F) -> (S::F, S::F) {
         let (mut qq, mut qx) = (self.simd.splat(0.0), self.simd.splat(0.0));
         for (x, w) in self.batch.x.iter().zip(&self.batch.w) {
             let code = nearest(self.simd, *x * per_step, self.low, self.high);
@@ -171,7 +171,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
     /// The weighted squared error of the nearest codes.
     #[inline(always)]
-    fn error_of(&self, scale: S::V) -> S::V {
+    fn error_of(&self, scale: S::F) -> S::F {
         let per_step = inverse(self.simd, scale);
         let mut error = self.simd.splat(0.0);
         for (x, w) in self.batch.x.iter().zip(&self.batch.w) {
@@ -183,7 +183,7 @@ impl<S: Simd, const N: usize> Search<S, N> {
 
     /// The codes nearest to `x / scale`.
     #[inline(always)]
-    fn codes_of(&self, scale: S::V) -> [S::V; N] {
+    fn codes_of(&self, scale: S::F) -> [S::F; N] {
         let per_step = inverse(self.simd, scale);
         let mut codes = self.batch.x;
         for code in &mut codes {
@@ -196,16 +196,16 @@ impl<S: Simd, const N: usize> Search<S, N> {
 impl<S: Simd> Search<S, SUB> {
     /// The factor of a super-block and its integer scales.
     #[inline(always)]
-    fn run(&self, half_scale: f32) -> (f32, S::V) {
+    fn run(&self, half_scale: f32) -> (f32, S::F) {
         let scale = self.fit_alone();
         // The negative end reaches one step further, so the widest sub-block is put there.
         let widest = |top: f32, s: f32| if s.abs() > top.abs() { s } else { top };
-        let top = scale.store().into_iter().fold(0.0, widest);
+        let top = scale.to_array().into_iter().fold(0.0, widest);
         let mut d = round_to_f16_factor(top / -half_scale);
         let (mut lowest, mut best) = (f32::INFINITY, (d, self.simd.splat(0.0)));
         for round in 0..ROUNDS {
             let (scales, error) = self.round_to_factor(scale, d, half_scale);
-            let error = error.store().iter().fold(0.0, |sum, e| sum + e);
+            let error = error.to_array().iter().fold(0.0, |sum, e| sum + e);
             if error < lowest {
                 (lowest, best) = (error, (d, scales));
             }
@@ -218,7 +218,7 @@ impl<S: Simd> Search<S, SUB> {
 
     /// The integer scales near the real ones that give the smallest errors, and the errors.
     #[inline(always)]
-    fn round_to_factor(&self, scale: S::V, d: f32, half_scale: f32) -> (S::V, S::V) {
+    fn round_to_factor(&self, scale: S::F, d: f32, half_scale: f32) -> (S::F, S::F) {
         let simd = self.simd;
         let (low, high) = (simd.splat(-half_scale), simd.splat(half_scale - 1.0));
         let d = simd.splat(d);
@@ -235,13 +235,13 @@ impl<S: Simd> Search<S, SUB> {
 
     /// The f16 factor that fits the super-block best, given all integers.
     #[inline(always)]
-    fn refit(&self, (d, scales): (f32, S::V)) -> f32 {
+    fn refit(&self, (d, scales): (f32, S::F)) -> f32 {
         /// The largest finite f16.
         const MAX_FACTOR: f32 = 65504.0;
         let (qq, qx) = self.sums_of_codes(inverse(self.simd, self.simd.splat(d) * scales));
         let sum = |of: Lanes| of.iter().fold(0.0, |sum, v| sum + v);
         // A comparison with NaN is false.
-        let new = sum((scales * qx).store()) / sum((scales * scales * qq).store());
+        let new = sum((scales * qx).to_array()) / sum((scales * scales * qq).to_array());
         if new.abs() <= MAX_FACTOR {
             round_to_f16(new)
         } else {

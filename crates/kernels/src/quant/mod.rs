@@ -32,8 +32,6 @@ mod k_fit;
 mod k_quick;
 mod k_symmetric;
 mod lanes;
-#[cfg(target_arch = "x86_64")]
-mod lanes_x86;
 pub mod mxfp4;
 mod q1_0;
 mod q2_0;

@@ -4,13 +4,13 @@
 
 use sterna_format::DType;
 
-use super::lanes::{Portable, Simd};
-#[cfg(target_arch = "x86_64")]
-use super::lanes_x86::{Avx2, Avx512};
 use super::{QuantError, check_magnitudes, check_sizes, q2_k, q3_k, q4, q4_k, q5_k, q6_k};
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Level;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::x86::{Avx2, Avx512};
+use crate::simd::{Portable, Simd};
 
 /// As [`encode_row`](super::encode_row), of the types with a search: the K types, and Q4_0.
 pub(super) fn search(
@@ -23,12 +23,12 @@ pub(super) fn search(
     check_magnitudes(dtype, values)?;
     #[cfg(target_arch = "x86_64")]
     {
-        #[target_feature(enable = "avx2,f16c")]
+        #[target_feature(enable = "avx2,f16c,fma")]
         fn avx2(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
             // SAFETY: the function's own features.
             search_with(unsafe { Avx2::new() }, dtype, values, out)
         }
-        #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+        #[target_feature(enable = "avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
         fn avx512(dtype: DType, values: &[f32], out: &mut [u8]) -> Result<(), QuantError> {
             // SAFETY: the function's own features.
             search_with(unsafe { Avx512::new() }, dtype, values, out)
@@ -36,7 +36,7 @@ pub(super) fn search(
         match isa.level() {
             Level::Baseline => {}
             Level::Avx2 | Level::AvxVnni => {
-                // SAFETY: these levels exist only where `Level::is_here` saw AVX2 and F16C.
+                // SAFETY: these levels exist only where `Level::is_here` saw AVX2, F16C and FMA.
                 return unsafe { avx2(dtype, values, out) };
             }
             // SAFETY: these levels exist only where `Level::is_here` saw these features.

@@ -14,8 +14,6 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::lanes::Lanes as _;
-use super::x86::Avx512;
 use super::{COLUMNS, Kernel, Lanes, Panel};
 use crate::amx::{self, tiles};
 use crate::gemm::activations::{LINES, TILE, Tiles};
@@ -422,7 +420,7 @@ unsafe fn scale_products<const N_DIGITS: usize, const QUADS: usize, const BIAS: 
     sums: &mut [Lanes<f32>],
 ) {
     // SAFETY: this function's features.
-    let load = |from: &Lanes<f32>| unsafe { Avx512::load_f(from) };
+    let load = |from: &Lanes<f32>| unsafe { _mm512_loadu_ps(from.as_ptr()) };
     let (d, dmin) = (load(&panel.d[0]), load(&panel.dmin));
     let mut offsets = (panel.offsets.each_ref()).map(|offsets| {
         // SAFETY: sixteen pairs fill a register.
@@ -660,7 +658,7 @@ unsafe fn scale_groups<const N: usize>(
     sums: &mut [Lanes<f32>],
 ) {
     // SAFETY: this function's features.
-    let load = |from: &Lanes<f32>| unsafe { Avx512::load_f(from) };
+    let load = |from: &Lanes<f32>| unsafe { _mm512_loadu_ps(from.as_ptr()) };
     let d: [_; N] = std::array::from_fn(|g| load(&d[g]));
     let steps = steps.first_chunk::<N>().expect("every group has a scale");
     for (r, sums) in sums.iter_mut().enumerate().take(TILE) {

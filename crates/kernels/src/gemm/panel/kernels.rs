@@ -1,15 +1,15 @@
-//! The products of a panel, in terms of [`Lanes`].
+//! The products of a panel, in terms of [`Dots`].
 
 use std::ops::Range;
 
 use sterna_format::DType;
 
-use super::lanes::{Acts, Lanes};
-use super::portable::Portable;
-use super::{Kernel, Lanes as Array, Panel, Products, ROWS};
+use super::dots::{Acts, Dots};
+use super::{Kernel, Lanes, Panel, Products, ROWS};
 use crate::gemm::activations::{Order, TILE, Tiles};
 use crate::isa::{Isa, Level};
 use crate::quant::integers::SUPER_LEN;
+use crate::simd::{Floats, Ints, Portable};
 
 /// A kind of weights.
 trait Family {
@@ -26,13 +26,14 @@ trait Family {
     /// Adds the products of a panel and `T` activation rows, whole tiles from `tile` on.
     ///
     /// # Safety
-    /// As [`Products`]; `sums` are those of the `T` rows.
-    unsafe fn add<S: Lanes, const T: usize>(
+    /// As [`Products`].
+    unsafe fn add<S: Dots, const T: usize>(
+        simd: S,
         panel: &Panel,
         x: &Tiles,
         tile: usize,
         columns: Range<usize>,
-        sums: *mut Array<Self::Sum>,
+        sums: &mut [Lanes<Self::Sum>; T],
     );
 }
 
@@ -41,31 +42,31 @@ trait Family {
 /// # Safety
 /// As [`Products`].
 #[inline(always)]
-unsafe fn all<F: Family, S: Lanes, const T: usize>(
+unsafe fn all<F: Family, S: Dots, const T: usize>(
+    simd: S,
     panel: &Panel,
     x: &Tiles,
     columns: Range<usize>,
-    sums: &mut [Array<F::Sum>],
+    sums: &mut [Lanes<F::Sum>],
 ) {
     assert!(sums.len() == x.m() && columns.end <= x.k());
-    let n_tiles = x.m() / TILE;
     let mut tile = 0;
-    while tile < n_tiles {
-        let columns = columns.clone();
-        let left = (n_tiles - tile) * TILE;
-        // SAFETY: the caller's promise; there are as many sums as rows.
-        unsafe {
-            let sums = sums.as_mut_ptr().add(tile * TILE);
-            if left >= T {
-                F::add::<S, T>(panel, x, tile, columns, sums);
-                tile += T / TILE;
-            } else if left >= 8 {
-                F::add::<S, 8>(panel, x, tile, columns, sums);
-                tile += 2;
-            } else {
-                F::add::<S, 4>(panel, x, tile, columns, sums);
-                tile += 1;
-            }
+    let (most, rest) = sums.as_chunks_mut::<T>();
+    let (eights, rest) = rest.as_chunks_mut::<8>();
+    let (fours, _) = rest.as_chunks_mut::<4>();
+    // SAFETY: the caller's promise; there are as many sums as rows.
+    unsafe {
+        for sums in most {
+            F::add::<S, T>(simd, panel, x, tile, columns.clone(), sums);
+            tile += T / TILE;
+        }
+        for sums in eights {
+            F::add::<S, 8>(simd, panel, x, tile, columns.clone(), sums);
+            tile += 2;
+        }
+        for sums in fours {
+            F::add::<S, 4>(simd, panel, x, tile, columns.clone(), sums);
+            tile += 1;
         }
     }
 }
@@ -89,79 +90,79 @@ unsafe fn nothing() {}
 
 fn products<F: Family>(isa: Isa) -> Products<F::Sum> {
     #[cfg(target_arch = "aarch64")]
-    use super::neon::{Neon, NeonDot};
+    use crate::simd::neon::{Neon, NeonDot};
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-    use super::wasm::Relaxed;
+    use crate::simd::wasm::Relaxed;
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    use super::wasm::Simd128;
+    use crate::simd::wasm::Simd128;
     #[cfg(target_arch = "x86_64")]
-    use super::x86::{Avx2, Avx512, AvxVnni};
+    use crate::simd::x86::{Avx2, Avx512, AvxVnni};
 
     /// # Safety
     /// As [`Products`].
-    unsafe fn portable<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+    unsafe fn portable<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Lanes<F::Sum>]) {
         // SAFETY: the caller's promise.
-        unsafe { all::<F, Portable, 4>(p, x, c, s) }
+        unsafe { all::<F, Portable, 4>(Portable, p, x, c, s) }
     }
 
     /// # Safety
     /// As [`Products`].
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    unsafe fn avx2<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn avx2<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Lanes<F::Sum>]) {
         // SAFETY: the caller's promise.
-        unsafe { all::<F, Avx2, 4>(p, x, c, s) }
+        unsafe { all::<F, Avx2, 4>(Avx2::new(), p, x, c, s) }
     }
 
     /// # Safety
     /// As [`Products`].
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,avxvnni")]
-    unsafe fn avxvnni<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    unsafe fn avxvnni<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Lanes<F::Sum>]) {
         // SAFETY: the caller's promise.
-        unsafe { all::<F, AvxVnni, 4>(p, x, c, s) }
+        unsafe { all::<F, AvxVnni, 4>(AvxVnni::new(), p, x, c, s) }
     }
 
     /// # Safety
     /// As [`Products`].
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
-    unsafe fn avx512<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn avx512<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Lanes<F::Sum>]) {
         // SAFETY: the caller's promise.
-        unsafe { all::<F, Avx512, 12>(p, x, c, s) }
+        unsafe { all::<F, Avx512, 12>(Avx512::new(), p, x, c, s) }
     }
 
     /// # Safety
     /// As [`Products`].
     #[cfg(target_arch = "aarch64")]
-    unsafe fn neon<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+    unsafe fn neon<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Lanes<F::Sum>]) {
         // SAFETY: the caller's promise.
-        unsafe { all::<F, Neon, 4>(p, x, c, s) }
+        unsafe { all::<F, Neon, 4>(Neon::new(), p, x, c, s) }
     }
 
     /// # Safety
     /// As [`Products`].
     #[cfg(target_arch = "aarch64")]
     #[target_feature(enable = "dotprod")]
-    unsafe fn neon_dot<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+    unsafe fn neon_dot<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Lanes<F::Sum>]) {
         // SAFETY: the caller's promise.
-        unsafe { all::<F, NeonDot, 4>(p, x, c, s) }
+        unsafe { all::<F, NeonDot, 4>(NeonDot::new(), p, x, c, s) }
     }
 
     /// # Safety
     /// As [`Products`].
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    unsafe fn simd128<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+    unsafe fn simd128<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Lanes<F::Sum>]) {
         // SAFETY: the caller's promise.
-        unsafe { all::<F, Simd128, 4>(p, x, c, s) }
+        unsafe { all::<F, Simd128, 4>(Simd128, p, x, c, s) }
     }
 
     /// # Safety
     /// As [`Products`].
     #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
-    unsafe fn relaxed<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Array<F::Sum>]) {
+    unsafe fn relaxed<F: Family>(p: &Panel, x: &Tiles, c: Range<usize>, s: &mut [Lanes<F::Sum>]) {
         // SAFETY: the caller's promise.
-        unsafe { all::<F, Relaxed, 4>(p, x, c, s) }
+        unsafe { all::<F, Relaxed, 4>(Relaxed, p, x, c, s) }
     }
 
     match isa.level() {
@@ -231,24 +232,24 @@ impl Family for Ternary {
     const AMX: Kernel<i32> = super::amx::TERNARY;
 
     #[inline(always)]
-    unsafe fn add<S: Lanes, const T: usize>(
+    unsafe fn add<S: Dots, const T: usize>(
+        simd: S,
         panel: &Panel,
         x: &Tiles,
         tile: usize,
         columns: Range<usize>,
-        out: *mut Array<i32>,
+        out: &mut [Lanes<i32>; T],
     ) {
         let acts = Acts::new(x, tile, columns.start);
+        let mut sums = [simd.zero(); T];
+        for (sum, out) in sums.iter_mut().zip(&*out) {
+            *sum = simd.load_i(out);
+        }
+        let codes = &panel.codes[..columns.len() / 4];
         // SAFETY: the caller's promise.
-        unsafe {
-            let mut sums = [S::zero(); T];
-            for (t, sum) in sums.iter_mut().enumerate() {
-                *sum = S::load_i(out.add(t));
-            }
-            S::add_dots::<T, 2>(&mut sums, panel.codes.as_ptr(), acts, columns.len() / 4);
-            for (t, sum) in sums.into_iter().enumerate() {
-                S::store_i(out.add(t), sum);
-            }
+        unsafe { simd.add_dots::<T, 2>(&mut sums, codes, acts) };
+        for (sum, out) in sums.into_iter().zip(out) {
+            sum.store(out);
         }
     }
 }
@@ -267,83 +268,69 @@ impl<const MAX: usize, const QUADS: usize, const BIAS: u32> Family for Super<MAX
     const AMX: Kernel<f32> = super::amx::super_blocks::<MAX, QUADS, BIAS>();
 
     #[inline(always)]
-    unsafe fn add<S: Lanes, const T: usize>(
+    unsafe fn add<S: Dots, const T: usize>(
+        simd: S,
         panel: &Panel,
         x: &Tiles,
         tile: usize,
         columns: Range<usize>,
-        out: *mut Array<f32>,
+        out: &mut [Lanes<f32>; T],
     ) {
         let acts = Acts::new(x, tile, columns.start);
-        // SAFETY: the caller's promise; a block of 256 is 64 times four columns.
-        unsafe {
-            let mut sums = [S::zero(); T];
-            for sub in 0..SUPER_LEN / 4 / QUADS {
-                S::add_scaled_dots::<T, MAX>(
-                    &mut sums,
-                    panel.codes.as_ptr().add(sub * QUADS),
-                    acts.skip(sub * QUADS),
-                    QUADS,
-                    &panel.scales[sub * QUADS / 4],
-                );
+        let mut sums = [simd.zero(); T];
+        let codes = panel.codes[..SUPER_LEN / 4].chunks_exact(QUADS);
+        for (sub, codes) in codes.enumerate() {
+            // SAFETY: the caller's promise; a block of 256 is 64 times four columns.
+            unsafe {
+                let (acts, scales) = (acts.skip(sub * QUADS), &panel.scales[sub * QUADS / 4]);
+                simd.add_scaled_dots::<T, MAX>(&mut sums, codes, acts, scales);
             }
-            if BIAS != 0 {
-                for (t, sum) in sums.iter_mut().enumerate() {
-                    let offset = offset::<S>(panel, x, tile, t, columns.start);
-                    *sum = S::sub_shifted::<BIAS>(*sum, offset);
-                }
-            }
-            scale_super::<S, T>(BIAS == 0, panel, x, tile, columns.start, sums, out);
         }
+        if BIAS != 0 {
+            for (t, sum) in sums.iter_mut().enumerate() {
+                let offset = offset(simd, panel, x, tile, t, columns.start);
+                *sum = *sum - offset.shift_left::<BIAS>();
+            }
+        }
+        scale_super(simd, BIAS == 0, panel, x, tile, columns.start, sums, out);
     }
 }
 
 /// The sum of activations times what belongs to the codes' offsets, of row `t` from a tile on.
-///
-/// # Safety
-/// As [`Lanes`]; the rows and columns are there.
 #[inline(always)]
-unsafe fn offset<S: Lanes>(panel: &Panel, x: &Tiles, tile: usize, t: usize, start: usize) -> S::I {
+fn offset<S: Dots>(simd: S, panel: &Panel, x: &Tiles, tile: usize, t: usize, start: usize) -> S::I {
     let pairs = &x.pairs(tile + t / TILE, start)[..panel.offsets.len()];
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut offset = S::zero();
-        for (offsets, pairs) in panel.offsets.iter().zip(pairs) {
-            offset = S::add_pairs(offset, offsets, pairs[t % TILE]);
-        }
-        offset
+    let mut offset = simd.zero();
+    for (offsets, pairs) in panel.offsets.iter().zip(pairs) {
+        offset = simd.add_pairs(offset, offsets, pairs[t % TILE]);
     }
+    offset
 }
 
 /// Scales the sums of `T` rows over the block of 256 from column `start` on, and adds them to `out`; less the sums of
 /// minimums, if the type has them.
-///
-/// # Safety
-/// As [`Products`]; `out` are the sums of the `T` rows.
 #[inline(always)]
-unsafe fn scale_super<S: Lanes, const T: usize>(
+#[allow(clippy::too_many_arguments)]
+fn scale_super<S: Dots, const T: usize>(
+    simd: S,
     has_minimums: bool,
     panel: &Panel,
     x: &Tiles,
     tile: usize,
     start: usize,
     sums: [S::I; T],
-    out: *mut Array<f32>,
+    out: &mut [Lanes<f32>; T],
 ) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (d, dmin) = (S::load_f(&panel.d[0]), S::load_f(&panel.dmin));
-        for (t, sum) in sums.into_iter().enumerate() {
-            let scales = x.scales(tile + t / TILE, start / SUPER_LEN);
-            let dx = S::splat(scales[0][t % TILE]);
-            let mut product = S::mul(S::to_f(sum), S::mul(d, dx));
-            if has_minimums {
-                let offset = S::to_f(offset::<S>(panel, x, tile, t, start));
-                product = S::sub(product, S::mul(offset, S::mul(dmin, dx)));
-            }
-            let out = out.add(t);
-            S::store_f(out, S::add(S::load_f(out), product));
+    let (d, dmin) = (simd.load(&panel.d[0]), simd.load(&panel.dmin));
+    for ((t, sum), out) in sums.into_iter().enumerate().zip(out) {
+        let scales = x.scales(tile + t / TILE, start / SUPER_LEN);
+        let dx = simd.splat(scales[0][t % TILE]);
+        let mut product = sum.to_f() * (d * dx);
+        if has_minimums {
+            let offset = offset(simd, panel, x, tile, t, start).to_f();
+            product = product - offset * (dmin * dx);
         }
+        (simd.load(out) + product).store(out);
     }
 }
 
@@ -359,12 +346,13 @@ impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {
     const AMX: Kernel<f32> = super::amx::small_blocks::<BIAS>();
 
     #[inline(always)]
-    unsafe fn add<S: Lanes, const T: usize>(
+    unsafe fn add<S: Dots, const T: usize>(
+        simd: S,
         panel: &Panel,
         x: &Tiles,
         tile: usize,
         columns: Range<usize>,
-        out: *mut Array<f32>,
+        out: &mut [Lanes<f32>; T],
     ) {
         let acts = Acts::new(x, tile, columns.start);
         let signed = MAX == 255 && S::SIGNED_BYTES;
@@ -376,28 +364,26 @@ impl<const MAX: usize, const BIAS: i16> Family for Small<MAX, BIAS> {
             pairs[i] = &x.pairs(tile + i, columns.start)[..n_groups];
             scales[i] = &x.scales(tile + i, columns.start / 32)[..n_groups];
         }
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut totals = [S::splat(0.0); T];
+        let mut totals = [simd.splat(0.0); T];
+        for (total, out) in totals.iter_mut().zip(&*out) {
+            *total = simd.load(out);
+        }
+        let codes = panel.codes[..n_groups * 8].chunks_exact(8);
+        for (group, codes) in codes.enumerate() {
+            let mut sums = [simd.zero(); T];
+            for (t, sum) in sums.iter_mut().enumerate() {
+                *sum = simd.add_pairs(*sum, &bias, pairs[t / TILE][group][t % TILE]);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { simd.add_dots::<T, MAX>(&mut sums, codes, acts.skip(group * 8)) };
+            let d = simd.load(&panel.d[group]);
             for (t, total) in totals.iter_mut().enumerate() {
-                *total = S::load_f(out.add(t));
+                let dx = simd.splat(scales[t / TILE][group][t % TILE]);
+                *total = *total + sums[t].to_f() * (d * dx);
             }
-            for group in 0..n_groups {
-                let mut sums = [S::zero(); T];
-                for (t, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::add_pairs(*sum, &bias, pairs[t / TILE][group][t % TILE]);
-                }
-                let codes = panel.codes.as_ptr().add(group * 8);
-                S::add_dots::<T, MAX>(&mut sums, codes, acts.skip(group * 8), 8);
-                let d = S::load_f(&panel.d[group]);
-                for (t, total) in totals.iter_mut().enumerate() {
-                    let dx = S::splat(scales[t / TILE][group][t % TILE]);
-                    *total = S::add(*total, S::mul(S::to_f(sums[t]), S::mul(d, dx)));
-                }
-            }
-            for (t, total) in totals.into_iter().enumerate() {
-                S::store_f(out.add(t), total);
-            }
+        }
+        for (total, out) in totals.into_iter().zip(out) {
+            total.store(out);
         }
     }
 }

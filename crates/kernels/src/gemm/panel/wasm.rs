@@ -1,146 +1,31 @@
-//! Sixteen lanes with WebAssembly's vectors: four registers, of which each has four rows of weights.
+//! Products of bytes with WebAssembly's vectors: four registers, of which each has four rows of weights.
 
 // Register tiles are arrays of arrays, read and written by the same indices.
 #![allow(clippy::needless_range_loop)]
 
 use std::arch::wasm32::*;
 
-use super::Lanes as Array;
-use super::lanes::{Acts, Lanes};
+use super::Lanes;
+use super::dots::{Acts, Dots, dword};
 use crate::gemm::unroll::each_row;
-
-/// With products in 16 bits, even bytes separate from odd ones.
-#[derive(Clone, Copy)]
-pub(super) struct Simd128;
-
-/// With relaxed dot products of bytes, for codes on which all engines agree: those of seven bits.
 #[cfg(target_feature = "relaxed-simd")]
-#[derive(Clone, Copy)]
-pub(super) struct Relaxed;
+use crate::simd::wasm::Relaxed;
+use crate::simd::wasm::{Ints128, Simd128, each, load};
 
-/// An instruction on all registers.
-macro_rules! each {
-    ($f:ident, $($v:expr),+) => {
-        [$f($($v[0]),+), $f($($v[1]),+), $f($($v[2]),+), $f($($v[3]),+)]
-    };
-}
-
-/// # Safety
-/// 64 bytes are there.
+/// [`Dots::add_pairs`].
 #[inline(always)]
-unsafe fn load<T>(from: *const T) -> [v128; 4] {
-    let from: *const v128 = from.cast();
-    // SAFETY: the caller's promise; alignment doesn't matter.
-    unsafe {
-        let at = [from, from.add(1), from.add(2), from.add(3)];
-        each!(v128_load, at)
-    }
-}
-
-/// # Safety
-/// 64 bytes are there.
-#[inline(always)]
-unsafe fn store<T>(to: *mut T, v: [v128; 4]) {
-    let to: *mut v128 = to.cast();
-    // SAFETY: the caller's promise; alignment doesn't matter.
-    unsafe {
-        let at = [to, to.add(1), to.add(2), to.add(3)];
-        each!(v128_store, at, v);
-    }
-}
-
-/// Shared by the two.
-macro_rules! lanes_128 {
-    () => {
-        type I = [v128; 4];
-        type F = [v128; 4];
-
-        const SIGNED_BYTES: bool = false;
-
-        #[inline(always)]
-        unsafe fn zero() -> Self::I {
-            [i32x4_splat(0); 4]
-        }
-
-        #[inline(always)]
-        unsafe fn load_i(from: *const Array<i32>) -> Self::I {
-            // SAFETY: the caller's promise.
-            unsafe { load(from) }
-        }
-
-        #[inline(always)]
-        unsafe fn store_i(to: *mut Array<i32>, v: Self::I) {
-            // SAFETY: the caller's promise.
-            unsafe { store(to, v) }
-        }
-
-        #[inline(always)]
-        unsafe fn add_pairs(
-            sum: Self::I,
-            weights: *const Array<[i16; 2]>,
-            pair: [i16; 2],
-        ) -> Self::I {
-            let pair = i32::from(pair[0] as u16) | i32::from(pair[1]) << 16;
-            let pair = [i32x4_splat(pair); 4];
-            // SAFETY: the caller's promise.
-            let weights = unsafe { load(weights) };
-            let products = each!(i32x4_dot_i16x8, weights, pair);
-            each!(i32x4_add, sum, products)
-        }
-
-        #[inline(always)]
-        unsafe fn sub_shifted<const SHIFT: u32>(a: Self::I, b: Self::I) -> Self::I {
-            let b = each!(i32x4_shl, b, [SHIFT; 4]);
-            each!(i32x4_sub, a, b)
-        }
-
-        #[inline(always)]
-        unsafe fn to_f(v: Self::I) -> Self::F {
-            each!(f32x4_convert_i32x4, v)
-        }
-
-        #[inline(always)]
-        unsafe fn load_f(from: *const Array<f32>) -> Self::F {
-            // SAFETY: the caller's promise.
-            unsafe { load(from) }
-        }
-
-        #[inline(always)]
-        unsafe fn store_f(to: *mut Array<f32>, v: Self::F) {
-            // SAFETY: the caller's promise.
-            unsafe { store(to, v) }
-        }
-
-        #[inline(always)]
-        unsafe fn splat(v: f32) -> Self::F {
-            [f32x4_splat(v); 4]
-        }
-
-        #[inline(always)]
-        unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
-            each!(f32x4_add, a, b)
-        }
-
-        #[inline(always)]
-        unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
-            each!(f32x4_sub, a, b)
-        }
-
-        #[inline(always)]
-        unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
-            each!(f32x4_mul, a, b)
-        }
-    };
+fn add_pairs(sum: Ints128, weights: &Lanes<[i16; 2]>, pair: [i16; 2]) -> Ints128 {
+    let pair = [i32x4_splat(dword(pair)); 4];
+    let weights = load(weights);
+    sum + Ints128(each!(i32x4_dot_i16x8, weights, pair))
 }
 
 /// Four columns of rows `4 · part` and up.
-///
-/// # Safety
-/// They are there.
 #[inline(always)]
-unsafe fn load_codes(codes: *const Array<[u8; 4]>, part: usize) -> v128 {
-    // SAFETY: the caller's promise; alignment doesn't matter.
-    unsafe { v128_load(codes.cast::<v128>().add(part)) }
+fn load_codes(codes: &Lanes<[u8; 4]>, part: usize) -> v128 {
+    let codes = &codes[4 * part..4 * part + 4];
+    // SAFETY: sixteen bytes are there; alignment doesn't matter.
+    unsafe { v128_load(codes.as_ptr().cast()) }
 }
 
 /// Four activations of a row, in every lane.
@@ -223,11 +108,11 @@ const fn quads_in_16_bits(max: usize) -> usize {
 /// aren't are in memory.
 ///
 /// # Safety
-/// As [`Lanes::add_dots`].
+/// As [`Dots::add_dots`].
 #[inline(always)]
 unsafe fn tile<D: Dot>(
     sums: [[v128; 2]; 4],
-    codes: *const Array<[u8; 4]>,
+    codes: &[Lanes<[u8; 4]>],
     part: usize,
     acts: Acts,
     tile: usize,
@@ -239,16 +124,14 @@ unsafe fn tile<D: Dot>(
         [mut c0, mut c1],
         [mut d0, mut d1],
     ] = sums;
-    for quad in quads {
+    let first_quad = quads.start;
+    for (i, codes) in codes[quads].iter().enumerate() {
+        let first = D::codes(load_codes(codes, part));
+        let second = D::codes(load_codes(codes, part + 1));
         // SAFETY: the caller's promise.
-        let (first, second, acts) = unsafe {
-            let codes = codes.add(quad);
-            let row = |t| D::acts(load_acts(acts, quad, 4 * tile + t));
-            (
-                D::codes(load_codes(codes, part)),
-                D::codes(load_codes(codes, part + 1)),
-                [row(0), row(1), row(2), row(3)],
-            )
+        let acts = unsafe {
+            let row = |t| D::acts(load_acts(acts, first_quad + i, 4 * tile + t));
+            [row(0), row(1), row(2), row(3)]
         };
         a0 = D::add(a0, first, acts[0]);
         a1 = D::add(a1, second, acts[0]);
@@ -264,30 +147,35 @@ unsafe fn tile<D: Dot>(
 
 /// The sums of eight rows of weights, and back.
 #[inline(always)]
-fn half_of(sums: &[[v128; 4]; 4], part: usize) -> [[v128; 2]; 4] {
-    each_row!(t => [sums[t][part], sums[t][part + 1]])
+fn half_of(sums: &[Ints128; 4], part: usize) -> [[v128; 2]; 4] {
+    each_row!(t => [sums[t].0[part], sums[t].0[part + 1]])
 }
 
 #[inline(always)]
-fn set_half(sums: &mut [[v128; 4]; 4], part: usize, half: [[v128; 2]; 4]) {
-    each_row!(t => [sums[t][part], sums[t][part + 1]] = half[t]);
+fn set_half(sums: &mut [Ints128; 4], part: usize, half: [[v128; 2]; 4]) {
+    each_row!(t => [sums[t].0[part], sums[t].0[part + 1]] = half[t]);
 }
 
-impl Lanes for Simd128 {
-    lanes_128!();
+impl Dots for Simd128 {
+    const SIGNED_BYTES: bool = false;
+
+    #[inline(always)]
+    fn add_pairs(self, sum: Ints128, weights: &Lanes<[i16; 2]>, pair: [i16; 2]) -> Ints128 {
+        add_pairs(sum, weights, pair)
+    }
 
     #[inline(always)]
     unsafe fn add_dots<const T: usize, const MAX: usize>(
-        sums: &mut [Self::I; T],
-        codes: *const Array<[u8; 4]>,
+        self,
+        sums: &mut [Ints128; T],
+        codes: &[Lanes<[u8; 4]>],
         acts: Acts,
-        n_quads: usize,
     ) {
         for (i, sums) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             for part in [0, 2] {
                 // SAFETY: the caller's promise.
                 let half = unsafe {
-                    tile::<Simd128>(half_of(sums, part), codes, part, acts, i, 0..n_quads)
+                    tile::<Simd128>(half_of(sums, part), codes, part, acts, i, 0..codes.len())
                 };
                 set_half(sums, part, half);
             }
@@ -296,23 +184,21 @@ impl Lanes for Simd128 {
 
     #[inline(always)]
     unsafe fn add_scaled_dots<const T: usize, const MAX: usize>(
-        sums: &mut [Self::I; T],
-        codes: *const Array<[u8; 4]>,
+        self,
+        sums: &mut [Ints128; T],
+        codes: &[Lanes<[u8; 4]>],
         acts: Acts,
-        n_quads: usize,
-        scales: *const Array<i32>,
+        scales: &Lanes<i32>,
     ) {
+        let scales = load(scales);
         for (i, sums) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             for part in [0, 2] {
                 // SAFETY: the caller's promise.
-                let (dots, scales) = unsafe {
-                    let zero = [[Self::zero()[0]; 2]; 4];
-                    let scales = scales.cast::<v128>().add(part);
-                    (
-                        tile::<Simd128>(zero, codes, part, acts, i, 0..n_quads),
-                        [v128_load(scales), v128_load(scales.add(1))],
-                    )
+                let dots = unsafe {
+                    let zero = [[i32x4_splat(0); 2]; 4];
+                    tile::<Simd128>(zero, codes, part, acts, i, 0..codes.len())
                 };
+                let scales = [scales[part], scales[part + 1]];
                 let half = half_of(sums, part);
                 let sum =
                     |t: usize, i: usize| i32x4_add(half[t][i], i32x4_mul(dots[t][i], scales[i]));
@@ -327,13 +213,12 @@ impl Relaxed {
     /// Adds to each sum that of two sums of i16 times two factors.
     ///
     /// # Safety
-    /// As [`Lanes::add_dots`]; `MAX` is at most 127.
+    /// As [`Dots::add_dots`]; `MAX` is at most 127.
     #[inline(always)]
     unsafe fn add_in_16_bits<const T: usize, const MAX: usize>(
-        sums: &mut [[v128; 4]; T],
-        codes: *const Array<[u8; 4]>,
+        sums: &mut [Ints128; T],
+        codes: &[Lanes<[u8; 4]>],
         acts: Acts,
-        n_quads: usize,
         factors: [v128; 4],
     ) {
         let most = const { quads_in_16_bits(MAX) };
@@ -342,8 +227,8 @@ impl Relaxed {
                 let factors = [factors[part], factors[part + 1]];
                 let mut half = half_of(sums, part);
                 let mut start = 0;
-                while start < n_quads {
-                    let quads = start..n_quads.min(start + most);
+                while start < codes.len() {
+                    let quads = start..codes.len().min(start + most);
                     start = quads.end;
                     let zero = [[i32x4_splat(0); 2]; 4];
                     // SAFETY: the caller's promise.
@@ -360,41 +245,44 @@ impl Relaxed {
 }
 
 #[cfg(target_feature = "relaxed-simd")]
-impl Lanes for Relaxed {
-    lanes_128!();
+impl Dots for Relaxed {
+    const SIGNED_BYTES: bool = false;
+
+    #[inline(always)]
+    fn add_pairs(self, sum: Ints128, weights: &Lanes<[i16; 2]>, pair: [i16; 2]) -> Ints128 {
+        add_pairs(sum, weights, pair)
+    }
 
     #[inline(always)]
     unsafe fn add_dots<const T: usize, const MAX: usize>(
-        sums: &mut [Self::I; T],
-        codes: *const Array<[u8; 4]>,
+        self,
+        sums: &mut [Ints128; T],
+        codes: &[Lanes<[u8; 4]>],
         acts: Acts,
-        n_quads: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             if MAX > 127 {
-                return Simd128::add_dots::<T, MAX>(sums, codes, acts, n_quads);
+                return Simd128.add_dots::<T, MAX>(sums, codes, acts);
             }
             let ones = [i16x8_splat(1); 4];
-            Self::add_in_16_bits::<T, MAX>(sums, codes, acts, n_quads, ones);
+            Self::add_in_16_bits::<T, MAX>(sums, codes, acts, ones);
         }
     }
 
     #[inline(always)]
     unsafe fn add_scaled_dots<const T: usize, const MAX: usize>(
-        sums: &mut [Self::I; T],
-        codes: *const Array<[u8; 4]>,
+        self,
+        sums: &mut [Ints128; T],
+        codes: &[Lanes<[u8; 4]>],
         acts: Acts,
-        n_quads: usize,
-        scales: *const Array<i32>,
+        scales: &Lanes<i32>,
     ) {
         // Scales fit i16; both halves of a lane are to have them.
         let twice = |v| v128_or(v128_and(v, i32x4_splat(0xffff)), i32x4_shl(v, 16));
+        let scales = load(scales);
+        let scales = each!(twice, scales);
         // SAFETY: the caller's promise.
-        unsafe {
-            let scales = load(scales);
-            let scales = each!(twice, scales);
-            Self::add_in_16_bits::<T, MAX>(sums, codes, acts, n_quads, scales);
-        }
+        unsafe { Self::add_in_16_bits::<T, MAX>(sums, codes, acts, scales) };
     }
 }

@@ -1,7 +1,8 @@
-//! What a kernel requires of an instruction set.
+//! What the kernels of panels need of sixteen lanes beside [`Simd`]: products of bytes.
 
-use super::{Lanes as Array, ROWS};
+use super::{Lanes, ROWS};
 use crate::gemm::activations::{TILE, Tiles};
+use crate::simd::{LANES, Simd};
 
 /// Where the activations of a tile begin: `[tile of four rows][columns / 4][row][4]`.
 #[derive(Clone, Copy)]
@@ -50,55 +51,49 @@ impl Acts {
     }
 }
 
-/// Arithmetic on sixteen lanes.
+/// Lanes that multiply codes with activations.
 ///
 /// Methods are inlined into functions that are compiled for the instructions they use.
-///
-/// # Safety
-/// Every method needs the instruction set of the type, and data behind its pointers.
-pub(super) trait Lanes: Copy {
-    /// Sixteen i32.
-    type I: Copy;
-    /// Sixteen f32.
-    type F: Copy;
-
+pub(super) trait Dots: Simd {
     /// True if codes up to 255 are summed with 128 subtracted.
     const SIGNED_BYTES: bool;
 
-    unsafe fn zero() -> Self::I;
-    unsafe fn load_i(from: *const Array<i32>) -> Self::I;
-    unsafe fn store_i(to: *mut Array<i32>, v: Self::I);
+    /// `sum + weights[0] · pair[0] + weights[1] · pair[1]` in each lane.
+    fn add_pairs(self, sum: Self::I, weights: &Lanes<[i16; 2]>, pair: [i16; 2]) -> Self::I;
 
-    /// `sums[t] += Σ code · act` over `n_quads` times four columns; codes are at most `MAX`.
+    /// `sums[t] += Σ code · act` over the four columns of each of `codes`, which are at most `MAX`.
+    ///
+    /// # Safety
+    /// There are as many columns of the `T` rows of activations.
     unsafe fn add_dots<const T: usize, const MAX: usize>(
+        self,
         sums: &mut [Self::I; T],
-        codes: *const Array<[u8; 4]>,
+        codes: &[Lanes<[u8; 4]>],
         acts: Acts,
-        n_quads: usize,
     );
 
     /// The same, the sums of each lane times its scale. Scales fit i16, sums times scales fit i32.
+    ///
+    /// # Safety
+    /// As [`Dots::add_dots`].
     unsafe fn add_scaled_dots<const T: usize, const MAX: usize>(
+        self,
         sums: &mut [Self::I; T],
-        codes: *const Array<[u8; 4]>,
+        codes: &[Lanes<[u8; 4]>],
         acts: Acts,
-        n_quads: usize,
-        scales: *const Array<i32>,
+        scales: &Lanes<i32>,
     );
-
-    /// `sum + weights[0] · pair[0] + weights[1] · pair[1]` in each lane.
-    unsafe fn add_pairs(sum: Self::I, weights: *const Array<[i16; 2]>, pair: [i16; 2]) -> Self::I;
-
-    /// `a - b · 2^SHIFT`.
-    unsafe fn sub_shifted<const SHIFT: u32>(a: Self::I, b: Self::I) -> Self::I;
-
-    unsafe fn to_f(v: Self::I) -> Self::F;
-    unsafe fn load_f(from: *const Array<f32>) -> Self::F;
-    unsafe fn store_f(to: *mut Array<f32>, v: Self::F);
-    unsafe fn splat(v: f32) -> Self::F;
-    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
 }
 
-const _: () = assert!(ROWS == 16, "lanes are the rows of a panel");
+/// Two i16 as one lane has them.
+#[inline(always)]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
+pub(super) fn dword(pair: [i16; 2]) -> i32 {
+    i32::from(pair[0] as u16) | i32::from(pair[1]) << 16
+}
+
+const _: () = assert!(ROWS == LANES, "lanes are the rows of a panel");
