@@ -558,7 +558,7 @@ pub trait Backend: Sized {
     }
 
     /// Prepares to sample tokens of all of `sequences`, and to decode on its own; returns how many steps of all together
-    /// can be taken ahead, from the caches' next positions on. 0, the default, leaves sampling to the host.
+    /// can be taken ahead, from the positions of their last tokens on. 0, the default, leaves sampling to the host.
     fn max_lookahead(
         &self,
         _sequences: &mut [Continued<'_, Self::Cache>],
@@ -675,7 +675,7 @@ pub enum RowsRead {
     /// The token.
     Token(Chosen),
     /// The device can't decide which token comes next, or the logits are not finite. Logits come instead where they are
-    /// still there.
+    /// still there, as they always are behind several tokens.
     Undecided,
 }
 

@@ -512,7 +512,8 @@ impl<B: Backend> Session<B> {
     /// Appends `ids` to the sequence and samples the next token as `sampling` says; or returns the logits to
     /// sample from, where the backend leaves that to the host.
     ///
-    /// A backend that samples decodes ahead of single tokens: while the caller processes a token, those after it are computed,
+    /// Several `ids` are appended in chunks, as [`Session::forward_async`] does it. Where they are one, as while an answer is
+    /// generated, a backend that samples decodes ahead: while the caller processes a token, those after it are computed,
     /// as long as each call passes the token that the previous call returned, accepted by the same sampler.
     /// Anything else discards what was computed ahead, without visible effect. `wanted` is how many tokens
     /// are still needed, this one included, if that is known: no more are computed. Where tokens are
@@ -532,6 +533,9 @@ impl<B: Backend> Session<B> {
         wanted: usize,
     ) -> Result<Decoded, EngineError> {
         self.check_continues(ids)?;
+        if ids.len() != 1 {
+            return self.decode_behind(ids, sampling).await;
+        }
         let weights = self.model.current();
         let samplings = &[Some(sampling)];
         let mut step = Step {
@@ -540,11 +544,6 @@ impl<B: Backend> Session<B> {
             logits: sampling.top().map_or(Logits::Last, Logits::Top),
         };
         let steps = slice::from_mut(&mut step);
-        if ids.len() != 1 {
-            let decoded = Session::decode_together_async(steps, samplings, wanted).await?;
-            let nothing = Decoded::Logits(Vec::new());
-            return Ok(decoded.into_iter().next().unwrap_or(nothing));
-        }
         let mut drawn = draw(steps, samplings, weights.number(), wanted).await?;
         if drawn[0].is_none() {
             let session = &mut *steps[0].session;
@@ -572,6 +571,37 @@ impl<B: Backend> Session<B> {
         let logits = Wanted::Logits(step.logits);
         let appended = self.append(ids, logits).await;
         appended.map(Decoded::Logits)
+    }
+
+    /// [`Session::decode_async`] behind several tokens, in chunks of which the last is sampled for.
+    async fn decode_behind(
+        &mut self,
+        ids: &[u32],
+        sampling: Sampling<'_>,
+    ) -> Result<Decoded, EngineError> {
+        self.cache.pin();
+        let n_last = match ids.len() % self.options.chunk.max(1) {
+            0 => ids.len().min(self.options.chunk.max(1)),
+            n => n,
+        };
+        let (before, last) = ids.split_at(ids.len() - n_last);
+        let mut undo = Undo {
+            before: self.cache.len(),
+            session: self,
+        };
+        undo.session
+            .run(before, Wanted::Logits(Logits::None))
+            .await?;
+        let mut step = Step {
+            session: &mut *undo.session,
+            ids: last,
+            logits: sampling.top().map_or(Logits::Last, Logits::Top),
+        };
+        let steps = slice::from_mut(&mut step);
+        let decoded = Session::decode_together_async(steps, &[Some(sampling)], 1).await?;
+        undo.before = usize::MAX;
+        let nothing = Decoded::Logits(Vec::new());
+        Ok(decoded.into_iter().next().unwrap_or(nothing))
     }
 
     /// Goes on with `id`, which was [drawn](draw): the token before it now belongs to the sequence.
@@ -834,7 +864,6 @@ fn decode_ahead<B: Backend>(
 }
 
 /// [`Session::decode_together_async`] of `steps` in one batch.
-// A backend that samples has all states on the device, where a step can be computed twice.
 async fn decode_now<B: Backend>(
     weights: &WeightSet<B>,
     steps: &mut [Step<'_, B>],
@@ -852,6 +881,11 @@ async fn decode_now<B: Backend>(
         let logits = run_batch(weights, steps, false).await?;
         return Ok(logits.into_iter().map(Decoded::Logits).collect());
     }
+    let mut begun = Begun {
+        steps,
+        has_ended: false,
+    };
+    let steps = &mut *begun.steps;
     let model = Arc::clone(&steps[0].session.model);
     let read = {
         let _exclusive = model.backend.exclusive();
@@ -865,7 +899,9 @@ async fn decode_now<B: Backend>(
             RowsRead::Token(chosen) => Decoded::Token(chosen),
             RowsRead::Logits(logits) => Decoded::Logits(logits),
             RowsRead::Undecided => {
-                // Penalties or noise have changed the logits on the device: they are computed again.
+                // Penalties or noise have changed the logits on the device: they are computed again, which states of single
+                // tokens allow. Logits behind several tokens are kept.
+                debug_assert!(step[0].ids.len() == 1);
                 let logits = {
                     let _exclusive = model.backend.exclusive();
                     compute(weights, step, 1, false)?;
@@ -878,6 +914,7 @@ async fn decode_now<B: Backend>(
     for Step { session, ids, .. } in steps.iter_mut() {
         session.cache.advance(ids.len());
     }
+    begun.has_ended = true;
     Ok(decoded)
 }
 

@@ -708,6 +708,73 @@ fn what_follows_a_prompt_is_chosen_with_it() {
     }
 }
 
+/// Where the device can't decide what follows a prompt, the logits that it had come back, whatever penalties made of them:
+/// the step isn't computed again, for which states would be those behind it.
+#[test]
+fn what_cannot_be_decided_behind_a_prompt_is_the_hosts() {
+    let Some(gpu) = gpu() else { return };
+    let states = testdata().join("reference-states/hf/qwen3.5");
+    let model = load(&states, gpu);
+    let n_vocab = model.config().n_vocab;
+    // More tokens are nearly as likely as the best than a device looks at, one of which is biased.
+    let config = SamplerConfig {
+        temperature: 50.0,
+        top_p: 0.99,
+        logit_bias: vec![(7, 2.0)],
+        ..SamplerConfig::default()
+    };
+    let options = in_f32(64);
+    let ids: Vec<u32> = (0..20).map(|i| 1 + i * 17 % 250).collect();
+    for (n_before, n_after) in [(0, 8), (3, 4), (5, 8), (4, 3)] {
+        let (before, after) = ids[..n_before + n_after].split_at(n_before);
+        let mut want = Session::new(Arc::clone(&model), options).unwrap();
+        let mut got = Session::new(Arc::clone(&model), options).unwrap();
+        for session in [&mut want, &mut got] {
+            if n_before > 0 {
+                session.forward(before, Logits::None).unwrap();
+            }
+        }
+        let logits = want.forward(after, Logits::Last).unwrap();
+        let mut sampler = Sampler::new(config.clone(), n_vocab).unwrap();
+        ids[..n_before + n_after]
+            .iter()
+            .for_each(|&id| sampler.accept(id));
+        let Decoded::Logits(found) = got.decode(after, sampler.sampling(), 9).unwrap() else {
+            panic!("decided");
+        };
+        assert_near(&found, &logits);
+        assert_eq!(got.len(), want.len());
+        let [got, want] = [got, want].map(|mut of| of.forward(&[9], Logits::Last).unwrap());
+        assert_near(&got, &want);
+    }
+}
+
+/// A prompt whose future is dropped while it is sampled for leaves its sequence as it was, states included.
+#[test]
+fn a_dropped_prompt_leaves_no_states() {
+    let Some(gpu) = gpu() else { return };
+    let states = testdata().join("reference-states/hf/qwen3.5");
+    let model = load(&states, gpu);
+    let n_vocab = model.config().n_vocab;
+    let sampler = Sampler::new(SamplerConfig::default(), n_vocab).unwrap();
+    let (before, after, next) = (&[5, 6, 7, 8, 9][..], &[10, 11, 12, 13][..], &[20, 21][..]);
+    let mut session = Session::new(Arc::clone(&model), in_f32(64)).unwrap();
+    session.forward(before, Logits::None).unwrap();
+    {
+        let decoding = session.decode_async(after, sampler.sampling(), 9);
+        let mut decoding = std::pin::pin!(decoding);
+        let waker = std::task::Waker::noop();
+        let mut cx = std::task::Context::from_waker(waker);
+        assert!(decoding.as_mut().poll(&mut cx).is_pending());
+    }
+    // States may only be remembered farther back.
+    let n_left = session.len();
+    assert!(n_left <= before.len());
+    let rest = [&before[n_left..], next].concat();
+    let got = session.forward(&rest, Logits::Last).unwrap();
+    assert_near(&got, &fresh(&model, &[before, next].concat()));
+}
+
 /// A sequence that is decoded together with others.
 struct Together {
     session: Session<Gpu>,

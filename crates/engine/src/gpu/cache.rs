@@ -412,6 +412,7 @@ pub(super) fn continue_from(
             n_top: most_of(&n_top[members.clone()]),
             penalties,
             masks: masks.as_ref().filter(|_| is_masked),
+            keeps_logits: false,
             members,
         };
         let scratch = &mut first.cache.sampling;

@@ -26,7 +26,7 @@ use super::GpuCache;
 use super::buffer::room;
 use super::cache::Current;
 use super::pages::Moves;
-use crate::backend::{BackendError, Continued, Decoding, Sampled};
+use crate::backend::{BackendError, Continued, Decoding, KvCache, Sampled};
 use crate::logprobs::Logprobs;
 use crate::sampling::{Chosen, SamplerConfig, Sampling};
 
@@ -187,6 +187,7 @@ pub(super) fn sample_together(
     let n = choices.len();
     let (mut penalties, mut states) = (Vec::new(), Vec::with_capacity(n));
     let (mut n_top, mut allowed) = (Vec::with_capacity(n), Vec::with_capacity(n));
+    let mut keeps_logits = false;
     for (member, (sequence, row)) in choices.iter_mut().enumerate() {
         let Continued {
             cache,
@@ -194,6 +195,8 @@ pub(super) fn sample_together(
             position,
             sampling,
         } = sequence;
+        // A step of several tokens isn't computed again.
+        keeps_logits |= *position > cache.len();
         penalties.extend(cache.penalty(device, *position, (member, *row), sampling)?);
         states.push(state(*position, *last, *row, sampling.seed));
         n_top.push(sampling.logprobs);
@@ -212,6 +215,7 @@ pub(super) fn sample_together(
         n_top: most_of(&n_top),
         penalties,
         masks: masks.as_ref(),
+        keeps_logits,
     };
     let op = scratch.op(device, logits.clone(), memory, run)?;
     let reads = ReadSamples::new(std::slice::from_ref(&op), n_top);
@@ -283,6 +287,8 @@ pub(super) struct Run<'a> {
     pub(super) penalties: Vec<PenaltyOp>,
     /// Of all with states, if any of the run has one.
     pub(super) masks: Option<&'a Masks>,
+    /// Logits are needed afterwards, too.
+    pub(super) keeps_logits: bool,
 }
 
 /// Memory for sampling, reused with a sequence.
@@ -297,6 +303,7 @@ pub(super) struct SampleScratch {
     weights: Option<Shared<Weights>>,
     biases: Option<(Vec<(u32, f32)>, Buffer)>,
     logprobs: LogprobsScratch,
+    unchanged: Option<Buffer>,
 }
 
 /// The same for log-probabilities.
@@ -304,7 +311,6 @@ pub(super) struct SampleScratch {
 struct LogprobsScratch {
     top: Option<Shared<TopK>>,
     weights: Option<Shared<Weights>>,
-    unchanged: Option<Buffer>,
     out: Option<Buffer>,
 }
 
@@ -364,6 +370,7 @@ impl SampleScratch {
             n_top,
             penalties,
             masks,
+            keeps_logits,
         } = run;
         let SampleKind {
             method,
@@ -381,8 +388,18 @@ impl SampleScratch {
         };
         let changes = SampleOp::changes_logits(method, &penalties);
         let logprobs = n_top
-            .map(|n_top| (self.logprobs).op(device, &logits, (n_top, n), changes))
+            .map(|n_top| (self.logprobs).op(device, &logits, (n_top, n)))
             .transpose()?;
+        // Log-probabilities are of tokens that may be drawn, whose logits masks leave.
+        let is_needed = n_top.is_some() && changes || keeps_logits && (changes || masks.is_some());
+        let unchanged = match is_needed {
+            true => {
+                let (n_rows, n_vocab) = (logits.n_rows, logits.width);
+                let memory = room(device, &mut self.unchanged, n_rows * n_vocab)?;
+                Some(View::new(&memory, n_rows, n_vocab))
+            }
+            false => None,
+        };
         Ok(SampleOp {
             logits,
             states,
@@ -393,6 +410,7 @@ impl SampleScratch {
             draw,
             masks: masks.map(|masks| masks.buffer.clone()),
             logprobs,
+            unchanged,
             tokens: penalties.first().map(|penalty| penalty.tokens.clone()),
             penalties,
             best,
@@ -481,28 +499,19 @@ impl SampleScratch {
 }
 
 impl LogprobsScratch {
-    /// For the `n_top` most probable tokens of `n` sequences, whose `logits` may change.
+    /// For the `n_top` most probable tokens of `n` sequences.
     fn op(
         &mut self,
         device: &Device,
         logits: &View,
         (n_top, n): (usize, usize),
-        changes: bool,
     ) -> Result<LogprobsOp, GpuError> {
         // The largest is always needed. Few lengths, so that commands can be replayed for others.
         let k = n_top.max(1).next_power_of_two().min(MAX_TOP_K);
-        let (n_rows, n_vocab) = (logits.n_rows, logits.width);
-        let unchanged = match changes {
-            true => {
-                let memory = room(device, &mut self.unchanged, n_rows * n_vocab)?;
-                Some(View::new(&memory, n_rows, n_vocab))
-            }
-            false => None,
-        };
+        let n_vocab = logits.width;
         Ok(LogprobsOp {
             top: top_room(device, &mut self.top, (n_vocab, k, n))?,
             weights: weights_room(device, &mut self.weights, (n_vocab, n))?,
-            unchanged,
             out: room(device, &mut self.out, 2 * n)?,
         })
     }

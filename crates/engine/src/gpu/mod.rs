@@ -1250,14 +1250,14 @@ impl Backend for Gpu {
         let mut samples = Vec::with_capacity(groups.len());
         for (kind, mut choices) in groups {
             let (sample, own) = sample_together(&self.device, &rows, kind, &mut choices)?;
-            let keeps_logits = sample.keeps_logits();
+            let before = sample.logits_before().cloned();
             let first = reads.len();
             reads.extend_from_slice(own.ranges());
-            samples.push((own, first..reads.len(), keeps_logits));
+            samples.push((own, first..reads.len(), before));
             graph.push(Op::Sample(sample));
         }
         let submission = graph.submit(&reads)?;
-        let (host, graph) = (Arc::clone(&self.host), self.graph.clone());
+        let (host, device) = (Arc::clone(&self.host), self.device.clone());
         Ok(Box::pin(async move {
             let mut read = submission.await?;
             let logits = &mut read[..n_logits];
@@ -1275,11 +1275,12 @@ impl Backend for Gpu {
                     position,
                     row,
                 } => {
-                    let (own, ranges, keeps_logits) = &samples[group];
+                    let (own, ranges, before) = &samples[group];
                     match own.sampled(&read[ranges.clone()], member, position) {
                         Sampled::Token(chosen) => RowsRead::Token(chosen),
                         Sampled::Undecided => {
-                            of_host.extend(keeps_logits.then_some((i, row)));
+                            let before = before.as_ref();
+                            of_host.extend(before.map(|rows| (i, range_of(&rows.rows(row, 1)))));
                             RowsRead::Undecided
                         }
                     }
@@ -1289,11 +1290,9 @@ impl Backend for Gpu {
             let mut parts: Vec<RowsRead> = parts.collect();
             if !of_host.is_empty() {
                 // They are still there: whoever waits for this has what the sequences compute with.
-                let ranges: Vec<_> = (of_host.iter())
-                    .map(|&(_, row)| range_of(&rows.rows(row, 1)))
-                    .collect();
-                let submission = graph.lock().submit(&ranges)?;
-                for ((i, _), mut read) in of_host.into_iter().zip(submission.await?) {
+                let (undecided, ranges): (Vec<_>, Vec<_>) = of_host.into_iter().unzip();
+                let read = device.submit(&[], &ranges)?.await?;
+                for (i, mut read) in undecided.into_iter().zip(read) {
                     parts[i] = RowsRead::Logits(floats_of(&mut read));
                 }
             }

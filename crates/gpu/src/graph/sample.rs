@@ -58,6 +58,8 @@ pub struct SampleOp {
     pub masks: Option<Buffer>,
     /// What log-probabilities of tokens follow from, if they are wanted.
     pub logprobs: Option<LogprobsOp>,
+    /// Room for the logits as they are before anything, if they change and are needed afterwards.
+    pub unchanged: Option<View>,
     /// Of those whose logits change first, which and how.
     pub penalties: Vec<PenaltyOp>,
     /// Of a single sequence, its tokens by position, if the next are to be written there.
@@ -75,8 +77,6 @@ pub struct LogprobsOp {
     pub top: Shared<TopK>,
     /// Room for the weights of all tokens.
     pub weights: Shared<Weights>,
-    /// Room for as many rows of logits, if these change before a token is drawn.
-    pub unchanged: Option<View>,
     /// Room for what [`log_probability`] computes.
     pub out: Buffer,
 }
@@ -106,9 +106,13 @@ impl SampleOp {
         }
     }
 
-    /// Whether logits are afterwards as they were.
-    pub fn keeps_logits(&self) -> bool {
-        self.masks.is_none() && !SampleOp::changes_logits(self.method, &self.penalties)
+    /// Where logits are afterwards as they were, if they are.
+    pub fn logits_before(&self) -> Option<&View> {
+        let changes =
+            self.masks.is_some() || SampleOp::changes_logits(self.method, &self.penalties);
+        self.unchanged
+            .as_ref()
+            .or((!changes).then_some(&self.logits))
     }
 
     /// Whether logits change before a token is drawn, which masks don't do to those of tokens that may be.
@@ -123,25 +127,20 @@ impl SampleOp {
             first: self.first,
             n: self.n,
         };
+        if let Some(unchanged) = &self.unchanged {
+            copy(recorder, unchanged.of(), samplers.logits)?;
+        }
         if let Some(logprobs) = &self.logprobs {
             top_k(recorder, samplers, &logprobs.top)?;
             weigh(recorder, samplers, 1.0, &logprobs.weights)?;
-            if let Some(unchanged) = &logprobs.unchanged {
-                copy(recorder, unchanged.of(), samplers.logits)?;
-            }
         }
         if let Some(masks) = &self.masks {
             mask(recorder, samplers, masks)?;
         }
         self.draw(recorder, samplers)?;
         match &self.logprobs {
-            Some(LogprobsOp {
-                weights,
-                unchanged,
-                out,
-                ..
-            }) => {
-                let logits = unchanged.as_ref().map_or(samplers.logits, View::of);
+            Some(LogprobsOp { weights, out, .. }) => {
+                let logits = self.unchanged.as_ref().map_or(samplers.logits, View::of);
                 let samplers = Samplers { logits, ..samplers };
                 log_probability(recorder, samplers, weights, out)
             }
