@@ -336,16 +336,24 @@ impl ModelText {
             opens_thinking: self.thoughts.are_opened_by(text),
             is_begun: false,
         };
-        if let Some(begun) = &conversation.begun {
+        // An answer to one recipient only is begun for it, so that no stop string is in a header.
+        let is_said = self.tools == ToolFormat::Recipients && !has_tools;
+        let begun = conversation.begun.clone();
+        if let Some(begun) = begun.or_else(|| is_said.then(Begun::default)) {
             let blank = blank_before_answer(template, input, text);
-            self.begin(&mut prompt, &blank, begun)?;
+            self.begin(&mut prompt, &blank, (&begun, is_said))?;
         }
         Ok(prompt)
     }
 
-    /// Puts what was said of the answer after its prompt, and `blank` before its first word. What people write are no
-    /// control tokens.
-    fn begin(&self, prompt: &mut ChatPrompt, blank: &str, begun: &Begun) -> Result<()> {
+    /// Puts what was said of the answer after its prompt, and `blank` before its first word; where `is_said`, it is begun
+    /// also if that is nothing. What people write are no control tokens.
+    fn begin(
+        &self,
+        prompt: &mut ChatPrompt,
+        blank: &str,
+        (begun, is_said): (&Begun, bool),
+    ) -> Result<()> {
         let mut add = |text: &str, encode| {
             prompt.ids.extend(self.tokenizer.encode(text, encode)?);
             Ok::<(), sterna::Error>(())
@@ -371,7 +379,7 @@ impl ModelText {
             return Ok(());
         }
         if self.tools == ToolFormat::Recipients {
-            if !text.is_empty() {
+            if is_said || !text.is_empty() {
                 add(&format!("{}{text}", recipients::SAY), Encode::PLAIN)?;
                 prompt.is_begun = true;
             }

@@ -157,7 +157,8 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
     let beginning = match (messages, opens_thinking) {
         (Some(Messages::Channels), true) => Beginning::Analysis,
         (Some(Messages::Channels), false) if !is_begun => Beginning::Message,
-        (Some(Messages::Recipients), _) if !is_begun => Beginning::Recipient,
+        (Some(Messages::Recipients), _) if is_begun => Beginning::Said,
+        (Some(Messages::Recipients), _) => Beginning::Recipient,
         (None, true) => Beginning::Thought,
         (_, _) => Beginning::Answer,
     };
@@ -322,7 +323,7 @@ fn strict_messages(
         return Ok(None);
     }
     let rules = strict_rules(model.tools, tools, &model.tokenizer);
-    let answer = recipients::strict_grammar(&rules, is_begun);
+    let answer = recipients::strict_grammar(&rules, tools, is_begun);
     model.constraints.of(&Grammar::Lark(answer)).map(Some)
 }
 
@@ -369,8 +370,9 @@ enum Beginning {
     /// Before the header of a message, or in one on the channel of thoughts.
     Message,
     Analysis,
-    /// Before the recipient of a message.
+    /// Before the recipient of a message, or in what is said to all.
     Recipient,
+    Said,
 }
 
 /// The same as a grammar: `calls`, or else what is `asked`, after what the model thinks.
@@ -388,6 +390,7 @@ fn grammar(
         Beginning::Message => ("analysis?", "final_header", channels::rules(tokenizer)),
         Beginning::Analysis => ("analysis_rest", "final_header", channels::rules(tokenizer)),
         Beginning::Recipient => ("", "recipient_all", recipients::rules()),
+        Beginning::Said => ("recipient_mark", "", recipients::rules()),
     };
     Ok(match (calls, asked) {
         (Calls::Must { tools, parallel }, _) => {
@@ -397,7 +400,9 @@ fn grammar(
             )))
         }
         (_, None) => None,
-        (_, Some(grammar)) if beginning == Beginning::Answer => Some(grammar.clone()),
+        (_, Some(grammar)) if matches!(beginning, Beginning::Answer | Beginning::Said) => {
+            Some(grammar.clone())
+        }
         (_, Some(grammar)) => {
             let body = match grammar {
                 Grammar::JsonSchema(schema) => {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::scan::{ObjectScanner, n_beginning};
 use super::split::Part;
-use super::tools::{MAX_NAME, Tool, is_name};
+use super::tools::{MAX_HEAD, MAX_NAME, Tool, is_name, quoted};
 
 /// Before a recipient.
 pub(super) const MARK: &str = ">>>";
@@ -22,27 +22,40 @@ pub(crate) const SAY: &str = "all\n";
 
 const ALL: &str = "all";
 const PYTHON: &str = "python";
+/// The argument that Python is.
+const CODE: &str = "\"code\"";
 
-/// A Lark grammar's rule `recipient_all`: the header of what is said.
+/// White space that is held back at most, as a header may follow.
+const MAX_BLANK: usize = 256;
+
+/// Rules of a Lark grammar: `recipient_all` is the header of what is said, and `recipient_mark` what is before another.
 pub(super) fn rules() -> String {
-    "recipient_all: \"all\\n\"\n".to_owned()
+    let (say, mark) = (quoted(SAY), quoted(MARK));
+    format!("recipient_all: {say}\nrecipient_mark: {mark}\n")
 }
 
-/// A Lark grammar of a whole answer with the rule `call`, of which `rules` are; `is_begun` says that it goes on with what
-/// was said. The mark of a recipient is never said in it.
-pub(super) fn strict_grammar(rules: &str, is_begun: bool) -> String {
+/// A Lark grammar of a whole answer with the rule `call`, of which `rules` are, for `tools`; `is_begun` says that it goes on
+/// with what was said. The mark of a recipient is never said in it.
+pub(super) fn strict_grammar(rules: &str, tools: &[Tool], is_begun: bool) -> String {
     let start = match is_begun {
         true => "said | said_on message* last",
         false => "message* last",
     };
     // Whatever has no mark, and the same with the next one.
     let said = "([^>]|>[^>]|>>[^>])*";
+    // Code may come as it is.
+    let is_code = |tool: &Tool| tool.name == PYTHON && !tool.strict;
+    let code = match tools.iter().any(is_code) {
+        true => format!(" | {}", quoted(&format!("{PYTHON}\n"))),
+        false => String::new(),
+    };
     format!(
         "start: {start}\n\
-         message: recipient_all said_on | call \"{MARK}\"\n\
-         last: recipient_all said | call\n\
+         message: recipient_text said_on | call recipient_mark\n\
+         last: recipient_text said | call\n\
+         recipient_text: recipient_all{code}\n\
          said: /{said}>{{0,2}}/\n\
-         said_on: /{said}{MARK}/\n\
+         said_on: /{said}>{{3,}}/\n\
          {}{rules}",
         self::rules()
     )
@@ -89,13 +102,18 @@ enum Body {
     Code,
 }
 
-/// What a text is that may begin with a header.
+/// What a text is that may begin with a header, behind which is what follows `at`.
 enum Header {
-    /// For everybody, or the call of a function; what it has follows from here.
-    Say(usize),
+    /// For everybody.
+    Say {
+        at: usize,
+    },
+    /// The call of a function.
     Call {
         name: String,
         at: usize,
+        /// Its arguments are Python.
+        is_code: bool,
     },
     /// More text tells.
     Unsure,
@@ -114,7 +132,7 @@ impl RecipientReader {
             tools: tools.cloned().unwrap_or_default(),
             has_tools: tools.is_some(),
             n_calls: 0,
-            is_told: false,
+            is_told: is_begun,
             is_new: false,
         }
     }
@@ -145,16 +163,16 @@ impl RecipientReader {
             State::Header(around) => {
                 let around = *around;
                 match self.header(around, is_end) {
-                    Header::Say(at) => {
+                    Header::Say { at } => {
                         self.close(around, parts);
                         self.held.drain(..at);
                         self.is_new = self.is_told;
                         self.state = State::Body(Body::Text);
                     }
-                    Header::Call { name, at } => {
+                    Header::Call { name, at, is_code } => {
                         self.close(around, parts);
                         self.held.drain(..at);
-                        self.begin(name, parts);
+                        self.begin(name, is_code, parts);
                     }
                     Header::Unsure => return false,
                     Header::None => {
@@ -175,27 +193,14 @@ impl RecipientReader {
             }
             State::Body(body) => {
                 let body = *body;
-                let found = self.held.find(MARK);
-                let end = found.unwrap_or_else(|| {
-                    self.held.len()
-                        - if is_end {
-                            0
-                        } else {
-                            n_beginning(&self.held, MARK)
-                        }
-                });
-                // White space before a header belongs to it.
-                let end = match is_end && found.is_none() {
-                    true => end,
-                    false => self.held[..end].trim_end().len(),
-                };
+                let (end, is_found) = self.body_end(is_end);
                 let rest = self.held.split_off(end);
                 let text = std::mem::replace(&mut self.held, rest);
                 self.say(body, &text, parts);
-                if found.is_some() {
+                if is_found {
                     self.state = State::Header(Around::Body(body));
                 }
-                found.is_some()
+                is_found
             }
             State::Arguments(scanner) => {
                 let text = scanner.take(&mut self.held);
@@ -209,12 +214,12 @@ impl RecipientReader {
                 is_over
             }
             State::After => {
-                let word = self.held.trim_start();
+                self.held = self.held.trim_start().to_owned();
+                let word = &*self.held;
                 let is_header = word.starts_with(MARK);
                 if !is_header && MARK.starts_with(word) && (!is_end || word.is_empty()) {
                     return false;
                 }
-                self.held = word.to_owned();
                 self.state = match is_header {
                     true => State::Header(Around::Nothing),
                     false => State::Body(Body::Text),
@@ -222,6 +227,24 @@ impl RecipientReader {
                 self.is_new = self.is_told;
                 true
             }
+        }
+    }
+
+    /// How much of what is held belongs to a text or to code for certain, and whether a mark follows, behind white space that
+    /// belongs to it.
+    fn body_end(&self, is_end: bool) -> (usize, bool) {
+        let held = &*self.held;
+        let Some(at) = held.find(MARK) else {
+            return match is_end {
+                true => (held.len(), false),
+                false => (blank_end(held, held.len() - n_beginning(held, MARK)), false),
+            };
+        };
+        // Of many in a row the last are the mark: more may come.
+        let rest = held[at..].trim_start_matches('>');
+        match rest.is_empty() && !is_end {
+            true => (blank_end(held, at), false),
+            false => (blank_end(held, held.len() - rest.len() - MARK.len()), true),
         }
     }
 
@@ -238,52 +261,59 @@ impl RecipientReader {
             None => return Header::None,
         };
         let at = self.held.len() - name.len();
-        let Some((name, body)) = name.split_once('\n') else {
-            let begins = |known: &str| known.starts_with(name);
-            let may_be = match is_end {
+        let known = || self.tools.iter().map(|tool| &*tool.name);
+        let is_name = |name: &str| !name.is_empty() && name.chars().all(is_name);
+        let Some((line, body)) = name.split_once('\n') else {
+            let name = name.trim_end();
+            let begins = ALL.starts_with(name) || known().any(|known| known.starts_with(name));
+            let may_be = match (is_end, is_first) {
                 // A header that was cut off says nothing.
-                true => begins(ALL) || self.tools.iter().any(|tool| begins(&tool.name)),
-                false => name.len() <= MAX_NAME && name.trim_end_matches('\r').chars().all(is_name),
+                (true, true) => ALL.starts_with(name),
+                (true, false) => begins && !name.is_empty(),
+                (false, _) => begins || name.len() <= MAX_NAME && is_name(name),
             };
             return if may_be { Header::Unsure } else { Header::None };
         };
-        let at = at + name.len() + 1;
-        let name = name.trim_end();
+        let (at, name) = (at + line.len() + 1, line.trim_end());
         if name == ALL {
-            return Header::Say(at);
+            return Header::Say { at };
         }
-        let is_known = self.tools.iter().any(|tool| tool.name == name);
-        let may_call = self.has_tools && !name.is_empty() && name.chars().all(is_name);
-        if !may_call || !(is_known || is_first) {
+        let may_call = known().any(|known| known == name) || is_first && is_name(name);
+        if !may_call || !self.has_tools {
             return Header::None;
         }
-        match body.trim_start().chars().next() {
-            None if !is_end => Header::Unsure,
-            Some(c) if c != '{' && name != PYTHON => Header::None,
-            _ => Header::Call {
-                name: name.to_owned(),
-                at,
-            },
-        }
+        let word = body.trim_start();
+        let is_code = match word.strip_prefix('{').map(str::trim_start) {
+            // A set or a mapping of Python isn't an object with this member.
+            Some(member) if name == PYTHON => {
+                if !is_end && member.len() < CODE.len() && CODE.starts_with(member) {
+                    return Header::Unsure;
+                }
+                !member.starts_with(CODE)
+            }
+            Some(_) => false,
+            None if word.is_empty() && !is_end && body.len() <= MAX_HEAD => return Header::Unsure,
+            None if word.is_empty() => false,
+            None if name == PYTHON => true,
+            None => return Header::None,
+        };
+        let name = name.to_owned();
+        Header::Call { name, at, is_code }
     }
 
     /// A call of the function `name` begins, with what is held.
-    fn begin(&mut self, name: String, parts: &mut Vec<Part>) {
+    fn begin(&mut self, name: String, is_code: bool, parts: &mut Vec<Part>) {
         let index = self.n_calls;
         self.n_calls += 1;
-        let is_object = self.held.trim_start().starts_with('{');
-        let is_empty = self.held.trim_start().is_empty();
         parts.push(Part::CallBegun { index, name });
-        match (is_object, is_empty) {
-            (_, true) => {
-                self.argue("{}".to_owned(), parts);
-                self.end(parts);
-            }
-            (true, _) => self.state = State::Arguments(ObjectScanner::default()),
-            (false, _) => {
-                self.argue("{\"code\": \"".to_owned(), parts);
-                self.state = State::Body(Body::Code);
-            }
+        if is_code {
+            self.argue(format!("{{{CODE}: \""), parts);
+            self.state = State::Body(Body::Code);
+        } else if self.held.trim_start().is_empty() {
+            self.argue("{}".to_owned(), parts);
+            self.end(parts);
+        } else {
+            self.state = State::Arguments(ObjectScanner::default());
         }
     }
 
@@ -330,6 +360,12 @@ impl RecipientReader {
     }
 }
 
+/// Where the white space before `end` begins, or what of it may be held.
+fn blank_end(text: &str, end: usize) -> usize {
+    let blank = text[..end].trim_end().len();
+    text.ceil_char_boundary(blank.max(end.saturating_sub(MAX_BLANK)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::split::joined;
@@ -337,7 +373,7 @@ mod tests {
 
     /// The parts of `text` in pieces of `n` characters, neighbours joined.
     fn read(is_begun: bool, has_tools: bool, text: &str, n: usize) -> Vec<Part> {
-        let tools = ["a", "find", "python"].map(|name| Tool::new(name, None));
+        let tools = ["a", "a/b", "find", "python"].map(|name| Tool::new(name, None));
         let tools: Arc<[Tool]> = tools.into();
         let mut reader = RecipientReader::new(is_begun, has_tools.then_some(&tools));
         let mut parts = Vec::new();
@@ -369,7 +405,10 @@ mod tests {
             (">>>all\nFour.", text("Four.")),
             ("all\n", vec![]),
             ("al", vec![]),
-            ("fin", vec![]),
+            ("fin", text("fin")),
+            ("all \nFour.", text("Four.")),
+            ("all\nFour.>>>fin", text("Four.")),
+            ("all\nFour. >>>", text("Four. >>>")),
             (
                 "a\n{\"x\": [1, \"}>>>\"]}",
                 call(0, "a", "{\"x\": [1, \"}>>>\"]}"),
@@ -408,8 +447,17 @@ mod tests {
                 .concat(),
             ),
             (
-                "python\n{\"code\": \"1\"}",
-                call(0, "python", "{\"code\": \"1\"}"),
+                "python\n{ \"code\": \"1\"}",
+                call(0, "python", "{ \"code\": \"1\"}"),
+            ),
+            (
+                "python\n{1, 2}",
+                call(0, "python", "{\"code\": \"{1, 2}\"}"),
+            ),
+            // Of many marks in a row the last counts, and names of tools may be any.
+            (
+                "all\n<b>x</b>>>>>a/b\n{}",
+                [text("<b>x</b>>"), call(0, "a/b", "{}")].concat(),
             ),
         ] {
             for n in 1..=input.chars().count() {
@@ -426,6 +474,24 @@ mod tests {
             assert_eq!(read(false, false, other, n), text(other));
             let parts = [text(" and so on"), call(0, "a", "{}")].concat();
             assert_eq!(read(true, true, " and so on>>>a\n{}", n), parts);
+        }
+    }
+
+    #[test]
+    fn white_space_is_not_held_for_long() {
+        let blank = "\n".repeat(100_000);
+        for (before, after) in [
+            ("all\n.", ""),
+            ("a\n{}", "."),
+            ("a\n", ""),
+            ("find\n", "{}"),
+        ] {
+            let parts = read(false, true, &format!("{before}{blank}{after}"), 1);
+            let said = parts.iter().map(|part| match part {
+                Part::Text(text) => text.len(),
+                _ => 0,
+            });
+            assert!(said.sum::<usize>() < 100_010, "{before}");
         }
     }
 

@@ -1100,6 +1100,21 @@ fn what_is_said_to_recipients_matches_behind_their_names() {
         assert_eq!(through(good), (good.to_owned(), true));
         assert_ne!(through(bad).0, bad);
     }
+    // Behind what was said another recipient has a mark.
+    let calls = must(false);
+    let begun = grammar(format, (&tokenizer, &THINK), &calls, None, Beginning::Said);
+    let begun = begun.unwrap().unwrap();
+    let through = |text: &str| let_through(&mut *constraints.of(&begun).unwrap(), &tokenizer, text);
+    let text = format!(">>>{call}");
+    assert_eq!(through(&text), (text.clone(), true));
+    assert_eq!(through(call).0, "");
+    // Code of a tool that isn't strict may come as it is.
+    let python = [Tool::new("python", None), Tool::new("x", None)];
+    let rules = strict_rules(format, &python, &tokenizer);
+    let code = Grammar::Lark(recipients::strict_grammar(&rules, &python, false));
+    let text = "python\nprint(1)\n>>>x\n{}";
+    let through = let_through(&mut *constraints.of(&code).unwrap(), &tokenizer, text);
+    assert_eq!(through, (text.to_owned(), true));
     // Where the model may call strict tools, all of the answer is messages.
     let mut strict = tools();
     strict.iter_mut().for_each(|tool| tool.strict = true);
@@ -1114,8 +1129,9 @@ fn what_is_said_to_recipients_matches_behind_their_names() {
         ),
         (true, &*format!("and >> so >>>{call}"), "and >>>or"),
         (true, " so.", "so.>>>other"),
+        (true, &*format!("is it >>>>>{call}"), "so.>>>python\n"),
     ] {
-        let grammar = Grammar::Lark(recipients::strict_grammar(&rules, is_begun));
+        let grammar = Grammar::Lark(recipients::strict_grammar(&rules, &strict, is_begun));
         let through =
             |text: &str| let_through(&mut *constraints.of(&grammar).unwrap(), &tokenizer, text);
         assert_eq!(through(good), (good.to_owned(), true));

@@ -85,7 +85,7 @@ const ACTIONS_END: &str = "<|END_ACTION|>";
 const MAX_RULES: usize = 1 << 20;
 
 /// What is before the arguments of a call in bytes at most: more is no call.
-const MAX_HEAD: usize = 512;
+pub(super) const MAX_HEAD: usize = 512;
 
 /// Names of functions and parameters in bytes at most, where they aren't in quotes: what is longer is none.
 pub(super) const MAX_NAME: usize = 256;
