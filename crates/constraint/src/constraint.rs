@@ -212,5 +212,22 @@ fn in_short(message: &str) -> String {
         line.strip_prefix("error: ").or(is_place.then_some(line))
     });
     let parts: Vec<&str> = std::iter::once(first.trim()).chain(rest).collect();
-    parts.join(" ")
+    let message = parts.join(" ");
+    // These speak of settings of llguidance's.
+    for (said, meant) in [
+        (
+            "'coerce_one_of'",
+            "expected schemas in `oneOf` of which no value matches two (of other types, or with a property that is \
+             required and of other values), or `anyOf`",
+        ),
+        (
+            "'referencing'",
+            "expected references within the schema, found one to somewhere else",
+        ),
+    ] {
+        if message.contains(said) {
+            return meant.to_owned();
+        }
+    }
+    message
 }

@@ -69,7 +69,7 @@ pub enum Grammar {
     JsonSchema(String),
     /// Any JSON object.
     JsonObject,
-    /// A regular expression, in Rust's syntax without look-around and anchors.
+    /// A regular expression, in Rust's syntax without look-around, for the whole text.
     Regex(String),
     /// A grammar in llguidance's variant of Lark.
     Lark(String),
@@ -163,6 +163,7 @@ fn of_schema(schema: Value) -> TopLevelGrammar {
 /// that repeats itself ends them.
 pub fn bounded(mut schema: Value) -> Value {
     bound_formats(&mut schema);
+    join_apart(&mut schema);
     if let Value::Object(schema) = &mut schema {
         let options = schema.entry("x-guidance").or_insert_with(|| json!({}));
         if let Value::Object(options) = options
@@ -173,6 +174,123 @@ pub fn bounded(mut schema: Value) -> Value {
         }
     }
     schema
+}
+
+/// Has what is `oneOf` several that exclude one another be `anyOf` them: the constraint can't count how many match.
+fn join_apart(schema: &mut Value) {
+    fn visit(schema: &mut Value, root: &Value) {
+        match schema {
+            Value::Array(schemas) => schemas.iter_mut().for_each(|schema| visit(schema, root)),
+            Value::Object(members) => {
+                let is_free = !members.contains_key("anyOf");
+                let all = members.get("oneOf").and_then(Value::as_array);
+                let are_apart = |all: &Vec<Value>| {
+                    all.len() <= MAX_APART
+                        && all.iter().enumerate().all(|(i, one)| {
+                            all[..i]
+                                .iter()
+                                .all(|other| exclude(one, other, root, MAX_REFS))
+                        })
+                };
+                if is_free
+                    && all.is_some_and(are_apart)
+                    && let Some(all) = members.remove("oneOf")
+                {
+                    members.insert("anyOf".to_owned(), all);
+                }
+                let inner = members.iter_mut();
+                let inner = inner.filter(|(name, _)| !matches!(name.as_str(), "const" | "enum"));
+                inner.for_each(|(_, value)| visit(value, root));
+            }
+            _ => {}
+        }
+    }
+    if schema.to_string().contains("\"oneOf\"") {
+        let root = schema.clone();
+        visit(schema, &root);
+    }
+}
+
+/// Schemas that are compared with one another at most.
+const MAX_APART: usize = 64;
+
+/// References that are followed, and properties inside one another, at most.
+const MAX_REFS: usize = 8;
+
+/// Whether certainly nothing matches both schemas, whose references are within `root`: they are of other types, or one of
+/// other values, or have a property that tells them apart.
+fn exclude(a: &Value, b: &Value, root: &Value, n_left: usize) -> bool {
+    let Some(n_left) = n_left.checked_sub(1) else {
+        return false;
+    };
+    let followed = |schema: &Value| {
+        let path = schema.get("$ref")?.as_str()?.strip_prefix('#')?;
+        root.pointer(path)
+    };
+    if let Some(a) = followed(a) {
+        return exclude(a, b, root, n_left);
+    }
+    if let Some(b) = followed(b) {
+        return exclude(a, b, root, n_left);
+    }
+    let values = |schema: &Value| match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => Some(vec![value.clone()]),
+        (None, Some(Value::Array(values))) => Some(values.clone()),
+        _ => None,
+    };
+    let kinds = |schema: &Value| -> Option<Vec<String>> {
+        if let Some(values) = values(schema) {
+            return Some(values.iter().map(|value| kind(value).to_owned()).collect());
+        }
+        let one = |kind: &Value| {
+            let kind = kind.as_str()?;
+            Some(if kind == "integer" { "number" } else { kind }.to_owned())
+        };
+        match schema.get("type")? {
+            Value::Array(kinds) => kinds.iter().map(one).collect(),
+            kind => Some(vec![one(kind)?]),
+        }
+    };
+    if let (Some(a), Some(b)) = (kinds(a), kinds(b))
+        && !a.iter().any(|kind| b.contains(kind))
+    {
+        return true;
+    }
+    if let (Some(a), Some(b)) = (values(a), values(b)) {
+        // 1 and 1.0 are one value, and so are what has them.
+        let is_plain = |value: &Value| !value.is_array() && !value.is_object();
+        let is = |a: &Value, b: &Value| match (a.as_f64(), b.as_f64()) {
+            (Some(a), Some(b)) => a == b,
+            _ => a == b,
+        };
+        return a.iter().chain(&b).all(is_plain) && !a.iter().any(|a| b.iter().any(|b| is(a, b)));
+    }
+    let requires = |schema: &Value, name: &str| {
+        let is_object = schema.get("type").is_some_and(|kind| kind == "object");
+        let required = schema.get("required").and_then(Value::as_array);
+        is_object && required.is_some_and(|all| all.iter().any(|other| other == name))
+    };
+    let properties = a.get("properties").and_then(Value::as_object);
+    properties.is_some_and(|properties| {
+        properties.iter().any(|(name, of_a)| {
+            let of_b = b.get("properties").and_then(|all| all.get(name));
+            requires(a, name)
+                && requires(b, name)
+                && of_b.is_some_and(|of_b| exclude(of_a, of_b, root, n_left))
+        })
+    })
+}
+
+/// The type of `value`, in the words of schemas.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
 }
 
 /// Has texts in formats that have no end match a pattern, too, unless something else says what they are.

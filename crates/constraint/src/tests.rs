@@ -52,6 +52,42 @@ fn grammars_allow_what_they_describe() {
 }
 
 #[test]
+fn one_of_several_that_exclude_one_another() {
+    let pets = r##"{"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+        "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"}},
+        "$defs": {
+            "Cat": {"type": "object", "properties": {"kind": {"const": "cat", "type": "string"}, "lives": {"type": "integer"}},
+                "required": ["kind", "lives"], "additionalProperties": false},
+            "Dog": {"type": "object", "properties": {"kind": {"const": "dog", "type": "string"}},
+                "required": ["kind"], "additionalProperties": false}}}"##;
+    let kinds = r#"{"type": "array", "items": {"oneOf": [{"type": "integer"}, {"type": ["string", "null"]}]}}"#;
+    for (text, right, wrong) in [
+        (
+            pets,
+            r#"{"kind": "cat", "lives": 9}"#,
+            r#"{"kind": "dog", "lives": 9}"#,
+        ),
+        (pets, r#"{"kind": "dog"}"#, r#"{"kind": "cat"}"#),
+        (kinds, r#"[1, "a", null]"#, "[true]"),
+        (r#"{"oneOf": [{"const": 1}, {"enum": [2, "x"]}]}"#, "2", "3"),
+    ] {
+        assert!(matches(&schema(text), right), "{right}");
+        assert!(!matches(&schema(text), wrong), "{wrong}");
+    }
+    // What may match two isn't let through where one is asked for.
+    for text in [
+        r#"{"oneOf": [{"type": "integer"}, {"type": "number"}]}"#,
+        r#"{"oneOf": [{"const": 1}, {"enum": [1.0, 2]}]}"#,
+        r#"{"oneOf": [{"const": [1]}, {"const": [1.0]}]}"#,
+        r#"{"oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"a": {"const": 2}}}]}"#,
+        r##"{"oneOf": [{"$ref": "#"}, {"$ref": "#"}]}"##,
+    ] {
+        let error = Constraint::new(&vocabulary(), &schema(text)).err().unwrap();
+        assert!(error.to_string().contains("`oneOf`"), "{text}: {error}");
+    }
+}
+
+#[test]
 fn white_space_ends() {
     let mut constraint = Constraint::new(&vocabulary(), &Grammar::JsonObject).unwrap();
     constraint.accept(u32::from(b'{')).unwrap();

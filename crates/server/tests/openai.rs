@@ -275,6 +275,15 @@ fn answers_match_what_they_have_to() {
     );
     assert!(object.starts_with('{'), "{object}");
     assert!(["yes", "no"].contains(&text(json!({"guided_regex": "yes|no"})).as_str()));
+    for more in [
+        json!({"guided_choice": ["ze\"bra", "yak"]}),
+        json!({"structured_outputs": {"choice": ["ze\"bra", "yak"]}}),
+    ] {
+        let said = text(more);
+        assert!(["ze\"bra", "yak"].contains(&&*said), "{said}");
+    }
+    let object = text(json!({"structured_outputs": {"json_object": true}, "max_tokens": 400}));
+    assert!(object.starts_with('{'), "{object}");
     let lark = json!({"grammar": "start: \"a\" \"b\"{2,4}"});
     assert!(text(lark).starts_with("abb"));
 }
@@ -614,16 +623,22 @@ fn wrong_values_are_refused_with_their_path() {
         (
             json!({"model": "builtin", "messages": user, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}}),
             400,
-            Value::Null,
-            "JSON schema",
+            json!("response_format"),
+            "response_format: JSON schema: /type: ",
         ),
         (
             json!({"model": "builtin", "messages": user, "tools": [{"type": "function", "function": {
                 "name": "a", "strict": true, "parameters": {"properties": {"x": {"type": "nonsense"}}},
             }}]}),
             400,
-            Value::Null,
-            "Lark grammar",
+            json!("tools"),
+            "tools: the parameters of a: JSON schema: /properties/x/type: ",
+        ),
+        (
+            json!({"model": "builtin", "messages": user, "structured_outputs": {"regexp": "a"}}),
+            400,
+            json!("structured_outputs"),
+            "structured_outputs: expected json, json_object, regex, choice or grammar",
         ),
         (
             json!({"model": "builtin", "messages": user, "tools": [{"type": "function", "function": {

@@ -677,7 +677,7 @@ fn models_are_answered_for_by_their_names() {
 fn keys_use_what_they_may() {
     let mut keys = Keys::none();
     let mut line = |name: &str, rest: &str| {
-        let (key, line) = Keys::make(name);
+        let (key, line) = Keys::make(name).unwrap();
         keys.add_list(&format!("{line} {rest}")).unwrap();
         key
     };

@@ -21,6 +21,17 @@ fn text(response: &Value) -> &str {
 }
 
 #[test]
+fn responses_say_what_they_were_sampled_with() {
+    let server = shared();
+    let mut asked = ask(json!({"top_p": 0.5, "max_output_tokens": 1}));
+    asked.as_object_mut().unwrap().remove("temperature");
+    let answer = server.ok("/v1/responses", &asked);
+    // The built-in model recommends no more than that answers are drawn by chance.
+    let said = ["temperature", "top_p", "frequency_penalty"].map(|name| answer[name].clone());
+    assert_eq!(said, [json!(0.7), json!(0.5), json!(0.0)]);
+}
+
+#[test]
 fn responses_are_whole_streamed_and_continued() {
     let server = shared();
     let answer = server.ok("/v1/responses", &ask(json!({"instructions": "Be brief."})));

@@ -26,7 +26,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use axum::Router;
 use clap::Args;
 use sterna::native::BUILTIN;
@@ -114,7 +114,7 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
 impl Serve {
     pub(crate) fn run(mut self) -> Result<()> {
         if let Some(name) = &self.api.new_api_key {
-            let (key, line) = Keys::make(name);
+            let (key, line) = Keys::make(name).context("--new-api-key")?;
             output::note("the key, which is shown only here, and its line for --api-keys:");
             output::line(key)?;
             return output::line(line);

@@ -54,11 +54,18 @@ pub(crate) struct Ask {
     pub(crate) max_thought: Option<usize>,
     pub(crate) logprobs: Option<usize>,
     /// What the answer has to match.
-    pub(crate) grammar: Option<Grammar>,
+    pub(crate) grammar: Option<Asked>,
     /// What calls there may be.
     pub(crate) calls: Calls,
     /// Whether a receipt is to be written.
     pub(crate) receipt: bool,
+}
+
+/// What the answer has to match, and where that was asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    pub(crate) grammar: Grammar,
+    pub(crate) at: String,
 }
 
 /// What is to be continued.
@@ -116,6 +123,8 @@ pub(crate) struct Prepared {
 pub(crate) enum Unprepared {
     /// The prompt leaves no room for an answer.
     TooLong { n_prompt: usize, ctx_len: usize },
+    /// What the answer, or a call, has to match can't be read, which was asked for there.
+    Grammar { at: String, error: Error },
     /// Something else.
     Error(Error),
 }
@@ -168,10 +177,13 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
     let may_think = has_thoughts && !is_begun;
     let constraint = match constraint {
         Some(constraint) => Some(constraint),
-        None if messages == Some(Messages::Recipients) => {
-            strict_messages(model, &ask.calls, is_begun)?
+        None => {
+            let strict = match messages {
+                Some(Messages::Recipients) => strict_messages(model, &ask.calls, is_begun),
+                _ => strict_calls(model, &ask.calls, (may_think, opens_thinking)),
+            };
+            strict.map_err(|error| of_tools(model, &ask.calls, error))?
         }
-        None => strict_calls(model, &ask.calls, (may_think, opens_thinking))?,
     };
     let expected = Expected {
         opens_thinking,
@@ -348,16 +360,47 @@ fn constraint(
     model: &ModelText,
     ask: &Ask,
     beginning: Beginning,
-) -> Result<Option<Box<dyn TokenConstraint>>> {
+) -> Result<Option<Box<dyn TokenConstraint>>, Unprepared> {
+    let asked = ask.grammar.as_ref();
     let grammar = grammar(
         model.tools,
         (&model.tokenizer, model.thoughts),
         &ask.calls,
-        ask.grammar.as_ref(),
+        asked.map(|asked| &asked.grammar),
         beginning,
-    )?;
-    let constraint = grammar.map(|grammar| model.constraints.of(&grammar));
-    constraint.transpose()
+    );
+    let constraint = grammar.and_then(|grammar| {
+        let constraint = grammar.map(|grammar| model.constraints.of(&grammar));
+        constraint.transpose()
+    });
+    constraint.map_err(|error| match (&ask.calls, asked) {
+        (Calls::Must { .. }, _) | (_, None) => of_tools(model, &ask.calls, error),
+        (_, Some(asked)) => Unprepared::Grammar {
+            at: asked.at.clone(),
+            error,
+        },
+    })
+}
+
+/// `error`, because of which calls can't be held to anything, with the tool that is to blame, if one alone is.
+fn of_tools(model: &ModelText, calls: &Calls, error: Error) -> Unprepared {
+    let tools = match calls {
+        Calls::None => return error.into(),
+        Calls::May { tools, .. } | Calls::Must { tools, .. } => tools,
+    };
+    let blamed = tools.iter().find_map(|tool| {
+        let schema = Grammar::JsonSchema(tool.parameters.to_string());
+        Some((&tool.name, model.constraints.of(&schema).err()?))
+    });
+    let error = match blamed {
+        Some((name, error)) => {
+            let message = format!("the parameters of {name}: {error:#}");
+            Error::new(error.code(), message)
+        }
+        None => error,
+    };
+    let at = "tools".to_owned();
+    Unprepared::Grammar { at, error }
 }
 
 /// Where what is generated begins.

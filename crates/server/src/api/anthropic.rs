@@ -14,7 +14,7 @@ use super::shape::{COUNT, Field, OBJECT, Shape, TEXT, field, items, required, so
 use super::stream::{self, Encoder, Frame};
 use super::{ApiError, Caller, Dialect, Shared, openai};
 use crate::answer::tools::as_mapping;
-use crate::answer::{Ask, Calls, Event, Finish, Prompt, Usage, Whole, whole};
+use crate::answer::{Ask, Asked, Calls, Event, Finish, Prompt, Usage, Whole, whole};
 use crate::model::{Begun, Conversation};
 use crate::settings::Settings;
 
@@ -173,7 +173,7 @@ pub(super) async fn count_tokens(
     Ok(Json(json!({"input_tokens": prompt.ids.len()})).into_response())
 }
 
-fn grammar(at: &At<'_>, settings: &Settings) -> Result<Option<Grammar>, ApiError> {
+fn grammar(at: &At<'_>, settings: &Settings) -> Result<Option<Asked>, ApiError> {
     let format = at.get("output_config").get("format");
     let format = match format.is_absent() {
         true => at.get("output_format"),
@@ -184,7 +184,10 @@ fn grammar(at: &At<'_>, settings: &Settings) -> Result<Option<Grammar>, ApiError
         (false, false) => Err(format.refused("this server takes no schemas")),
         (false, true) => {
             let schema = format.get("schema").value().to_string();
-            Ok(Some(Grammar::JsonSchema(schema)))
+            Ok(Some(Asked {
+                grammar: Grammar::JsonSchema(schema),
+                at: format.path().to_owned(),
+            }))
         }
     }
 }

@@ -31,6 +31,17 @@ pub enum KeysError {
         /// Its number.
         line: usize,
     },
+    /// A key that is there already, with other rights perhaps.
+    #[error("line {line}: expected another key, found that of {name:?} again")]
+    Twice {
+        /// Its number.
+        line: usize,
+        /// Who has it.
+        name: String,
+    },
+    /// A name that a list can't have.
+    #[error("expected a name on one line without `#`, found {0:?}")]
+    Name(String),
     /// A list without keys would let everybody in.
     #[error("expected at least one key, found none")]
     Empty,
@@ -76,7 +87,7 @@ impl Keys {
     /// use in a minute (`rpm=60` requests, `tpm=100000` tokens), and `admin` if it may change what is served; `#`
     /// begins a remark.
     ///
-    /// Errors: the first line that is none, or that there are none.
+    /// Errors: the first line that is none, or has a key again, or that there are none.
     pub fn add_list(&mut self, list: &str) -> Result<(), KeysError> {
         let before = self.0.len();
         for (index, line) in list.lines().enumerate() {
@@ -85,6 +96,12 @@ impl Keys {
                 continue;
             }
             let key = Key::parse(line).ok_or(KeysError::Line { line: index + 1 })?;
+            if let Some(other) = self.0.iter().find(|other| other.digest == key.digest) {
+                return Err(KeysError::Twice {
+                    line: index + 1,
+                    name: other.name.clone(),
+                });
+            }
             self.0.push(key);
         }
         match self.0.len() > before {
@@ -104,10 +121,16 @@ impl Keys {
     }
 
     /// A new key, and the line of a list that lets it in under `name`.
-    pub fn make(name: &str) -> (String, String) {
+    ///
+    /// Errors: no list can have that name.
+    pub fn make(name: &str) -> Result<(String, String), KeysError> {
+        let is_split = |c: char| c == '#' || c.is_control();
+        if name.trim().is_empty() || name.contains(is_split) {
+            return Err(KeysError::Name(name.to_owned()));
+        }
         let key = format!("{}{}", crate::id::new("sk-"), crate::id::new(""));
         let line = format!("{name} {}", blake3::hash(key.as_bytes()).to_hex());
-        (key, line)
+        Ok((key, line))
     }
 
     /// Which key `headers` have, by its number, and its name; `None` if it isn't let in.
@@ -171,7 +194,7 @@ mod tests {
 
     #[test]
     fn only_who_has_a_key_is_let_in() {
-        let (key, line) = Keys::make("ann");
+        let (key, line) = Keys::make("ann").unwrap();
         let mut keys = Keys::none();
         assert!(keys.find(&HeaderMap::new()).is_some());
         keys.add_list(&format!("# who\n\n{line} # since May\n"))
@@ -194,9 +217,9 @@ mod tests {
 
     #[test]
     fn lines_say_what_keys_may_use() {
-        let digest = blake3::hash(b"x").to_hex();
+        let [digest, bob, other] = [b"x", b"y", b"z"].map(|key| blake3::hash(key).to_hex());
         let list = format!(
-            "ann of ops {digest} rpm=60  tpm=1000 admin # all\nbob {digest} tpm=5\n admin {digest}"
+            "ann of ops {digest} rpm=60  tpm=1000 admin # all\nbob {bob} tpm=5\n admin {other}"
         );
         let mut keys = Keys::none();
         keys.add_list(&list).unwrap();
@@ -224,5 +247,14 @@ mod tests {
         assert_eq!(refused("# none\n"), "expected at least one key, found none");
         assert!(refused("ann 1234").starts_with("line 1: expected a name"));
         assert!(Keys::none().add("x", "short").is_err());
+        let digest = blake3::hash(b"key").to_hex();
+        let again = refused(&format!("ann {digest} rpm=1\nbob {digest}"));
+        assert_eq!(
+            again,
+            "line 2: expected another key, found that of \"ann\" again"
+        );
+        for name in ["", " ", "a#b", "a\nb"] {
+            assert!(Keys::make(name).is_err(), "{name}");
+        }
     }
 }

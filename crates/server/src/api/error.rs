@@ -167,6 +167,14 @@ impl From<Unprepared> for ApiError {
     fn from(unprepared: Unprepared) -> ApiError {
         match unprepared {
             Unprepared::Error(error) => error.into(),
+            Unprepared::Grammar { at, error } => {
+                let found = ApiError::from(error);
+                ApiError {
+                    message: format!("{at}: {}", found.message),
+                    ..found
+                }
+                .at(&at)
+            }
             Unprepared::TooLong { n_prompt, ctx_len } => ApiError::invalid(format!(
                 "This model's maximum context length is {ctx_len} tokens. However, your prompt has {n_prompt} tokens, \
                  which leaves no room for an answer."
@@ -184,12 +192,12 @@ impl From<Refused> for ApiError {
                 retry_after: Some(retry_after),
                 ..ApiError::new(
                     StatusCode::TOO_MANY_REQUESTS,
-                    "as many requests wait as may; try again later",
+                    "the queue is full; try again later",
                 )
                 .with_code("queue_full")
             },
             Refused::TooMany { limit } => ApiError::invalid(format!(
-                "expected at most {limit} answers at once, found more"
+                "expected at most {limit} answers at once (n of each prompt; --parallel and --queue), found more"
             )),
             Refused::Stopped => ApiError::new(
                 StatusCode::SERVICE_UNAVAILABLE,

@@ -7,13 +7,14 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use sterna::constraint::Grammar;
+use sterna::sampling::SamplingOptions;
 
 use super::json::{At, Checked};
 use super::shape::{COUNT, OBJECT, Shape, TEXT, field, items, required, word};
 use super::stream::{self, Encoder, Frame};
 use super::{ApiError, Caller, Named, Shared, openai};
 use crate::answer::tools::as_mapping;
-use crate::answer::{Answers, Ask, Call, Event, Finish, Prompt, Usage, Whole};
+use crate::answer::{Answers, Ask, Asked, Call, Event, Finish, Prompt, Usage, Whole};
 
 /// Responses that are kept at most, to be continued.
 const MAX_STORED: usize = 1024;
@@ -164,7 +165,7 @@ pub(super) async fn answer(
     };
     let is_streamed = at.get("stream").flag().unwrap_or(false);
     let is_stored = at.get("store").flag().unwrap_or(true);
-    let form = Form::new(&at, &model);
+    let form = Form::new(&at, &model, &ask.sampling);
     let answers = app.answers(&caller, &model, "responses", vec![ask]).await?;
     let stored = is_stored.then(|| Kept {
         app: Arc::clone(&app),
@@ -218,7 +219,7 @@ fn merge_instructions(messages: &mut Vec<Value>) {
     messages.insert(0, json!({"role": "system", "content": text}));
 }
 
-fn grammar(at: &At<'_>, app: &Shared) -> Result<Option<Grammar>, ApiError> {
+fn grammar(at: &At<'_>, app: &Shared) -> Result<Option<Asked>, ApiError> {
     let format = at.get("text").get("format");
     let grammar = match format.get("type").text() {
         Some("json_object") => Some(Grammar::JsonObject),
@@ -230,7 +231,10 @@ fn grammar(at: &At<'_>, app: &Shared) -> Result<Option<Grammar>, ApiError> {
     };
     match grammar.is_some() && !app.settings.grammars {
         true => Err(format.refused("this server takes no schemas, patterns or grammars")),
-        false => Ok(grammar),
+        false => Ok(grammar.map(|grammar| Asked {
+            grammar,
+            at: format.path().to_owned(),
+        })),
     }
 }
 
@@ -293,7 +297,11 @@ struct Form {
 }
 
 impl Form {
-    fn new(at: &At<'_>, model: &Named) -> Form {
+    /// Of a request that is answered with `sampling`.
+    fn new(at: &At<'_>, model: &Named, sampling: &SamplingOptions) -> Form {
+        let used = sampling.config(&model.text.recommended);
+        // Numbers as clients write them.
+        let number = |value: f32| Value::from((f64::from(value) * 1e6).round() / 1e6);
         let or = |name: &str, default: Value| match at.get(name).value() {
             Value::Null => default,
             value => value.clone(),
@@ -334,11 +342,17 @@ impl Form {
                 or("parallel_tool_calls", true.into()),
             ),
             ("text", json!({ "format": format })),
-            ("top_p", or("top_p", 1.0.into())),
-            ("presence_penalty", or("presence_penalty", 0.0.into())),
-            ("frequency_penalty", or("frequency_penalty", 0.0.into())),
+            ("top_p", or("top_p", number(used.top_p))),
+            (
+                "presence_penalty",
+                or("presence_penalty", number(used.presence_penalty)),
+            ),
+            (
+                "frequency_penalty",
+                or("frequency_penalty", number(used.frequency_penalty)),
+            ),
             ("top_logprobs", 0.into()),
-            ("temperature", or("temperature", 1.0.into())),
+            ("temperature", or("temperature", number(used.temperature))),
             (
                 "reasoning",
                 json!({

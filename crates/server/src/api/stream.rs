@@ -56,11 +56,12 @@ pub(crate) fn respond(answers: Answers, encoder: impl Encoder) -> Response {
         |(mut answers, mut encoder, mut frames, mut is_over)| async move {
             loop {
                 if let Some(Frame { name, data }) = frames.pop_front() {
-                    let sent = Sent::default().data(data);
+                    // What reads line by line has to know the name before the data.
                     let sent = match name {
-                        Some(name) => sent.event(name),
-                        None => sent,
+                        Some(name) => Sent::default().event(name),
+                        None => Sent::default(),
                     };
+                    let sent = sent.data(data);
                     let state = (answers, encoder, frames, is_over);
                     return Some((Ok::<_, Infallible>(sent), state));
                 }

@@ -64,9 +64,9 @@ pub(crate) async fn answer(
     let prompts = inputs(&prompt, &model.text)?;
     let n = n_choices(&at);
     if at.get("best_of").whole().unwrap_or(n) > n {
-        return Err(at
-            .get("best_of")
-            .refused("expected no more answers than are returned"));
+        return Err(at.get("best_of").refused(format!(
+            "expected at most n, which is {n}: all answers are returned"
+        )));
     }
     let echo = at.get("echo").flag().unwrap_or(false);
     if echo && gap.is_some() {

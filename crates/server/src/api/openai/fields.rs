@@ -67,10 +67,13 @@ pub(crate) const GRAMMARS: &[Field] = &[
         "structured_outputs",
         Shape::Object(&[&[
             field("json", Shape::Schema),
+            field("json_object", Shape::Flag),
             field("regex", TEXT),
+            field("choice", CHOICES),
             field("grammar", TEXT),
         ]]),
     ),
+    field("guided_choice", CHOICES),
     field("guided_json", Shape::Schema),
     field("json_schema", Shape::Schema),
     field("guided_regex", TEXT),
@@ -78,6 +81,9 @@ pub(crate) const GRAMMARS: &[Field] = &[
     field("guided_grammar", TEXT),
     field("grammar", TEXT),
 ];
+
+/// Texts of which the answer is one.
+const CHOICES: Shape = Shape::Items(&TEXT, "texts", 1, 1024);
 
 /// What an answer may be.
 pub(crate) const FORMATS: &[&str] = &["text", "json_object", "json_schema"];

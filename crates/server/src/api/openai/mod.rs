@@ -19,7 +19,7 @@ use super::shape::{empty_enum, refused};
 use super::stream::Frame;
 use super::{ApiError, Dialect, Named};
 use crate::answer::tools::{Tool, as_mapping};
-use crate::answer::{Calls, Finish, ScoredToken, Usage};
+use crate::answer::{Asked, Calls, Finish, ScoredToken, Usage};
 use crate::model::{Conversation, ModelText};
 use crate::settings::Settings;
 
@@ -105,7 +105,7 @@ fn logit_bias(field: &At<'_>) -> Vec<(u32, f32)> {
 }
 
 /// What the answer has to match, in any of the ways in which clients say it.
-pub(super) fn grammar(body: &At<'_>, settings: &Settings) -> Result<Option<Grammar>, ApiError> {
+pub(super) fn grammar(body: &At<'_>, settings: &Settings) -> Result<Option<Asked>, ApiError> {
     let schema = |field: &At<'_>| {
         Grammar::JsonSchema(match field.value() {
             Value::String(text) => text.clone(),
@@ -156,13 +156,34 @@ pub(super) fn grammar(body: &At<'_>, settings: &Settings) -> Result<Option<Gramm
             all.push((field, Grammar::Lark(text.to_owned())));
         }
     }
+    for field in [body.get("guided_choice"), structured.get("choice")] {
+        if !field.is_absent() {
+            let choices = field.items().into_iter();
+            let choices = choices.map(|choice| Value::from(choice.text().unwrap_or_default()));
+            // Texts of JSON are literals of Lark.
+            let choices: Vec<String> = choices.map(|choice| choice.to_string()).collect();
+            let grammar = Grammar::Lark(format!("start: {}\n", choices.join(" | ")));
+            all.push((field, grammar));
+        }
+    }
+    let object = structured.get("json_object");
+    if object.flag() == Some(true) {
+        all.push((object, Grammar::JsonObject));
+    }
+    if !structured.is_absent() && all.is_empty() {
+        return Err(structured
+            .refused("expected json, json_object, regex, choice or grammar, found none of them"));
+    }
     let mut all = all.into_iter();
     match (all.next(), all.next()) {
         (None, _) => Ok(None),
         (Some((field, _)), _) if !settings.grammars => {
             Err(field.refused("this server takes no schemas, patterns or grammars"))
         }
-        (Some((_, grammar)), None) => Ok(Some(grammar)),
+        (Some((field, grammar)), None) => Ok(Some(Asked {
+            grammar,
+            at: field.path().to_owned(),
+        })),
         (_, Some((field, _))) => {
             Err(field.refused("expected one thing that the answer has to match, found several"))
         }
