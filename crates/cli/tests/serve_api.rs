@@ -577,6 +577,46 @@ fn one_gpu_can_have_two_engines() {
 }
 
 #[test]
+fn models_are_called_as_they_are_to_be() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/stories260K/hf");
+    let serve = |names: &str| {
+        let mut command = sterna(home.path());
+        command.arg("builtin").arg(&folder);
+        command.args(["--no-files", "--model-name", names]);
+        command
+    };
+    for (names, message) in [
+        (
+            "a,b,c",
+            "expected names of 2 models at most, found \"c\" besides",
+        ),
+        ("a:b", "expected a name without a colon"),
+        ("", "expected a name without a colon"),
+    ] {
+        let (ok, _, stderr) = outcome(serve(names).arg("--check"));
+        assert!(!ok && stderr.contains(message), "{names}: {stderr}");
+    }
+    // The second has its own name.
+    let (ok, stdout, stderr) = outcome(serve("org/chat").arg("--check"));
+    assert!(
+        ok && stdout.starts_with("org/chat: ok\nhf: ok\n"),
+        "{stdout}{stderr}"
+    );
+    let server = start(&mut serve("org/chat"));
+    for (model, expected) in [("org/chat", 200), ("hf", 200), ("builtin", 404)] {
+        let body = json!({"model": model, "prompt": "Once", "max_tokens": 2}).to_string();
+        let (status, body) = server.ask("POST /v1/completions", "", &body);
+        assert_eq!(status, expected, "{model}: {body}");
+    }
+    let (status, body) = server.ask("GET /v1/models/org%2Fchat", "", "");
+    assert!(
+        status == 200 && body.contains("\"id\":\"org/chat\""),
+        "{status} {body}"
+    );
+}
+
+#[test]
 fn models_are_loaded_when_they_are_asked_for() {
     let home = tempfile::tempdir().unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/stories260K");

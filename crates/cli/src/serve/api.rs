@@ -112,6 +112,17 @@ pub(super) struct ApiFlags {
     #[arg(long, value_name = "all|N|LIST", env = "STERNA_SERVE_GPUS")]
     gpus: Option<Gpus>,
 
+    /// What clients call a model, of several in their order; may be given several times [default: the name of its file
+    /// without the extension, of its folder, or in the store]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        value_parser = model_name,
+        env = "STERNA_SERVE_MODEL_NAME"
+    )]
+    model_name: Vec<String>,
+
     /// Memory of an engine for models: of those given here, the others are loaded when a request names them, and the
     /// one that was used least recently, and isn't in use, is unloaded for that [default: all are loaded]
     #[arg(long, value_name = "SIZE", value_parser = size::n_bytes, env = "STERNA_SERVE_MODELS_MEMORY")]
@@ -327,6 +338,7 @@ pub(super) struct ConfigFile {
     adapters: Vec<String>,
     otlp_endpoint: Option<String>,
     gpus: Option<CountOrText>,
+    model_names: Vec<String>,
     models_memory: Option<String>,
     models_idle: Option<NonZero<usize>>,
     pub(super) tls_cert: Option<PathBuf>,
@@ -365,6 +377,8 @@ impl ConfigFile {
 #[derive(Clone)]
 pub(super) struct Chosen {
     settings: Settings,
+    /// What clients call the first models.
+    model_names: Vec<String>,
     /// Adapters that requests may ask for.
     adapters: Vec<AdapterFlag>,
     gpus: Option<Gpus>,
@@ -509,7 +523,16 @@ impl ApiFlags {
             (None, None) => None,
         };
         let gpus = gpus.transpose();
+        let model_names = match self.model_name.is_empty() {
+            true => file
+                .model_names
+                .iter()
+                .map(|name| model_name(name))
+                .collect(),
+            false => Ok(self.model_name.clone()),
+        };
         Ok(Chosen {
+            model_names: model_names.map_err(|error: String| anyhow!("model-names: {error}"))?,
             gpus: gpus.map_err(|error: String| anyhow!("gpus: {error}"))?,
             adapters: adapters.map_err(|error: String| anyhow!("adapters: {error}"))?,
             is_asked: self.no_files || allow_anyone || !keys.is_empty(),
@@ -639,6 +662,22 @@ fn log(record: &Map<String, Value>) {
 }
 
 impl Chosen {
+    /// What clients call the model number `index`, which the command line calls `name`.
+    pub(super) fn name_of(&self, index: usize, name: &str, stem: &str) -> String {
+        let chosen = self.model_names.get(index).cloned();
+        chosen.unwrap_or_else(|| called(name, stem))
+    }
+
+    /// Errors: there are names of more models than `n`.
+    pub(super) fn expect_models(&self, n: usize) -> Result<()> {
+        match self.model_names.get(n) {
+            Some(name) => {
+                bail!("model-name: expected names of {n} models at most, found {name:?} besides")
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Whether the API is offered at `host`.
     ///
     /// Errors: it was asked for, and everybody would get it.
@@ -842,7 +881,7 @@ impl Chosen {
         }
         let flags = flags.clone();
         let models = Models::from(all).with_others(move |name| {
-            let opened = open(name, |_| Vec::new(), &flags, &devices);
+            let opened = open(name, called, |_| Vec::new(), &flags, &devices);
             let opened = opened.map_err(|error| format!("{error:#}"))?;
             Ok(opened.served)
         });
@@ -879,6 +918,14 @@ fn is_loopback(host: &str) -> bool {
     addresses.is_ok_and(|mut all| all.all(|address| address.ip().is_loopback()))
 }
 
+/// What clients may call a model. A colon is between it and an adapter.
+fn model_name(name: &str) -> Result<String, String> {
+    match name.trim().is_empty() || name.contains(|c: char| c == ':' || c.is_control()) {
+        true => Err(format!("expected a name without a colon, found {name:?}")),
+        false => Ok(name.to_owned()),
+    }
+}
+
 /// What clients call the model that the command line calls `name`.
 fn called(name: &str, stem: &str) -> String {
     let is_name = name == BUILTIN || !name.contains(['/', '\\']) && !Path::new(name).exists();
@@ -898,22 +945,23 @@ fn origin(name: &str) -> String {
 ///
 /// Errors: also, there is no room for it.
 pub(super) fn check(
-    name: &str,
+    (index, name): (usize, &str),
     (flags, engine): (&ModelFlags, &EngineFlags),
     chosen: &Chosen,
 ) -> Result<String> {
     let files = model::open(name)?;
     let plan = model::plan_with(&files, flags, chosen.screen(engine))?;
     files.require_tokenizer()?;
-    let called = called(name, files.stem());
+    let called = chosen.name_of(index, name, files.stem());
     chosen.expect_room(&called, plan.memory_bytes())?;
     Ok(called)
 }
 
 /// Opens the model called `name`, to be loaded for `devices`, with the adapters that `adapters` returns for what
-/// clients call it.
+/// clients call it: that is what `call` makes of its name and its stem.
 pub(super) fn open(
     name: &str,
+    call: impl FnOnce(&str, &str) -> String,
     adapters: impl FnOnce(&str) -> Vec<AdapterFlag>,
     flags: &ModelFlags,
     devices: &Arc<Devices>,
@@ -930,7 +978,7 @@ pub(super) fn open(
     let session = engines[0].session(ctx_len);
     let mut warnings = Vec::new();
     let origin = origin(name);
-    let name = called(name, files.stem());
+    let name = call(name, files.stem());
     let adapters = adapters(&name);
     let mut served = Served::new(name, &files, plan.clone(), session, &mut warnings)?;
     warnings.iter().for_each(model::tell);

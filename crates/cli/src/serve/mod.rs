@@ -262,8 +262,10 @@ impl Serve {
         let is_needed = models.len() > 1 || chosen.is_asked();
         let open = |(index, name): (usize, &&str)| {
             let adapters = |called: &str| chosen.adapters_of(called, index == 0);
-            api::open(name, adapters, &self.files, &devices)
+            let call = |name: &str, stem: &str| chosen.name_of(index, name, stem);
+            api::open(name, call, adapters, &self.files, &devices)
         };
+        chosen.expect_models(models.len())?;
         let opened: Result<Vec<Opened>> = models.iter().enumerate().map(open).collect();
         let names = opened
             .iter()
@@ -286,10 +288,12 @@ impl Serve {
     /// Checks what can be checked without loading a model.
     fn check(&self, models: &[&str], has_api: bool, chosen: &Chosen) -> Result<()> {
         let mut names = Vec::new();
-        for name in models {
+        chosen.expect_models(models.len())?;
+        for (index, name) in models.iter().enumerate() {
             match has_api {
                 true => {
-                    names.push(api::check(name, (&self.files, &self.engine), chosen)?);
+                    let flags = (&self.files, &self.engine);
+                    names.push(api::check((index, name), flags, chosen)?);
                     output::line(format_args!("{}: ok", names[names.len() - 1]))?;
                 }
                 false => model::expect(name)?,
