@@ -11,7 +11,7 @@ use sterna_gpu::kernels::attention::{
 use sterna_gpu::kernels::linear::{Epilogue, Linear};
 use sterna_gpu::kernels::{SequenceRows, sequence_table};
 
-use crate::common::{emulated, floats, spread};
+use crate::common::{device, emulated, floats, spread};
 use crate::{blocks, ternary};
 
 /// The rows after a product is added to them, and what the next products give, with the number of dispatches.
@@ -236,4 +236,151 @@ fn a_product_that_is_read_after_attention_is_stored() {
     let Some(device) = emulated() else { return };
     let apart = attended(&device, CacheType::F32, true, false);
     assert_eq!(attended(&device, CacheType::F32, true, true), apart);
+}
+
+/// Attention of a new row of one sequence with a context of 200 positions, and a product that reads it, as in decoding: what
+/// both give, and the number of dispatches.
+fn multiplied(
+    device: &Device,
+    (n_heads, n_kv_heads, d): (usize, usize, usize),
+    dtype: DType,
+    has_sinks: bool,
+    together: bool,
+) -> (Vec<f32>, Vec<f32>, u64) {
+    let (width, q_width, len) = ((n_heads + 2 * n_kv_heads) * d, n_heads * d, 200);
+    let n_pages = 4;
+    let cached = (CacheType::F16, CachedValues::Own, n_pages);
+    let layer = CacheLayer::new(device, n_kv_heads, d, cached.0, cached.1, cached.2).unwrap();
+    let angles: Vec<[f32; 2]> = (0..(len + 1) * d / 2)
+        .map(|i| [(i as f32).cos(), (i as f32).sin()])
+        .collect();
+    let angles = device.upload(&angles).unwrap();
+    let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
+    let sequences = |position: usize, n_rows: usize| {
+        let rows = SequenceRows {
+            position,
+            first_row: 0,
+            n_rows,
+            first_angle: position,
+            pages: &pages,
+            place: 0,
+        };
+        SequencesRef {
+            table: device.upload(&sequence_table(&[rows], n_pages)).unwrap(),
+            n_all: 1,
+            page_stride: n_pages,
+            first: 0,
+            n: 1,
+            n_rows,
+        }
+    };
+    let rows = |n: usize, width: usize, seed| {
+        let buffer = spread(device, &floats(n * width, seed), width, 0, width);
+        View::new(&buffer, n, width)
+    };
+    let (n_out, n_sinks) = (96, n_heads);
+    let w = Matrix::new(blocks::upload(
+        device,
+        dtype,
+        n_out,
+        q_width,
+        &blocks::encoded(dtype, n_out, q_width),
+    ));
+    let sinks = has_sinks.then(|| device.upload(&floats(n_sinks, 7)).unwrap());
+    let cache = Shared::new(layer);
+    let graph = SharedGraph::new(device);
+    let mut graph = graph.lock();
+    let shape = AttentionShape {
+        n_heads,
+        n_kv_heads,
+        head_dim: d,
+        scale: 0.2,
+        softcap: None,
+        window: None,
+    };
+    let heads = |qkv: &View, sequences| HeadInputs {
+        qkv: qkv.clone(),
+        has_keys: true,
+        n_heads,
+        whole_norms: false,
+        q_norm: None,
+        k_norm: None,
+        rope: Some(RopeTable {
+            table: angles.clone(),
+            pairs: d / 2,
+            layout: RopeLayout::Halves,
+        }),
+        sequences,
+    };
+    // The context, then the row.
+    let (before, qkv) = (rows(len, width, 2), rows(1, width, 3));
+    graph.push(Op::Heads {
+        heads: heads(&before, sequences(0, len)),
+        cache: cache.clone(),
+    });
+    graph.flush().unwrap();
+    let before = graph.work().n_dispatches;
+    let (out, product) = (rows(1, q_width, 4), rows(1, n_out, 6));
+    let own = sequences(len, 1);
+    graph.push(Op::Heads {
+        heads: heads(&qkv, own.clone()),
+        cache: cache.clone(),
+    });
+    graph.push(Op::Attention {
+        shape,
+        sinks,
+        q: qkv.columns(0, q_width),
+        sequences: own,
+        cache: cache.clone(),
+        most_len: Some(256),
+        is_causal: true,
+        out: out.clone(),
+    });
+    if !together {
+        graph.flush().unwrap();
+    }
+    graph.push(Op::Linear {
+        x: out.clone(),
+        norm: None,
+        outputs: vec![Output {
+            w,
+            out: product.clone(),
+            epilogue: Epilogue::Store,
+        }],
+    });
+    graph.flush().unwrap();
+    let values = |view: &View| device.read::<f32>(&view.buffer, 0..view.width).unwrap();
+    let n_dispatches = graph.work().n_dispatches - before;
+    (values(&out), values(&product), n_dispatches)
+}
+
+#[test]
+fn what_attention_gives_is_quantized_with_it() {
+    let Some(device) = device() else { return };
+    for dtype in [DType::Q4_K, DType::Q8_0] {
+        // Dispatches that are saved, where rows are so wide that products don't quantize them for themselves.
+        for (shape, n_saved) in [
+            ((8, 2, 64), 0),
+            ((4, 4, 128), 0),
+            ((2, 1, 256), 0),
+            ((40, 4, 128), 1),
+            // Heads that no block has whole.
+            ((48, 4, 96), 0),
+        ] {
+            for has_sinks in [false, true] {
+                let (out, product, most) = multiplied(device, shape, dtype, has_sinks, false);
+                let (fused_out, fused, n) = multiplied(device, shape, dtype, has_sinks, true);
+                let is_near = |a: &[f32], b: &[f32], bound: f32| {
+                    let size = a.iter().fold(0.0f32, |top, x| top.max(x.abs()));
+                    a.iter().zip(b).all(|(a, b)| (a - b).abs() <= bound * size)
+                };
+                let case = format!("{dtype:?}, {shape:?}, {has_sinks}");
+                assert!(is_near(&out, &fused_out, 1e-5), "{case}");
+                // A code may differ by one.
+                assert!(is_near(&product, &fused, 2e-3), "{case}");
+                let can = device.limits().workgroup_len >= 1024;
+                assert_eq!(most - n, if can { n_saved } else { 0 }, "{case}");
+            }
+        }
+    }
 }
