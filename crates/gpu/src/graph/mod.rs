@@ -17,7 +17,7 @@ use crate::memory::Buffer;
 use crate::tuning::{RowClass, Sample};
 use crate::{Commands, Device, GpuError, ReadRange, Recorder, Submission, Timing};
 use fuse::fuse;
-use op::{Left, Workspace, record};
+use op::{Workspace, record};
 
 pub use matrix::{Matrix, join, stack};
 pub use op::{
@@ -330,11 +330,11 @@ impl Graph {
     fn record<'a>(&self, ops: &'a [Op], most: usize) -> Result<(Commands, &'a [Op]), GpuError> {
         let mut recorder = Recorder::new(&self.device);
         let mut rest = ops;
-        let mut left = Left::default();
+        let mut added = None;
         while let Some((op, next)) = rest.split_first()
-            && (recorder.len() < most || !matches!(left, Left::Nothing))
+            && (recorder.len() < most || added.is_some())
         {
-            left = record(&mut recorder, &self.workspace, (op, next.first()), left)?;
+            added = record(&mut recorder, &self.workspace, (op, next.first()), added)?;
             rest = next;
         }
         Ok((recorder.finish()?, rest))

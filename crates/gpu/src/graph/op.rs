@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::Matrix;
 use super::sample::SampleOp;
 use crate::kernels::attention::{
-    self, Angles, Around, AttentionShape, CacheLayer, HeadNorms, Heads, RopeLayout, Scores, Split,
-    SplitKv, SplitKvStates,
+    self, Angles, AttentionShape, CacheLayer, HeadNorms, Heads, RopeLayout, Scores, Split, SplitKv,
+    SplitKvStates,
 };
 use crate::kernels::elementwise::{self, Activation, Function};
 use crate::kernels::experts;
@@ -631,76 +631,17 @@ impl Workspace {
     }
 }
 
-/// What an operation leaves for the next one, beside its results.
-#[derive(Debug, Clone, Default)]
-pub(super) enum Left {
-    #[default]
-    Nothing,
-    /// Its product is in parts, which the next adds up as it reads them.
-    Parts(Parts),
-    /// Its results are quantized, too.
-    Rounded(Scaling),
-}
-
-/// Records `op`, for which the one before has `left` something; and returns what it leaves for `next`. The workspace has room
-/// for it.
+/// Records `op`, which adds up the parts of the product before it if there are any; and returns those of its own product, if
+/// `next` is to add them up. The workspace has room for it.
 pub(super) fn record(
     recorder: &mut Recorder,
     workspace: &Workspace,
     (op, next): (&Op, Option<&Op>),
-    left: Left,
-) -> Result<Left, GpuError> {
-    let leaves = match next {
-        None => Left::Nothing,
-        Some(next) => match parts_left(recorder, op, next) {
-            Some(parts) => Left::Parts(parts),
-            None => rounds(recorder, op, next).map_or(Left::Nothing, Left::Rounded),
-        },
-    };
-    record_one(recorder, workspace, op, (left, &leaves))?;
-    Ok(leaves)
-}
-
-/// How the results of `op` are to be quantized with them, if it is attention that can, of which `next` is a product.
-fn rounds(recorder: &Recorder, op: &Op, next: &Op) -> Option<Scaling> {
-    let (
-        Op::Decode {
-            heads,
-            shape,
-            sinks,
-            cache,
-            most_len,
-            out,
-            ..
-        },
-        Op::Linear {
-            x,
-            norm: None,
-            outputs,
-        },
-    ) = (op, next)
-    else {
-        return None;
-    };
-    let Form::Int8(scaling @ (Scaling::Blocks256 | Scaling::Blocks32)) =
-        outputs.first()?.w.kind().form()
-    else {
-        return None;
-    };
-    let reads = |output: &Output| {
-        let w = output.w.linear();
-        output.w.kind().form() == Form::Int8(scaling)
-            && !linear::reads_halves(recorder, &w, x.n_rows)
-    };
-    let scores = Scores {
-        shape,
-        sinks: sinks.as_ref(),
-        is_causal: true,
-    };
-    let can = x == out
-        && outputs.iter().all(reads)
-        && attention::can_round(recorder.device(), scores, &heads.of(), cache, *most_len);
-    can.then_some(scaling)
+    added: Option<Parts>,
+) -> Result<Option<Parts>, GpuError> {
+    let left = next.and_then(|next| parts_left(recorder, op, next));
+    record_one(recorder, workspace, op, (added, left.is_some()))?;
+    Ok(left)
 }
 
 /// The parts that the product `op` is computed in, if `next` can add them up as it reads them.
@@ -761,12 +702,12 @@ fn quantizing_adds(recorder: &Recorder, scaling: Scaling, sum: &View, readers: &
         && can_add(recorder.device(), &sum.of(), next)
 }
 
-/// Records `op`, which takes what is `left`, and leaves what it `leaves`.
+/// Records `op`, which adds up parts, and leaves its own.
 fn record_one(
     recorder: &mut Recorder,
     workspace: &Workspace,
     op: &Op,
-    (left, leaves): (Left, &Left),
+    (added, leaves): (Option<Parts>, bool),
 ) -> Result<(), GpuError> {
     match op {
         Op::Embed {
@@ -791,7 +732,7 @@ fn record_one(
         } => norm::layer_norm(recorder, x.of(), (weight, bias), *eps, out.of()),
         Op::Linear { x, norm, outputs } => {
             let input = (x, norm.as_ref());
-            products(recorder, workspace, input, outputs, (left, leaves))
+            products(recorder, workspace, input, outputs, (added, leaves))
         }
         Op::Copy { x, y } => elementwise::copy(recorder, x.of(), y.of()),
         Op::Add { x, y } => elementwise::add(recorder, x.of(), y.of()),
@@ -1041,18 +982,22 @@ fn record_one(
                 states,
                 most_len: *most_len,
             };
-            let around = Around {
-                sums: match &left {
-                    Left::Parts(parts) => Some((parts, workspace.rounded())),
-                    Left::Nothing | Left::Rounded(_) => None,
-                },
-                rounded: match leaves {
-                    Left::Rounded(scaling) => Some((*scaling, workspace.rounded())),
-                    Left::Nothing | Left::Parts(_) => None,
-                },
-            };
-            let heads = (&heads.of(), around);
-            attention::decode_around(recorder, scores, heads, cache, split_kv, out.of())
+            let heads = heads.of();
+            match added {
+                Some(parts) => {
+                    let sums = (&parts, workspace.rounded());
+                    attention::decode_sums(
+                        recorder,
+                        scores,
+                        &heads,
+                        sums,
+                        cache,
+                        split_kv,
+                        out.of(),
+                    )
+                }
+                None => attention::decode(recorder, scores, &heads, cache, split_kv, out.of()),
+            }
         }
         Op::Sample(sample) => sample.record(recorder),
     }
@@ -1088,27 +1033,21 @@ impl HeadInputs {
 }
 
 /// Few rows are quantized by each product for itself where that pays for all that use the same format; else they are once, for
-/// all of these, or are already. Where it leaves its parts, there is one product.
+/// all of these. Where it leaves its parts, there is one product.
 fn products(
     recorder: &mut Recorder,
     workspace: &Workspace,
     (x, norm): (&View, Option<&Norm>),
     outputs: &[Output],
-    (left, leaves): (Left, &Left),
+    (added, leaves): (Option<Parts>, bool),
 ) -> Result<(), GpuError> {
     let rounded = workspace.rounded();
     let norm = norm.map(|(weight, eps)| (weight, *eps));
-    let added = match &left {
-        Left::Parts(parts) => Some(parts),
-        Left::Nothing | Left::Rounded(_) => None,
-    };
     let multiply = |recorder: &mut Recorder, output: &Output, input| {
         let (w, out) = (output.w.linear(), output.out.of());
         match leaves {
-            Left::Parts(_) => linear::multiply_parts(recorder, &w, input, out),
-            Left::Nothing | Left::Rounded(_) => {
-                linear::multiply(recorder, &w, input, output.epilogue, out)
-            }
+            true => linear::multiply_parts(recorder, &w, input, out),
+            false => linear::multiply(recorder, &w, input, output.epilogue, out),
         }
     };
     for output in outputs {
@@ -1128,9 +1067,7 @@ fn products(
         let same: Vec<&Output> = outputs.iter().filter(is_same).collect();
         let rounds_itself =
             |output: &&Output| linear::rounds_itself(recorder, &output.w.linear(), &x.of());
-        let is_rounded = matches!(left, Left::Rounded(of) if of == scaling);
         let input = match same.iter().all(rounds_itself) {
-            _ if is_rounded => Input::Int8(rounded),
             true => {
                 debug_assert!(added.is_none() || same.is_empty());
                 Input::Round {
@@ -1144,7 +1081,7 @@ fn products(
                     |output: &&Output| linear::reads_halves(recorder, &output.w.linear(), x.n_rows);
                 let wanted = Wanted {
                     halves: same.iter().any(reads_halves),
-                    added,
+                    added: added.as_ref(),
                 };
                 quantize_for(recorder, x.of(), norm, scaling, wanted, rounded)?;
                 Input::Int8(rounded)

@@ -89,17 +89,8 @@ impl QuantizedRows {
         })
     }
 
-    /// Where int8 is.
-    pub(in crate::kernels) fn codes(&self) -> &Buffer {
-        &self.q
-    }
-
     /// Errors unless this many rows of this many elements fit.
-    pub(in crate::kernels) fn expect_room(
-        &self,
-        n_rows: usize,
-        width: usize,
-    ) -> Result<(), GpuError> {
+    pub(super) fn expect_room(&self, n_rows: usize, width: usize) -> Result<(), GpuError> {
         expect_most("rounded activations: rows", self.most_rows, n_rows)?;
         let padded = self.most_width.next_multiple_of(PADDING);
         expect_most(

@@ -296,7 +296,6 @@ shaders! {
     ATTENTION_OF_SUMS_Q8_0 = "attention_split_kv", [Lib::Reduce, GRID, EXACT, ROWS_OF_SUMS, SEQUENCES, PAGES, CACHE_Q8_0, CACHE_WORDS, SOFTCAP],
         [Read, Read, Read, Read, Read, Write, Write, Write], SplitKvParams, [];
     ATTENTION_COMBINE = "attention_combine", [SEQUENCES], [Read, Read, Read, Write], CombineParams, [];
-    ATTENTION_COMBINE_QUANTIZE = "attention_combine_quantize", [EXACT, SEQUENCES], [Read, Read, Read, Write, Write, Write], CombineParams, [];
     EXPERTS_TERNARY = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_STORED, EXACT, ACTIVATION, EPILOGUE],
         [Read, Read, Read, Read, Write, Read], LinearParams, [];
     EXPERTS_TERNARY_ROUNDING = "ternary_gemv", [Lib::Reduce, Lib::Dot4, GRID, LINEAR_PARAMS, ROUTED_ROWS, INPUT_ROUNDED, EXACT, ACTIVATION, EPILOGUE],

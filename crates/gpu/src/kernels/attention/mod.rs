@@ -7,9 +7,7 @@ mod split_kv;
 pub use cache::{CacheLayer, MAX_HEAD_DIM, PAGE_LEN};
 pub(crate) use heads::HeadsParams;
 pub use heads::{Angles, HeadNorms, Heads, Position, prepare_heads};
-pub(crate) use split_kv::{
-    Around, CombineParams, SplitKvParams, can_add, can_round, decode_around, decodes,
-};
+pub(crate) use split_kv::{CombineParams, SplitKvParams, can_add, decode_sums, decodes};
 pub use split_kv::{SplitKv, SplitKvStates, decode};
 pub use sterna_format::model::{AttentionShape, CacheType, CachedValues, RopeLayout};
 

@@ -5,7 +5,7 @@ use super::cache::{CacheLayer, PAGE_LEN, row_shape};
 use super::heads::Heads;
 use super::{AttentionShape, CacheType, Scores, check_heads, query_step, window};
 use crate::error::{expect, expect_most};
-use crate::kernels::quantize::{PADDING, Parts, QuantizedRows, Scaling};
+use crate::kernels::quantize::{Parts, QuantizedRows};
 use crate::kernels::{Rows, Sequences};
 use crate::memory::Buffer;
 use crate::shader::{self, Shader, params};
@@ -296,33 +296,27 @@ pub fn decode<'a>(
     split_kv: SplitKv<'_>,
     out: Rows<'_>,
 ) -> Result<(), GpuError> {
-    let around = Around::default();
-    decode_around(
-        recorder,
-        scores.into(),
-        (heads, around),
-        cache,
-        split_kv,
-        out,
-    )
+    record_decode(recorder, scores.into(), (heads, None), cache, split_kv, out)
 }
-
-/// What [`decode_around`] does beside attention.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Around<'a> {
-    /// Rows are computed in parts, which are added up as they are read, and not stored.
-    pub(crate) sums: Option<Sums<'a>>,
-    /// Results are quantized as they are stored, if [`can_round`] says so.
-    pub(crate) rounded: Option<Rounds<'a>>,
-}
-
-/// How results are quantized, and where to.
-type Rounds<'a> = (Scaling, &'a QuantizedRows);
 
 /// The sums of the parts of a product by trits, and the quantized rows that were multiplied, whose scratch memory has them.
 type Sums<'a> = (&'a Parts, &'a QuantizedRows);
 
-/// Whether [`decode_around`] can add up, and should: heads without norms, where contexts aren't split among workgroups that would all add
+/// [`decode`] of rows that are computed in parts, which are added up as they are read, and not stored.
+pub(crate) fn decode_sums(
+    recorder: &mut Recorder,
+    scores: Scores<'_>,
+    heads: &Heads<'_>,
+    sums: Sums<'_>,
+    cache: &CacheLayer,
+    split_kv: SplitKv<'_>,
+    out: Rows<'_>,
+) -> Result<(), GpuError> {
+    let rows = (heads, Some(sums));
+    record_decode(recorder, scores, rows, cache, split_kv, out)
+}
+
+/// Whether [`decode_sums`] can, and should: heads without norms, where contexts aren't split among workgroups that would all add
 /// up the same.
 pub(crate) fn can_add(
     shape: &AttentionShape,
@@ -337,31 +331,10 @@ pub(crate) fn can_add(
         && is_alone(most_len, n * shape.n_kv_heads, cache.head_dim)
 }
 
-/// Whether [`decode_around`] can quantize results, and should: those of one sequence, whose context is split, where a workgroup
-/// is as large as a block of columns takes.
-pub(crate) fn can_round(
-    device: &Device,
-    scores: Scores<'_>,
-    heads: &Heads<'_>,
-    cache: &CacheLayer,
-    most_len: usize,
-) -> bool {
-    let (shape, Sequences { n, .. }) = (scores.shape, heads.sequences);
-    let most_len = most_len.min(heads.sequences.capacity());
-    let is_split =
-        scores.sinks.is_some() || !is_alone(most_len, n * shape.n_kv_heads, cache.head_dim);
-    n == 1
-        && is_split
-        && [64, 128, 256].contains(&cache.head_dim)
-        && (shape.n_heads * cache.head_dim).is_multiple_of(PADDING)
-        && device.limits().workgroup_len >= 1024
-}
-
-/// [`decode`], with what is `around` it.
-pub(crate) fn decode_around(
+fn record_decode(
     recorder: &mut Recorder,
     scores: Scores<'_>,
-    (heads, around): (&Heads<'_>, Around<'_>),
+    (heads, sums): (&Heads<'_>, Option<Sums<'_>>),
     cache: &CacheLayer,
     split_kv: SplitKv<'_>,
     out: Rows<'_>,
@@ -384,7 +357,7 @@ pub(crate) fn decode_around(
         rows: heads.qkv,
         sequences: heads.sequences,
         prepare: Some(heads),
-        around,
+        sums,
     };
     record(recorder, scores, rows, cache, split_kv, out)
 }
@@ -403,7 +376,7 @@ pub(super) fn attention(
         rows: q,
         sequences,
         prepare: None,
-        around: Around::default(),
+        sums: None,
     };
     record(recorder, scores, rows, cache, split_kv, out)
 }
@@ -415,7 +388,8 @@ struct Source<'a> {
     sequences: Sequences<'a>,
     /// How to prepare them first.
     prepare: Option<&'a Heads<'a>>,
-    around: Around<'a>,
+    /// What they are the sums of.
+    sums: Option<Sums<'a>>,
 }
 
 fn record(
@@ -448,7 +422,7 @@ fn record_run(
         rows,
         sequences,
         prepare,
-        around: Around { sums, rounded },
+        sums,
     } = source;
     if !scores.is_causal {
         return Err(GpuError::Unsupported {
@@ -572,43 +546,7 @@ fn record_run(
         n_new: n_new as u32,
         split_len: params.split_len,
     };
-    let Some(rounded) = rounded else {
-        return combine(recorder, scores, states, sequences, &params, out);
-    };
-    combine_and_round(recorder, scores, (states, sequences), &params, out, rounded)
-}
-
-/// Combines the partial results of splits, and quantizes what they come to.
-fn combine_and_round(
-    recorder: &mut Recorder,
-    scores: Scores<'_>,
-    (states, sequences): (&Buffer, Sequences<'_>),
-    params: &CombineParams,
-    out: Rows<'_>,
-    (scaling, rounded): Rounds<'_>,
-) -> Result<(), GpuError> {
-    rounded.expect_room(out.n_rows, out.width)?;
-    let bindings = [
-        states.into(),
-        sequences.table.into(),
-        scores.sinks.unwrap_or(sequences.table).into(),
-        out.buffer.into(),
-        rounded.codes().into(),
-        (&rounded.steps).into(),
-    ];
-    let blocks = out.width / PADDING;
-    let most = recorder.device().limits().grid as usize;
-    expect_most("attention: blocks of a row", most, blocks)?;
-    let grid = [blocks as u32, sequences.all_rows() as u32];
-    expect_most("attention: rows of a batch", most, sequences.all_rows())?;
-    let constants = [scores.constant(), ("SCALING", f64::from(scaling as u8))];
-    recorder.dispatch(
-        &shader::ATTENTION_COMBINE_QUANTIZE,
-        &constants,
-        &bindings,
-        params,
-        grid,
-    )
+    combine(recorder, scores, states, sequences, &params, out)
 }
 
 /// Combines the partial results of splits.
