@@ -42,13 +42,19 @@ pub(crate) trait Floats:
 {
     /// Writes the floats.
     fn store(self, to: &mut [f32; LANES]);
-    /// `self` where it is greater than `other`, else `other`: also where one is NaN.
-    fn max(self, other: Self) -> Self;
-    /// `self` where it is less than `other`, else `other`: also where one is NaN.
-    fn min(self, other: Self) -> Self;
     /// `yes` where `self > than`, else `no`: also where one is NaN.
     fn if_greater(self, than: Self, yes: Self, no: Self) -> Self;
 
+    /// `self` where it is greater than `other`, else `other`: also where one is NaN.
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.if_greater(other, self, other)
+    }
+    /// `self` where it is less than `other`, else `other`: also where one is NaN.
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        other.if_greater(self, self, other)
+    }
     /// The floats.
     #[inline(always)]
     fn to_array(self) -> [f32; LANES] {
@@ -139,14 +145,6 @@ impl Floats for Array<f32> {
     #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {
         *to = self.0;
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        self.if_greater(other, self, other)
-    }
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        other.if_greater(self, self, other)
     }
     #[inline(always)]
     fn if_greater(self, than: Self, yes: Self, no: Self) -> Self {

@@ -136,14 +136,6 @@ impl Floats for Floats128 {
         }
     }
     #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        self.if_greater(other, self, other)
-    }
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        other.if_greater(self, self, other)
-    }
-    #[inline(always)]
     fn if_greater(self, than: Self, yes: Self, no: Self) -> Self {
         // SAFETY: see above.
         unsafe {

@@ -110,14 +110,6 @@ impl Floats for Floats128 {
         store(to, self.0);
     }
     #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        self.if_greater(other, self, other)
-    }
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        other.if_greater(self, self, other)
-    }
-    #[inline(always)]
     fn if_greater(self, than: Self, yes: Self, no: Self) -> Self {
         let greater = each!(f32x4_gt, self.0, than.0);
         Floats128(each!(v128_bitselect, yes.0, no.0, greater))
