@@ -591,6 +591,7 @@ fn models_are_called_as_they_are_to_be() {
             "a,b,c",
             "expected names of 2 models at most, found \"c\" besides",
         ),
+        ("hf", "found two models called \"hf\""),
         ("a:b", "expected a name without a colon"),
         ("", "expected a name without a colon"),
     ] {

@@ -178,19 +178,22 @@ pub fn bounded(mut schema: Value) -> Value {
 
 /// Has what is `oneOf` several that exclude one another be `anyOf` them: the constraint can't count how many match.
 fn join_apart(schema: &mut Value) {
-    fn visit(schema: &mut Value, root: &Value) {
+    fn visit(schema: &mut Value, root: &Value, steps: &mut usize) {
         match schema {
-            Value::Array(schemas) => schemas.iter_mut().for_each(|schema| visit(schema, root)),
+            Value::Array(schemas) => {
+                schemas
+                    .iter_mut()
+                    .for_each(|schema| visit(schema, root, steps));
+            }
             Value::Object(members) => {
                 let is_free = !members.contains_key("anyOf");
                 let all = members.get("oneOf").and_then(Value::as_array);
                 let are_apart = |all: &Vec<Value>| {
-                    all.len() <= MAX_APART
-                        && all.iter().enumerate().all(|(i, one)| {
-                            all[..i]
-                                .iter()
-                                .all(|other| exclude(one, other, root, MAX_REFS))
-                        })
+                    let mut pairs = all.iter().enumerate();
+                    pairs.all(|(i, one)| {
+                        let mut before = all[..i].iter();
+                        before.all(|other| exclude((one, other), root, MAX_REFS, steps))
+                    })
                 };
                 if is_free
                     && all.is_some_and(are_apart)
@@ -200,26 +203,43 @@ fn join_apart(schema: &mut Value) {
                 }
                 let inner = members.iter_mut();
                 let inner = inner.filter(|(name, _)| !matches!(name.as_str(), "const" | "enum"));
-                inner.for_each(|(_, value)| visit(value, root));
+                inner.for_each(|(_, value)| visit(value, root, steps));
             }
             _ => {}
         }
     }
     if schema.to_string().contains("\"oneOf\"") {
         let root = schema.clone();
-        visit(schema, &root);
+        visit(schema, &root, &mut MAX_STEPS.clone());
     }
 }
 
-/// Schemas that are compared with one another at most.
-const MAX_APART: usize = 64;
+/// Members and values of a schema that are compared at most, all together.
+const MAX_STEPS: usize = 1 << 18;
 
 /// References that are followed, and properties inside one another, at most.
 const MAX_REFS: usize = 8;
 
 /// Whether certainly nothing matches both schemas, whose references are within `root`: they are of other types, or one of
-/// other values, or have a property that tells them apart.
-fn exclude(a: &Value, b: &Value, root: &Value, n_left: usize) -> bool {
+/// other values, or have a property that tells them apart. Takes what it compares from `steps`; once none are left, nothing is
+/// certain.
+fn exclude((a, b): (&Value, &Value), root: &Value, n_left: usize, steps: &mut usize) -> bool {
+    let size = |schema: &Value, name: &str| match schema.get(name) {
+        Some(Value::Array(items)) => items.len(),
+        Some(Value::Object(members)) => members.len(),
+        _ => 0,
+    };
+    let both = |name| (1 + size(a, name)).saturating_mul(1 + size(b, name));
+    let required = size(a, "required") + size(b, "required");
+    let members = (1 + size(a, "properties")).saturating_mul(1 + required);
+    let cost = both("enum")
+        .saturating_add(both("type"))
+        .saturating_add(members);
+    let Some(left) = steps.checked_sub(cost) else {
+        *steps = 0;
+        return false;
+    };
+    *steps = left;
     let Some(n_left) = n_left.checked_sub(1) else {
         return false;
     };
@@ -228,10 +248,10 @@ fn exclude(a: &Value, b: &Value, root: &Value, n_left: usize) -> bool {
         root.pointer(path)
     };
     if let Some(a) = followed(a) {
-        return exclude(a, b, root, n_left);
+        return exclude((a, b), root, n_left, steps);
     }
     if let Some(b) = followed(b) {
-        return exclude(a, b, root, n_left);
+        return exclude((a, b), root, n_left, steps);
     }
     let values = |schema: &Value| match (schema.get("const"), schema.get("enum")) {
         (Some(value), _) => Some(vec![value.clone()]),
@@ -276,7 +296,7 @@ fn exclude(a: &Value, b: &Value, root: &Value, n_left: usize) -> bool {
             let of_b = b.get("properties").and_then(|all| all.get(name));
             requires(a, name)
                 && requires(b, name)
-                && of_b.is_some_and(|of_b| exclude(of_a, of_b, root, n_left))
+                && of_b.is_some_and(|of_b| exclude((of_a, of_b), root, n_left, steps))
         })
     })
 }

@@ -194,7 +194,19 @@ fn hostile_grammars_are_bounded() {
         r##"{{"$ref": "#/$defs/a0", "$defs": {{{}, "a25": {{}}}}}}"##,
         all_of.join(",")
     );
+    // Whose properties lead to one another, so that comparing any takes comparing all.
+    let alike = |reference: &str| {
+        let all: Vec<String> = (0..300)
+            .map(|i| format!(r##""p{i}": {{"$ref": "#/$defs/{reference}"}}"##))
+            .collect();
+        let names: Vec<String> = (0..300).map(|i| format!("\"p{i}\"")).collect();
+        let (all, names) = (all.join(","), names.join(","));
+        format!(r#"{{"type": "object", "properties": {{{all}}}, "required": [{names}]}}"#)
+    };
+    let (a, b) = (alike("A"), alike("B"));
+    let alike = format!(r#"{{"oneOf": [{a}, {b}], "$defs": {{"A": {a}, "B": {b}}}}}"#);
     for (name, grammar) in [
+        ("one of many alike", schema(&alike)),
         ("parentheses", Grammar::Regex(deep(100_000))),
         ("groups", Grammar::Lark(format!("start: {}", deep(100_000)))),
         ("long", Grammar::Regex("a".repeat(2 << 20))),

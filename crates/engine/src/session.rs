@@ -359,15 +359,20 @@ impl<B: Backend> Session<B> {
             before: self.cache.len(),
             session: self,
         };
-        let result = undo.session.run(ids, wanted).await;
+        let weights = undo.session.model.current();
+        let result = undo.session.run(&weights, ids, wanted).await;
         if result.is_ok() {
             undo.before = usize::MAX;
         }
         result
     }
 
-    async fn run(&mut self, ids: &[u32], wanted: Wanted) -> Result<Vec<f32>, EngineError> {
-        let weights = self.model.current();
+    async fn run(
+        &mut self,
+        weights: &WeightSet<B>,
+        ids: &[u32],
+        wanted: Wanted,
+    ) -> Result<Vec<f32>, EngineError> {
         let mut out = Vec::new();
         let mut chunks = ids.chunks(self.options.chunk.max(1)).peekable();
         while let Some(ids) = chunks.next() {
@@ -384,7 +389,7 @@ impl<B: Backend> Session<B> {
                 logits,
             };
             let hidden = wanted == Wanted::Hidden;
-            for values in run_batch(&weights, &mut [step], hidden).await? {
+            for values in run_batch(weights, &mut [step], hidden).await? {
                 if out.is_empty() {
                     out = values;
                 } else {
@@ -589,16 +594,18 @@ impl<B: Backend> Session<B> {
             before: self.cache.len(),
             session: self,
         };
-        undo.session
-            .run(before, Wanted::Logits(Logits::None))
-            .await?;
+        // What was computed ahead goes on elsewhere.
+        undo.session.ahead = None;
+        let weights = undo.session.model.current();
+        let nothing = Wanted::Logits(Logits::None);
+        undo.session.run(&weights, before, nothing).await?;
         let mut step = Step {
             session: &mut *undo.session,
             ids: last,
             logits: sampling.top().map_or(Logits::Last, Logits::Top),
         };
         let steps = slice::from_mut(&mut step);
-        let decoded = Session::decode_together_async(steps, &[Some(sampling)], 1).await?;
+        let decoded = decode_now(&weights, steps, &[Some(sampling)]).await?;
         undo.before = usize::MAX;
         let nothing = Decoded::Logits(Vec::new());
         Ok(decoded.into_iter().next().unwrap_or(nothing))

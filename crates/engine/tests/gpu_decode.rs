@@ -749,6 +749,26 @@ fn what_cannot_be_decided_behind_a_prompt_is_the_hosts() {
     }
 }
 
+/// What was computed ahead of a token isn't what follows it behind others, also if it is a chunk of its own.
+#[test]
+fn nothing_ahead_is_taken_behind_more_tokens() {
+    let Some(gpu) = gpu() else { return };
+    let model = load(&stories(), gpu);
+    let greedy = SamplerConfig::default();
+    let options = SessionOptions {
+        chunk: 4,
+        ..in_f32(64)
+    };
+    let (mut session, sampler) = start(&model, &[1, 403], &greedy, options);
+    let first = token(session.decode(&[403], sampler.sampling(), 20).unwrap());
+    let more = [261, 378, 407, 403, first];
+    let got = token(session.decode(&more, sampler.sampling(), 20).unwrap());
+    let (mut session, mut sampler) =
+        start(&model, &[&[1, 403], &more[..]].concat(), &greedy, options);
+    let want = by_host(&mut session, first, &mut sampler, 1);
+    assert_eq!(got, want[0]);
+}
+
 /// A prompt whose future is dropped while it is sampled for leaves its sequence as it was, states included.
 #[test]
 fn a_dropped_prompt_leaves_no_states() {

@@ -668,6 +668,17 @@ impl Chosen {
         chosen.unwrap_or_else(|| called(name, stem))
     }
 
+    /// Errors: two of the models with these names are called the same.
+    pub(super) fn expect_apart(names: &[String]) -> Result<()> {
+        let mut all = names.iter().enumerate();
+        match all.find(|(i, name)| names[..*i].contains(name)) {
+            Some((_, name)) => {
+                bail!("model-name: expected names of their own, found two models called {name:?}")
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Errors: there are names of more models than `n`.
     pub(super) fn expect_models(&self, n: usize) -> Result<()> {
         match self.model_names.get(n) {

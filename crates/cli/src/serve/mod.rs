@@ -273,6 +273,7 @@ impl Serve {
             .map(|model| model.served.name().to_owned());
         let names: Vec<String> = names.collect();
         if opened.is_ok() {
+            Chosen::expect_apart(&names)?;
             chosen.check_adapters(&names)?;
         }
         match opened.and_then(|opened| chosen.start(opened, devices, &self.files)) {
@@ -300,6 +301,7 @@ impl Serve {
             }
         }
         if has_api {
+            Chosen::expect_apart(&names)?;
             chosen.check_adapters(&names)?;
             for (number, name) in chosen.engines(&self.engine)?.names.iter().enumerate() {
                 output::line(format_args!("engine {number}: {name}"))?;

@@ -382,13 +382,19 @@ fn constraint(
     })
 }
 
+/// Tools that are looked at for what is wrong, at most: each takes as long as it does alone.
+const MAX_BLAMED: usize = 16;
+
 /// `error`, because of which calls can't be held to anything, with the tool that is to blame, if one alone is.
 fn of_tools(model: &ModelText, calls: &Calls, error: Error) -> Unprepared {
-    let tools = match calls {
+    // Those that calls are held to.
+    let held: Vec<&Tool> = match calls {
         Calls::None => return error.into(),
-        Calls::May { tools, .. } | Calls::Must { tools, .. } => tools,
+        Calls::May { tools, .. } => tools.iter().filter(|tool| tool.strict).collect(),
+        Calls::Must { tools, .. } => tools.iter().collect(),
     };
-    let blamed = tools.iter().find_map(|tool| {
+    let few = held.into_iter().take(MAX_BLAMED);
+    let blamed = few.into_iter().find_map(|tool| {
         let schema = Grammar::JsonSchema(tool.parameters.to_string());
         Some((&tool.name, model.constraints.of(&schema).err()?))
     });

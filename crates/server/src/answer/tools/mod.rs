@@ -26,7 +26,8 @@ use python::PythonReader;
 pub(crate) use style::CallStyle;
 use style::PROBE;
 pub(crate) use tool::Tool;
-pub(super) use tool::{control_id, control_ids, in_grammar, json_rule, quoted};
+pub(crate) use tool::quoted;
+pub(super) use tool::{control_id, control_ids, in_grammar, json_rule};
 
 /// How a model writes calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

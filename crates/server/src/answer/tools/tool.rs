@@ -63,9 +63,18 @@ pub(super) fn in_order(rule: &str, all: &[(String, bool)], comma: &str) -> Strin
     rules + &format!("{rule}_first_{end}: \"\"\n{rule}_more_{end}: \"\"\n")
 }
 
-/// `text` as a literal of a Lark grammar.
-pub(in crate::answer) fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
+/// `text` as a literal of a Lark grammar, in which nothing is taken for brackets or rules, which are counted.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    for c in Value::from(text).to_string().chars() {
+        match c {
+            '(' | ')' | '[' | ']' | '{' | '}' | ':' | '\u{7f}' => {
+                quoted += &format!("\\u{:04x}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted
 }
 
 /// The control token that is `mark`, if there is one: it is in no text.

@@ -18,7 +18,7 @@ use super::json::At;
 use super::shape::{empty_enum, refused};
 use super::stream::Frame;
 use super::{ApiError, Dialect, Named};
-use crate::answer::tools::{Tool, as_mapping};
+use crate::answer::tools::{Tool, as_mapping, quoted};
 use crate::answer::{Asked, Calls, Finish, ScoredToken, Usage};
 use crate::model::{Conversation, ModelText};
 use crate::settings::Settings;
@@ -159,9 +159,8 @@ pub(super) fn grammar(body: &At<'_>, settings: &Settings) -> Result<Option<Asked
     for field in [body.get("guided_choice"), structured.get("choice")] {
         if !field.is_absent() {
             let choices = field.items().into_iter();
-            let choices = choices.map(|choice| Value::from(choice.text().unwrap_or_default()));
-            // Texts of JSON are literals of Lark.
-            let choices: Vec<String> = choices.map(|choice| choice.to_string()).collect();
+            let choices = choices.map(|choice| quoted(choice.text().unwrap_or_default()));
+            let choices: Vec<String> = choices.collect();
             let grammar = Grammar::Lark(format!("start: {}\n", choices.join(" | ")));
             all.push((field, grammar));
         }
