@@ -208,7 +208,7 @@ fn join_apart(schema: &mut Value) {
             _ => {}
         }
     }
-    if schema.to_string().contains("\"oneOf\"") {
+    if find(schema, "oneOf").is_some() {
         let root = schema.clone();
         visit(schema, &root, &mut MAX_STEPS.clone());
     }
@@ -301,18 +301,6 @@ fn exclude((a, b): (&Value, &Value), root: &Value, n_left: usize, steps: &mut us
     })
 }
 
-/// The type of `value`, in the words of schemas.
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
 /// Has texts in formats that have no end match a pattern, too, unless something else says what they are.
 fn bound_formats(schema: &mut Value) {
     match schema {
@@ -372,6 +360,13 @@ fn find(value: &Value, word: &str) -> Option<String> {
     }
 }
 
+/// The type of `value`, in the words of schemas.
+fn kind(value: &Value) -> &'static str {
+    let name = name(value);
+    name.split_once(' ').map_or(name, |(_, kind)| kind)
+}
+
+/// The same in a sentence.
 fn name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -546,7 +546,7 @@ impl<B: Backend> Session<B> {
         let mut step = Step {
             session: self,
             ids,
-            logits: sampling.top().map_or(Logits::Last, Logits::Top),
+            logits: logits_for(&sampling),
         };
         let steps = slice::from_mut(&mut step);
         let mut drawn = draw(steps, samplings, weights.number(), wanted).await?;
@@ -585,11 +585,8 @@ impl<B: Backend> Session<B> {
         sampling: Sampling<'_>,
     ) -> Result<Decoded, EngineError> {
         self.cache.pin();
-        let n_last = match ids.len() % self.options.chunk.max(1) {
-            0 => ids.len().min(self.options.chunk.max(1)),
-            n => n,
-        };
-        let (before, last) = ids.split_at(ids.len() - n_last);
+        let n_before = (ids.len() - 1) / self.options.chunk.max(1) * self.options.chunk.max(1);
+        let (before, last) = ids.split_at(n_before);
         let mut undo = Undo {
             before: self.cache.len(),
             session: self,
@@ -602,13 +599,12 @@ impl<B: Backend> Session<B> {
         let mut step = Step {
             session: &mut *undo.session,
             ids: last,
-            logits: sampling.top().map_or(Logits::Last, Logits::Top),
+            logits: logits_for(&sampling),
         };
         let steps = slice::from_mut(&mut step);
-        let decoded = decode_now(&weights, steps, &[Some(sampling)]).await?;
+        let mut decoded = decode_now(&weights, steps, &[Some(sampling)]).await?;
         undo.before = usize::MAX;
-        let nothing = Decoded::Logits(Vec::new());
-        Ok(decoded.into_iter().next().unwrap_or(nothing))
+        Ok(decoded.swap_remove(0))
     }
 
     /// Goes on with `id`, which was [drawn](draw): the token before it now belongs to the sequence.
@@ -954,6 +950,11 @@ fn read_rows<B: Backend>(
     }
     let (model, logits) = logits.expect("there is a first step");
     Ok(model.backend.read_rows(logits, wanted)?)
+}
+
+/// The logits that a token is sampled from.
+fn logits_for(sampling: &Sampling<'_>) -> Logits {
+    sampling.top().map_or(Logits::Last, Logits::Top)
 }
 
 /// Refuses encoders, which read whole texts.

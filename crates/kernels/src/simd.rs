@@ -65,7 +65,9 @@ pub(crate) trait Floats:
 }
 
 /// Sixteen i32; operators work lane by lane, and wrap around. A value is a proof, too.
-pub(crate) trait Ints: Copy + Add<Output = Self> + Sub<Output = Self> {
+pub(crate) trait Ints:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
+{
     /// As many floats.
     type F;
 
@@ -140,6 +142,7 @@ operator!(Mul, mul, f32, |a, b| a * b);
 operator!(Div, div, f32, |a, b| a / b);
 operator!(Add, add, i32, i32::wrapping_add);
 operator!(Sub, sub, i32, i32::wrapping_sub);
+operator!(Mul, mul, i32, i32::wrapping_mul);
 
 impl Floats for Array<f32> {
     #[inline(always)]
@@ -200,6 +203,7 @@ mod tests {
         let ints = [
             ints[0] + ints[1],
             ints[0] - ints[1],
+            ints[0] * ints[1],
             simd.zero() - ints[0],
             ints[0].shift_left::<5>(),
         ];

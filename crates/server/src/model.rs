@@ -338,10 +338,11 @@ impl ModelText {
         };
         // An answer to one recipient only is begun for it, so that no stop string is in a header.
         let is_said = self.tools == ToolFormat::Recipients && !has_tools;
-        let begun = conversation.begun.clone();
-        if let Some(begun) = begun.or_else(|| is_said.then(Begun::default)) {
-            let blank = blank_before_answer(template, input, text);
-            self.begin(&mut prompt, &blank, (&begun, is_said))?;
+        let nothing = Begun::default();
+        let begun = conversation.begun.as_ref();
+        if let Some(begun) = begun.or(is_said.then_some(&nothing)) {
+            let blank = || blank_before_answer(template, input, text);
+            self.begin(&mut prompt, blank, (begun, is_said))?;
         }
         Ok(prompt)
     }
@@ -351,7 +352,7 @@ impl ModelText {
     fn begin(
         &self,
         prompt: &mut ChatPrompt,
-        blank: &str,
+        blank: impl FnOnce() -> String,
         (begun, is_said): (&Begun, bool),
     ) -> Result<()> {
         let mut add = |text: &str, encode| {
@@ -402,7 +403,7 @@ impl ModelText {
                 if let Some([begin, _]) = self.thoughts.said {
                     add(begin, Encode::TEMPLATE)?;
                 }
-                add(&format!("{blank}{text}"), Encode::PLAIN)?;
+                add(&format!("{}{text}", blank()), Encode::PLAIN)?;
             }
             prompt.is_begun = true;
         }

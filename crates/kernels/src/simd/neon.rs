@@ -124,6 +124,7 @@ operator!(Mul, mul, Floats128, vmulq_f32);
 operator!(Div, div, Floats128, vdivq_f32);
 operator!(Add, add, Ints128, vaddq_s32);
 operator!(Sub, sub, Ints128, vsubq_s32);
+operator!(Mul, mul, Ints128, vmulq_s32);
 
 impl Floats for Floats128 {
     #[inline(always)]

@@ -103,6 +103,7 @@ operator!(Mul, mul, Floats128, f32x4_mul);
 operator!(Div, div, Floats128, f32x4_div);
 operator!(Add, add, Ints128, i32x4_add);
 operator!(Sub, sub, Ints128, i32x4_sub);
+operator!(Mul, mul, Ints128, i32x4_mul);
 
 impl Floats for Floats128 {
     #[inline(always)]

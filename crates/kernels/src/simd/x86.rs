@@ -192,6 +192,14 @@ operator!(
     _mm256_sub_epi32,
     _mm512_sub_epi32
 );
+operator!(
+    Mul,
+    mul,
+    Ints256,
+    Ints512,
+    _mm256_mullo_epi32,
+    _mm512_mullo_epi32
+);
 
 // Minimum and maximum instructions return the second operand where one is NaN.
 

@@ -264,7 +264,7 @@ fn is_header(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::split::joined;
+    use super::super::split::{call, joined};
     use super::*;
 
     /// The parts of `text` in pieces of `n` characters, neighbours joined.
@@ -283,14 +283,7 @@ mod tests {
     fn messages_are_told_apart_however_they_are_cut() {
         let text = |text: &str| Part::Text(text.to_owned());
         let thought = |text: &str| Part::Reasoning(text.to_owned());
-        let call = |index, name: &str, arguments: &str| {
-            let (name, text) = (name.to_owned(), arguments.to_owned());
-            vec![
-                Part::CallBegun { index, name },
-                Part::CallArguments { index, text },
-                Part::CallEnded { index },
-            ]
-        };
+        let call = |index, name, arguments| call(index, name, arguments).to_vec();
         for (body, input, parts) in [
             (
                 None,

@@ -178,10 +178,8 @@ pub(crate) fn prepare(model: &Arc<ModelText>, ask: Ask) -> Result<Prepared, Unpr
     let constraint = match constraint {
         Some(constraint) => Some(constraint),
         None => {
-            let strict = match messages {
-                Some(Messages::Recipients) => strict_messages(model, &ask.calls, is_begun),
-                _ => strict_calls(model, &ask.calls, (may_think, opens_thinking)),
-            };
+            let thought = (may_think, opens_thinking);
+            let strict = strict_calls(model, &ask.calls, (messages, is_begun), thought);
             strict.map_err(|error| of_tools(model, &ask.calls, error))?
         }
     };
@@ -303,30 +301,13 @@ fn within(
 }
 
 /// What calls have to match that the model may make, if a tool is strict: arguments of the others are any objects. A
-/// call without a mark is no more than an answer up to its end, and isn't held to anything.
+/// call without a mark is no more than an answer up to its end, and isn't held to anything. In messages to recipients a mark
+/// may also begin something else, and the first is before the answer: all of that has to match.
 fn strict_calls(
     model: &ModelText,
     calls: &Calls,
+    (messages, is_begun): (Option<Messages>, bool),
     thought: (bool, bool),
-) -> Result<Option<Box<dyn TokenConstraint>>> {
-    let (Calls::May { tools, .. }, Some(mark)) = (calls, model.tools.mark()) else {
-        return Ok(None);
-    };
-    if !calls.have_grammar() {
-        return Ok(None);
-    }
-    let grammar = strict_grammar(model.tools, tools, &model.tokenizer);
-    let call = model.constraints.of(&grammar)?;
-    let strict = StrictCalls::new(&model.tokenizer, mark, call, (model.thoughts, thought));
-    Ok(Some(Box::new(strict)))
-}
-
-/// The same where a mark may also begin something else than a call, and the first is before the answer: all of the answer
-/// has to match.
-fn strict_messages(
-    model: &ModelText,
-    calls: &Calls,
-    is_begun: bool,
 ) -> Result<Option<Box<dyn TokenConstraint>>> {
     let Calls::May { tools, .. } = calls else {
         return Ok(None);
@@ -334,9 +315,18 @@ fn strict_messages(
     if !calls.have_grammar() {
         return Ok(None);
     }
-    let rules = strict_rules(model.tools, tools, &model.tokenizer);
-    let answer = recipients::strict_grammar(&rules, tools, is_begun);
-    model.constraints.of(&Grammar::Lark(answer)).map(Some)
+    if messages == Some(Messages::Recipients) {
+        let rules = strict_rules(model.tools, tools, &model.tokenizer);
+        let answer = recipients::strict_grammar(&rules, tools, is_begun);
+        return model.constraints.of(&Grammar::Lark(answer)).map(Some);
+    }
+    let Some(mark) = model.tools.mark() else {
+        return Ok(None);
+    };
+    let grammar = strict_grammar(model.tools, tools, &model.tokenizer);
+    let call = model.constraints.of(&grammar)?;
+    let strict = StrictCalls::new(&model.tokenizer, mark, call, (model.thoughts, thought));
+    Ok(Some(Box::new(strict)))
 }
 
 /// What follows the mark of a call of one of `tools`.

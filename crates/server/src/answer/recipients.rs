@@ -390,12 +390,7 @@ mod tests {
     }
 
     fn call(index: usize, name: &str, arguments: &str) -> Vec<Part> {
-        let (name, text) = (name.to_owned(), arguments.to_owned());
-        vec![
-            Part::CallBegun { index, name },
-            Part::CallArguments { index, text },
-            Part::CallEnded { index },
-        ]
+        super::super::split::call(index, name, arguments).to_vec()
     }
 
     #[test]

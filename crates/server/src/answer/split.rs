@@ -355,6 +355,17 @@ pub(super) fn joined(parts: Vec<Part>) -> Vec<Part> {
     joined
 }
 
+/// A whole call.
+#[cfg(test)]
+pub(super) fn call(index: usize, name: &str, arguments: &str) -> [Part; 3] {
+    let (name, text) = (name.to_owned(), arguments.to_owned());
+    [
+        Part::CallBegun { index, name },
+        Part::CallArguments { index, text },
+        Part::CallEnded { index },
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -378,15 +389,6 @@ mod tests {
 
     fn thought(text: &str) -> Part {
         Part::Reasoning(text.to_owned())
-    }
-
-    fn call(index: usize, name: &str, arguments: &str) -> [Part; 3] {
-        let (name, text) = (name.to_owned(), arguments.to_owned());
-        [
-            Part::CallBegun { index, name },
-            Part::CallArguments { index, text },
-            Part::CallEnded { index },
-        ]
     }
 
     #[test]

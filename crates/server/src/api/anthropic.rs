@@ -184,10 +184,7 @@ fn grammar(at: &At<'_>, settings: &Settings) -> Result<Option<Asked>, ApiError> 
         (false, false) => Err(format.refused("this server takes no schemas")),
         (false, true) => {
             let schema = format.get("schema").value().to_string();
-            Ok(Some(Asked {
-                grammar: Grammar::JsonSchema(schema),
-                at: format.path().to_owned(),
-            }))
+            Ok(Some(format.asks(Grammar::JsonSchema(schema))))
         }
     }
 }

@@ -3,9 +3,11 @@
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
+use sterna::constraint::Grammar;
 
 use super::error::ApiError;
 use super::shape::{self, Shape};
+use crate::answer::Asked;
 
 /// The body of a request, which has its shape.
 pub(crate) struct Checked {
@@ -78,6 +80,14 @@ impl<'a> At<'a> {
     /// Where it is.
     pub(crate) fn path(&self) -> &str {
         &self.path
+    }
+
+    /// That the answer has to match `grammar`, which is asked for here.
+    pub(crate) fn asks(&self, grammar: Grammar) -> Asked {
+        Asked {
+            grammar,
+            at: self.path.clone(),
+        }
     }
 
     /// Whether it isn't there, or null.

@@ -231,10 +231,7 @@ fn grammar(at: &At<'_>, app: &Shared) -> Result<Option<Asked>, ApiError> {
     };
     match grammar.is_some() && !app.settings.grammars {
         true => Err(format.refused("this server takes no schemas, patterns or grammars")),
-        false => Ok(grammar.map(|grammar| Asked {
-            grammar,
-            at: format.path().to_owned(),
-        })),
+        false => Ok(grammar.map(|grammar| format.asks(grammar))),
     }
 }
 

@@ -76,13 +76,22 @@ pub(super) trait Dots: Simd {
     ///
     /// # Safety
     /// As [`Dots::add_dots`].
+    #[inline(always)]
     unsafe fn add_scaled_dots<const T: usize, const MAX: usize>(
         self,
         sums: &mut [Self::I; T],
         codes: &[Lanes<[u8; 4]>],
         acts: Acts,
         scales: &Lanes<i32>,
-    );
+    ) {
+        let mut dots = [self.zero(); T];
+        let scales = self.load_i(scales);
+        // SAFETY: the caller's promise.
+        unsafe { self.add_dots::<T, MAX>(&mut dots, codes, acts) };
+        for (sums, dots) in sums.iter_mut().zip(dots) {
+            *sums = *sums + dots * scales;
+        }
+    }
 }
 
 /// Two i16 as one lane has them.

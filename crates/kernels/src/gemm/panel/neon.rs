@@ -39,29 +39,6 @@ fn dot_pairs(a: int16x8_t, b: int16x8_t) -> int32x4_t {
     }
 }
 
-/// [`Dots::add_scaled_dots`] by [`Dots::add_dots`].
-///
-/// # Safety
-/// As those.
-#[inline(always)]
-unsafe fn add_scaled<S: Dots<I = Ints128>, const T: usize, const MAX: usize>(
-    simd: S,
-    sums: &mut [Ints128; T],
-    codes: &[Lanes<[u8; 4]>],
-    acts: Acts,
-    scales: &Lanes<i32>,
-) {
-    let mut dots = [simd.zero(); T];
-    let Ints128(scales) = simd.load_i(scales);
-    // SAFETY: the caller's promise.
-    unsafe {
-        simd.add_dots::<T, MAX>(&mut dots, codes, acts);
-        for (Ints128(sums), Ints128(dots)) in sums.iter_mut().zip(dots) {
-            *sums = each!(vmlaq_s32, sums, dots, scales);
-        }
-    }
-}
-
 /// Four columns of rows `4 · part` and up. Those of bytes that use all bits become signed.
 #[inline(always)]
 fn load_codes<const MAX: usize>(codes: &Lanes<[u8; 4]>, part: usize) -> int8x16_t {
@@ -130,18 +107,6 @@ impl Dots for Neon {
             }
         }
     }
-
-    #[inline(always)]
-    unsafe fn add_scaled_dots<const T: usize, const MAX: usize>(
-        self,
-        sums: &mut [Ints128; T],
-        codes: &[Lanes<[u8; 4]>],
-        acts: Acts,
-        scales: &Lanes<i32>,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { add_scaled::<Neon, T, MAX>(self, sums, codes, acts, scales) }
-    }
 }
 
 impl Dots for NeonDot {
@@ -174,17 +139,5 @@ impl Dots for NeonDot {
                 }
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn add_scaled_dots<const T: usize, const MAX: usize>(
-        self,
-        sums: &mut [Ints128; T],
-        codes: &[Lanes<[u8; 4]>],
-        acts: Acts,
-        scales: &Lanes<i32>,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { add_scaled::<NeonDot, T, MAX>(self, sums, codes, acts, scales) }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Lanes;
 use super::dots::{Acts, Dots};
-use crate::simd::{Array, LANES, Portable, Simd};
+use crate::simd::{Array, Portable};
 
 impl Dots for Portable {
     const SIGNED_BYTES: bool = false;
@@ -33,22 +33,6 @@ impl Dots for Portable {
                     }
                 }
             }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn add_scaled_dots<const T: usize, const MAX: usize>(
-        self,
-        sums: &mut [Array<i32>; T],
-        codes: &[Lanes<[u8; 4]>],
-        acts: Acts,
-        scales: &[i32; LANES],
-    ) {
-        let mut dots = [self.zero(); T];
-        // SAFETY: the caller's promise.
-        unsafe { self.add_dots::<T, MAX>(&mut dots, codes, acts) };
-        for (sums, dots) in sums.iter_mut().zip(dots) {
-            *sums = *sums + Array::new(|l| dots.0[l] * scales[l]);
         }
     }
 }

@@ -166,25 +166,6 @@ impl Dots for AvxVnni {
             }
         }
     }
-
-    #[inline(always)]
-    unsafe fn add_scaled_dots<const T: usize, const MAX: usize>(
-        self,
-        sums: &mut [Ints256; T],
-        codes: &[Lanes<[u8; 4]>],
-        acts: Acts,
-        scales: &Lanes<i32>,
-    ) {
-        let mut dots = [self.zero(); T];
-        let scales = self.load_i(scales);
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.add_dots::<T, MAX>(&mut dots, codes, acts);
-            for (sums, dots) in sums.iter_mut().zip(dots) {
-                *sums = *sums + Ints256(both!(_mm256_mullo_epi32, dots.0, scales.0));
-            }
-        }
-    }
 }
 
 impl Dots for Avx512 {
@@ -215,25 +196,6 @@ impl Dots for Avx512 {
                     let acts = _mm512_set1_epi32(acts.quad(quad, t).read_unaligned());
                     *sum = _mm512_dpbusd_epi32(*sum, codes, acts);
                 }
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn add_scaled_dots<const T: usize, const MAX: usize>(
-        self,
-        sums: &mut [Ints512; T],
-        codes: &[Lanes<[u8; 4]>],
-        acts: Acts,
-        scales: &Lanes<i32>,
-    ) {
-        let mut dots = [self.zero(); T];
-        let scales = self.load_i(scales);
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.add_dots::<T, MAX>(&mut dots, codes, acts);
-            for (sums, dots) in sums.iter_mut().zip(dots) {
-                *sums = *sums + Ints512(_mm512_mullo_epi32(dots.0, scales.0));
             }
         }
     }

@@ -179,10 +179,7 @@ pub(super) fn grammar(body: &At<'_>, settings: &Settings) -> Result<Option<Asked
         (Some((field, _)), _) if !settings.grammars => {
             Err(field.refused("this server takes no schemas, patterns or grammars"))
         }
-        (Some((field, grammar)), None) => Ok(Some(Asked {
-            grammar,
-            at: field.path().to_owned(),
-        })),
+        (Some((field, grammar)), None) => Ok(Some(field.asks(grammar))),
         (_, Some((field, _))) => {
             Err(field.refused("expected one thing that the answer has to match, found several"))
         }
