@@ -61,7 +61,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    Run(verbs::run::Run),
+    Run(Box<verbs::run::Run>),
     Inspect(verbs::inspect::Inspect),
     Tokenize(verbs::tokenize::Tokenize),
     Template(verbs::template::Template),
@@ -85,7 +85,7 @@ enum Verb {
     Doctor(verbs::doctor::Doctor),
     Bundle(verbs::bundle::Bundle),
     Quantize(verbs::quantize::Quantize),
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
     Sign(verbs::sign::Sign),
     Trust(verbs::trust::Trust),
     #[cfg(feature = "gpu")]
