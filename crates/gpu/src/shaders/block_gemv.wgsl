@@ -44,14 +44,10 @@ struct Units {
     b: Unit,
 }
 
-// Unit `unit` of rows a and b, if they have one.
+// Unit `unit` of rows a and b; beyond the last, any: a branch around loads costs more.
 fn fetch(a: u32, b: u32, unit: u32) -> Units {
-    var units = Units();
-    if unit * UNIT < share_of(params.runs) {
-        units.a = unit_at(a, unit);
-        units.b = unit_at(b, unit);
-    }
-    return units;
+    let last = max(share_of(params.runs) / UNIT, 1u) - 1u;
+    return Units(unit_at(a, min(unit, last)), unit_at(b, min(unit, last)));
 }
 
 // A run of two rows.
@@ -92,6 +88,12 @@ fn products(w: Run, token: u32) -> vec2<f32> {
     );
 }
 
+// Whether units are loaded before those in front of them are multiplied. Registers for them cost workgroups that would wait for
+// memory at the same time, which is worse where there is little else to do: for one row of activations, which is there already.
+fn is_ahead() -> bool {
+    return AHEAD || PREPARES || TOKENS > 1u;
+}
+
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
@@ -101,16 +103,8 @@ fn main(at: Invocation, group: Group) {
     let row = 2u * (place_of(group) * (WG / LANES) + thread / LANES);
     let a = matrix_begin() + stored_row(row);
     let b = matrix_begin() + stored_row(row + 1u);
-    // Loads are issued long before their use: with few workgroups, most of the time is spent waiting for
-    // memory.
-    var next: array<Units, DEPTH>;
-    // With several rows of activations there is enough to do meanwhile, and no registers to spare.
-    let depth = select(DEPTH, 1u, TOKENS > 1u);
-    for (var d = 0u; d < DEPTH; d++) {
-        if d < depth {
-            next[d] = fetch(a, b, lane + d * LANES);
-        }
-    }
+    // The first are loaded while the activations are prepared.
+    var next = fetch(a, b, lane);
     let i = params.first + row;
     let end = params.first + params.n;
     let base = params.out_offset + row_out(0u) * params.out_stride;
@@ -127,42 +121,38 @@ fn main(at: Invocation, group: Group) {
     var s5 = vec2<f32>();
     var s6 = vec2<f32>();
     var s7 = vec2<f32>();
-    for (var unit = lane; unit * UNIT < runs; unit += depth * LANES) {
-        for (var d = 0u; d < DEPTH; d++) {
-            if d >= depth {
-                break;
+    for (var unit = lane; unit * UNIT < runs; unit += LANES) {
+        let w = next;
+        if is_ahead() {
+            next = fetch(a, b, unit + LANES);
+        }
+        for (var i = 0u; i < UNIT; i++) {
+            let run = unpack(w, unit, i);
+            s0 += products(run, row_in(0u));
+            if TOKENS > 1u {
+                s1 += products(run, row_in(1u));
             }
-            let w = next[d];
-            let now = unit + d * LANES;
-            next[d] = fetch(a, b, now + depth * LANES);
-            if now * UNIT >= runs {
-                continue;
+            if TOKENS > 2u {
+                s2 += products(run, row_in(2u));
             }
-            for (var i = 0u; i < UNIT; i++) {
-                let run = unpack(w, now, i);
-                s0 += products(run, row_in(0u));
-                if TOKENS > 1u {
-                    s1 += products(run, row_in(1u));
-                }
-                if TOKENS > 2u {
-                    s2 += products(run, row_in(2u));
-                }
-                if TOKENS > 3u {
-                    s3 += products(run, row_in(3u));
-                }
-                if TOKENS > 4u {
-                    s4 += products(run, row_in(4u));
-                }
-                if TOKENS > 5u {
-                    s5 += products(run, row_in(5u));
-                }
-                if TOKENS > 6u {
-                    s6 += products(run, row_in(6u));
-                }
-                if TOKENS > 7u {
-                    s7 += products(run, row_in(7u));
-                }
+            if TOKENS > 3u {
+                s3 += products(run, row_in(3u));
             }
+            if TOKENS > 4u {
+                s4 += products(run, row_in(4u));
+            }
+            if TOKENS > 5u {
+                s5 += products(run, row_in(5u));
+            }
+            if TOKENS > 6u {
+                s6 += products(run, row_in(6u));
+            }
+            if TOKENS > 7u {
+                s7 += products(run, row_in(7u));
+            }
+        }
+        if !is_ahead() && (unit + LANES) * UNIT < runs {
+            next = fetch(a, b, unit + LANES);
         }
     }
     var own = segment_sum_f32(at, s0);

@@ -408,7 +408,7 @@ impl GemvShape {
     /// For the rows of `w`, each of so many steps of one vector of weights: eight lanes read 128 bytes of a
     /// row together, a cache line. More lanes share a row of floats, which is long, and a row where there
     /// would be few workgroups otherwise, down to one step per lane, because a few workgroups mostly wait for
-    /// memory.
+    /// memory. One row of activations that is there leaves nothing to do but wait: two steps per lane.
     ///
     /// `own` is whether every workgroup quantizes the input for itself.
     pub(super) fn of(
@@ -444,7 +444,10 @@ impl GemvShape {
         };
         let lanes = config.lanes.unwrap_or_else(|| {
             let mut lanes = 8;
-            let share_more = |lanes| are_long || w.n / shape(lanes).rows() < enough;
+            let share_more = |lanes| {
+                let only_waits = !own && n_rows == 1 && steps as u32 >= 4 * lanes;
+                are_long || only_waits || w.n / shape(lanes).rows() < enough
+            };
             while share_more(lanes) && steps as u32 >= 2 * lanes && lanes < most {
                 lanes *= 2;
             }

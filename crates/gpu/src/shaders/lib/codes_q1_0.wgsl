@@ -9,7 +9,7 @@ fn signs(bits: vec4<u32>) -> vec4<u32> {
 }
 
 const UNIT: u32 = 4u;
-const DEPTH: u32 = 2u;
+const AHEAD: bool = false;
 const BLOCK_UNITS: u32 = 1u;
 const ZERO: i32 = 0;
 

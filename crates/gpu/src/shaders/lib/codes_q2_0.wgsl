@@ -13,7 +13,7 @@ fn crumbs(x: vec4<u32>) -> vec4<u32> {
 }
 
 const UNIT: u32 = 2u;
-const DEPTH: u32 = 2u;
+const AHEAD: bool = false;
 const ZERO: i32 = 1;
 
 fn unit_codes(unit: Unit, at: u32, i: u32) -> array<vec4<u32>, 2> {

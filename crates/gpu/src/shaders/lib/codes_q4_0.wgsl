@@ -3,7 +3,7 @@
 const HALVES: bool = false;
 
 const UNIT: u32 = 1u;
-const DEPTH: u32 = 2u;
+const AHEAD: bool = false;
 const BLOCK_UNITS: u32 = 1u;
 const ZERO: i32 = 8;
 

@@ -4,7 +4,7 @@
 const HALVES: bool = false;
 
 const UNIT: u32 = 2u;
-const DEPTH: u32 = 2u;
+const AHEAD: bool = false;
 const ZERO: i32 = 0;
 
 struct Unit {

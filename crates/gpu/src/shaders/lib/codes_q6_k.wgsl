@@ -4,7 +4,7 @@
 const HALVES: bool = true;
 
 const UNIT: u32 = 2u;
-const DEPTH: u32 = 1u;
+const AHEAD: bool = true;
 const ZERO: i32 = 32;
 
 // Elements 0 to 31 and 64 to 95 of half a block share words of low nibbles, and so do the others.

@@ -2,7 +2,7 @@
 const HALVES: bool = false;
 
 const UNIT: u32 = 1u;
-const DEPTH: u32 = 2u;
+const AHEAD: bool = false;
 const ZERO: i32 = 0;
 
 struct Unit {

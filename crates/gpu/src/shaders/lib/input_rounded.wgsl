@@ -117,6 +117,9 @@ fn prepare_rows(at: Invocation) {
     workgroupBarrier();
 }
 
+// Whether `prepare` has something to do.
+const PREPARES: bool = true;
+
 // An invocation owns the vectors thread, thread + WG and so on. Eight consecutive ones are a run of 32.
 fn prepare(at: Invocation) {
     if TOKENS > 1u {

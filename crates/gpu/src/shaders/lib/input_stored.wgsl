@@ -4,6 +4,9 @@
 @group(0) @binding(2) var<storage, read> q: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> steps: array<vec2<u32>>;
 
+// Whether `prepare` has something to do.
+const PREPARES: bool = false;
+
 fn prepare(at: Invocation) {}
 
 fn q_at(token: u32, i: u32) -> vec4<u32> {
