@@ -3,49 +3,49 @@
 use std::arch::x86_64::*;
 
 use super::lanes::{Group, Registers, kernel};
+use crate::simd::x86::Avx2;
 
 kernel! {
     #[target_feature(enable = "avx2,f16c,fma")]
-    Avx2, 2,
+    // SAFETY: the functions that this is in have these features.
+    token: unsafe { Avx2::new() }, parts: 2,
     tile: [1, 2, 3],
     direct: [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1],
     most_direct: 12,
 }
 
-struct Avx2;
-
 impl Registers<2> for Avx2 {
     type Part = __m256;
 
     #[inline(always)]
-    unsafe fn zero() -> __m256 {
-        // SAFETY: the machine has AVX2, by the caller's promise; so in all functions here.
+    fn zero(self) -> __m256 {
+        // SAFETY: a token is made only where there is AVX2; so in all functions here.
         unsafe { _mm256_setzero_ps() }
     }
 
     #[inline(always)]
-    unsafe fn load(group: &Group, part: usize) -> __m256 {
+    fn load(self, group: &Group, part: usize) -> __m256 {
         debug_assert!(part < 2);
         // SAFETY: a group has two parts of 32 bytes, aligned.
         unsafe { _mm256_load_ps(group.0.as_ptr().add(8 * part)) }
     }
 
     #[inline(always)]
-    unsafe fn store(value: __m256, group: &mut Group, part: usize) {
+    fn store(self, value: __m256, group: &mut Group, part: usize) {
         debug_assert!(part < 2);
         // SAFETY: as in `load`.
         unsafe { _mm256_store_ps(group.0.as_mut_ptr().add(8 * part), value) }
     }
 
     #[inline(always)]
-    unsafe fn f32(bytes: &[u8; 64]) -> [__m256; 2] {
+    fn f32(self, bytes: &[u8; 64]) -> [__m256; 2] {
         let at: *const f32 = bytes.as_ptr().cast();
         // SAFETY: 16 unaligned values are there.
         unsafe { [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))] }
     }
 
     #[inline(always)]
-    unsafe fn f16(bytes: &[u8; 32]) -> [__m256; 2] {
+    fn f16(self, bytes: &[u8; 32]) -> [__m256; 2] {
         let at: *const __m128i = bytes.as_ptr().cast();
         // SAFETY: 32 bytes are there.
         unsafe {
@@ -57,7 +57,7 @@ impl Registers<2> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn bf16(bytes: &[u8; 32]) -> [__m256; 2] {
+    fn bf16(self, bytes: &[u8; 32]) -> [__m256; 2] {
         // SAFETY: 32 bytes are there.
         unsafe {
             let all = _mm256_loadu_si256(bytes.as_ptr().cast());
@@ -74,19 +74,19 @@ impl Registers<2> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn add_exact(acc: __m256, w: __m256, x: __m256) -> __m256 {
+    fn add_exact(self, acc: __m256, w: __m256, x: __m256) -> __m256 {
         // SAFETY: as in `zero`.
         unsafe { _mm256_fmadd_ps(w, x, acc) }
     }
 
     #[inline(always)]
-    unsafe fn add_rounded(acc: __m256, w: __m256, x: __m256) -> __m256 {
+    fn add_rounded(self, acc: __m256, w: __m256, x: __m256) -> __m256 {
         // SAFETY: as in `zero`.
         unsafe { _mm256_add_ps(acc, _mm256_mul_ps(w, x)) }
     }
 
     #[inline(always)]
-    unsafe fn sum([low, high]: [__m256; 2]) -> f32 {
+    fn sum(self, [low, high]: [__m256; 2]) -> f32 {
         // SAFETY: as in `zero`.
         unsafe { sum_eight(_mm256_add_ps(low, high)) }
     }

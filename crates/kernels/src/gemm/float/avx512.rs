@@ -4,52 +4,52 @@ use std::arch::x86_64::*;
 
 use super::avx2::sum_eight;
 use super::lanes::{Group, Registers, kernel};
+use crate::simd::x86::Avx512;
 
 kernel! {
     #[target_feature(enable = "avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-    Avx512, 1,
+    // SAFETY: the functions that this is in have these features.
+    token: unsafe { Avx512::new() }, parts: 1,
     tile: [1, 2, 3, 4, 5, 6],
     direct: [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4],
     most_direct: usize::MAX,
 }
 
-struct Avx512;
-
 impl Registers<1> for Avx512 {
     type Part = __m512;
 
     #[inline(always)]
-    unsafe fn zero() -> __m512 {
-        // SAFETY: the machine has AVX-512, by the caller's promise; so in all functions here.
+    fn zero(self) -> __m512 {
+        // SAFETY: a token is made only where there is AVX-512; so in all functions here.
         unsafe { _mm512_setzero_ps() }
     }
 
     #[inline(always)]
-    unsafe fn load(group: &Group, _: usize) -> __m512 {
+    fn load(self, group: &Group, _: usize) -> __m512 {
         // SAFETY: a group is 64 bytes, aligned.
         unsafe { _mm512_load_ps(group.0.as_ptr()) }
     }
 
     #[inline(always)]
-    unsafe fn store(value: __m512, group: &mut Group, _: usize) {
+    fn store(self, value: __m512, group: &mut Group, _: usize) {
         // SAFETY: as in `load`.
         unsafe { _mm512_store_ps(group.0.as_mut_ptr(), value) }
     }
 
     #[inline(always)]
-    unsafe fn f32(bytes: &[u8; 64]) -> [__m512; 1] {
+    fn f32(self, bytes: &[u8; 64]) -> [__m512; 1] {
         // SAFETY: 64 bytes are there.
         unsafe { [_mm512_loadu_ps(bytes.as_ptr().cast())] }
     }
 
     #[inline(always)]
-    unsafe fn f16(bytes: &[u8; 32]) -> [__m512; 1] {
+    fn f16(self, bytes: &[u8; 32]) -> [__m512; 1] {
         // SAFETY: 32 bytes are there.
         unsafe { [_mm512_cvtph_ps(_mm256_loadu_si256(bytes.as_ptr().cast()))] }
     }
 
     #[inline(always)]
-    unsafe fn bf16(bytes: &[u8; 32]) -> [__m512; 1] {
+    fn bf16(self, bytes: &[u8; 32]) -> [__m512; 1] {
         // SAFETY: 32 bytes are there.
         unsafe {
             let all = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes.as_ptr().cast()));
@@ -62,19 +62,19 @@ impl Registers<1> for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn add_exact(acc: __m512, w: __m512, x: __m512) -> __m512 {
+    fn add_exact(self, acc: __m512, w: __m512, x: __m512) -> __m512 {
         // SAFETY: as in `zero`.
         unsafe { _mm512_fmadd_ps(w, x, acc) }
     }
 
     #[inline(always)]
-    unsafe fn add_rounded(acc: __m512, w: __m512, x: __m512) -> __m512 {
+    fn add_rounded(self, acc: __m512, w: __m512, x: __m512) -> __m512 {
         // SAFETY: as in `zero`.
         unsafe { _mm512_add_ps(acc, _mm512_mul_ps(w, x)) }
     }
 
     #[inline(always)]
-    unsafe fn sum([v]: [__m512; 1]) -> f32 {
+    fn sum(self, [v]: [__m512; 1]) -> f32 {
         // SAFETY: as in `zero`.
         unsafe {
             sum_eight(_mm256_add_ps(

@@ -51,96 +51,90 @@ impl Stored {
 pub(super) trait Element {
     const STORED: Stored;
 
+    /// A group.
+    type Bytes;
+
+    /// The whole groups of a row, and what is left.
+    fn groups(row: &[u8]) -> (&[Self::Bytes], &[u8]);
+
+    /// What is left of a row, and zeros.
+    fn padded(rest: &[u8]) -> Self::Bytes;
+
     /// One group of weights as f32.
-    ///
-    /// # Safety
-    /// The machine has the instructions of `G`; a group of bytes is at `bytes`.
-    unsafe fn load<G: Registers<P>, const P: usize>(bytes: *const u8) -> [G::Part; P];
+    fn load<G: Registers<P>, const P: usize>(simd: G, bytes: &Self::Bytes) -> [G::Part; P];
 }
 
-pub(super) struct F16;
-pub(super) struct BF16;
-pub(super) struct F32;
+macro_rules! element {
+    ($type:ident, $bytes:ident, $load:ident) => {
+        pub(super) struct $type;
 
-impl Element for F16 {
-    const STORED: Stored = Stored::F16;
+        impl Element for $type {
+            const STORED: Stored = Stored::$type;
 
-    #[inline(always)]
-    unsafe fn load<G: Registers<P>, const P: usize>(bytes: *const u8) -> [G::Part; P] {
-        // SAFETY: the caller's promise.
-        unsafe { G::f16(&*bytes.cast()) }
-    }
+            type Bytes = [u8; $bytes];
+
+            #[inline(always)]
+            fn groups(row: &[u8]) -> (&[[u8; $bytes]], &[u8]) {
+                row.as_chunks()
+            }
+
+            #[inline(always)]
+            fn padded(rest: &[u8]) -> [u8; $bytes] {
+                let mut bytes = [0; $bytes];
+                bytes[..rest.len()].copy_from_slice(rest);
+                bytes
+            }
+
+            #[inline(always)]
+            fn load<G: Registers<P>, const P: usize>(
+                simd: G,
+                bytes: &[u8; $bytes],
+            ) -> [G::Part; P] {
+                simd.$load(bytes)
+            }
+        }
+    };
 }
+element!(F16, HALVES, f16);
+element!(BF16, HALVES, bf16);
+element!(F32, SINGLES, f32);
 
-impl Element for BF16 {
-    const STORED: Stored = Stored::BF16;
-
-    #[inline(always)]
-    unsafe fn load<G: Registers<P>, const P: usize>(bytes: *const u8) -> [G::Part; P] {
-        // SAFETY: the caller's promise.
-        unsafe { G::bf16(&*bytes.cast()) }
-    }
-}
-
-impl Element for F32 {
-    const STORED: Stored = Stored::F32;
-
-    #[inline(always)]
-    unsafe fn load<G: Registers<P>, const P: usize>(bytes: *const u8) -> [G::Part; P] {
-        // SAFETY: the caller's promise.
-        unsafe { G::f32(&*bytes.cast()) }
-    }
-}
-
-/// `P` registers of one instruction set that hold a group.
-///
-/// # Safety
-/// Callers of any method must know that the machine has the instructions.
-pub(super) trait Registers<const P: usize> {
+/// `P` registers of one instruction set that hold a group: what a token of [`simd`](crate::simd) has besides, for sums that
+/// take the registers one by one.
+pub(super) trait Registers<const P: usize>: Copy {
     /// One register.
     type Part: Copy;
 
-    unsafe fn zero() -> Self::Part;
+    fn zero(self) -> Self::Part;
 
     /// Register `part` of the group.
-    unsafe fn load(group: &Group, part: usize) -> Self::Part;
+    fn load(self, group: &Group, part: usize) -> Self::Part;
 
     /// Writes register `part` of the group.
-    unsafe fn store(value: Self::Part, group: &mut Group, part: usize);
+    fn store(self, value: Self::Part, group: &mut Group, part: usize);
 
-    unsafe fn f32(bytes: &[u8; SINGLES]) -> [Self::Part; P];
+    fn f32(self, bytes: &[u8; SINGLES]) -> [Self::Part; P];
 
-    unsafe fn f16(bytes: &[u8; HALVES]) -> [Self::Part; P];
+    fn f16(self, bytes: &[u8; HALVES]) -> [Self::Part; P];
 
     /// Weights below [`MIN_BF16`](super::rounding::MIN_BF16) become zeros.
-    unsafe fn bf16(bytes: &[u8; HALVES]) -> [Self::Part; P];
+    fn bf16(self, bytes: &[u8; HALVES]) -> [Self::Part; P];
 
     /// `acc + w · x`, fused where the machine can: the product is exact.
-    unsafe fn add_exact(acc: Self::Part, w: Self::Part, x: Self::Part) -> Self::Part;
+    fn add_exact(self, acc: Self::Part, w: Self::Part, x: Self::Part) -> Self::Part;
 
     /// `acc + w · x`, both operations rounded.
-    unsafe fn add_rounded(acc: Self::Part, w: Self::Part, x: Self::Part) -> Self::Part;
+    fn add_rounded(self, acc: Self::Part, w: Self::Part, x: Self::Part) -> Self::Part;
 
     /// The sum of a group, in the order of [`crate::dot::sum_lanes`].
-    unsafe fn sum(group: [Self::Part; P]) -> f32;
-}
+    fn sum(self, group: [Self::Part; P]) -> f32;
 
-/// `acc + w · x` of one register.
-///
-/// # Safety
-/// The machine has the instructions.
-#[inline(always)]
-unsafe fn add<G: Registers<P>, const P: usize, const FUSED: bool>(
-    acc: G::Part,
-    w: G::Part,
-    x: G::Part,
-) -> G::Part {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if FUSED {
-            G::add_exact(acc, w, x)
-        } else {
-            G::add_rounded(acc, w, x)
+    /// `acc + w · x` of one register.
+    #[inline(always)]
+    fn add<const FUSED: bool>(self, acc: Self::Part, w: Self::Part, x: Self::Part) -> Self::Part {
+        match FUSED {
+            true => self.add_exact(acc, w, x),
+            false => self.add_rounded(acc, w, x),
         }
     }
 }
@@ -150,11 +144,9 @@ unsafe fn add<G: Registers<P>, const P: usize, const FUSED: bool>(
 ///
 /// A register's worth of lanes is summed over the whole panel before the next one is, which leaves
 /// registers for larger tiles.
-///
-/// # Safety
-/// The machine has the instructions.
 #[inline(always)]
-pub(super) unsafe fn tile<G: Registers<P>, const P: usize, const T: usize, const FUSED: bool>(
+pub(super) fn tile<G: Registers<P>, const P: usize, const T: usize, const FUSED: bool>(
+    simd: G,
     w: &[[Group; ROWS]],
     x: &[&[Group]],
     acc: &mut [Group],
@@ -166,33 +158,30 @@ pub(super) unsafe fn tile<G: Registers<P>, const P: usize, const T: usize, const
         rows[t] = &x[t][..n];
     }
     let acc = &mut acc[..ROWS * T];
-    // SAFETY: the caller's promise.
-    unsafe {
-        for part in 0..P {
-            let mut sums = [[G::zero(); T]; ROWS];
-            if !first {
-                for r in 0..ROWS {
-                    for t in 0..T {
-                        sums[r][t] = G::load(&acc[r * T + t], part);
-                    }
-                }
-            }
-            for i in 0..n {
-                let mut x = [G::zero(); T];
-                for t in 0..T {
-                    x[t] = G::load(&rows[t][i], part);
-                }
-                for r in 0..ROWS {
-                    let w = G::load(&w[i][r], part);
-                    for t in 0..T {
-                        sums[r][t] = add::<G, P, FUSED>(sums[r][t], w, x[t]);
-                    }
-                }
-            }
+    for part in 0..P {
+        let mut sums = [[simd.zero(); T]; ROWS];
+        if !first {
             for r in 0..ROWS {
                 for t in 0..T {
-                    G::store(sums[r][t], &mut acc[r * T + t], part);
+                    sums[r][t] = simd.load(&acc[r * T + t], part);
                 }
+            }
+        }
+        for i in 0..n {
+            let mut x = [simd.zero(); T];
+            for t in 0..T {
+                x[t] = simd.load(&rows[t][i], part);
+            }
+            for r in 0..ROWS {
+                let w = simd.load(&w[i][r], part);
+                for t in 0..T {
+                    sums[r][t] = simd.add::<FUSED>(sums[r][t], w, x[t]);
+                }
+            }
+        }
+        for r in 0..ROWS {
+            for t in 0..T {
+                simd.store(sums[r][t], &mut acc[r * T + t], part);
             }
         }
     }
@@ -200,17 +189,15 @@ pub(super) unsafe fn tile<G: Registers<P>, const P: usize, const T: usize, const
 
 /// `sums[i, t] = Σ_j w[i, j] · x[t, j]` straight from stored rows, `R` at a time; `sums` is
 /// `[n_rows, T]`.
-///
-/// # Safety
-/// The machine has the instructions.
 #[inline(always)]
-pub(super) unsafe fn direct<
+pub(super) fn direct<
     G: Registers<P>,
     E: Element,
     const P: usize,
     const R: usize,
     const T: usize,
 >(
+    simd: G,
     w: &[u8],
     row_bytes: usize,
     x: &[&[Group]],
@@ -218,16 +205,15 @@ pub(super) unsafe fn direct<
 ) {
     let n_rows = sums.len() / T;
     let mut i = 0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        while i + R <= n_rows {
-            direct_rows::<G, E, P, R, T>(&w[i * row_bytes..], row_bytes, x, &mut sums[i * T..]);
-            i += R;
-        }
-        while i < n_rows {
-            direct_rows::<G, E, P, 1, T>(&w[i * row_bytes..], row_bytes, x, &mut sums[i * T..]);
-            i += 1;
-        }
+    while i + R <= n_rows {
+        let (w, sums) = (&w[i * row_bytes..], &mut sums[i * T..]);
+        direct_rows::<G, E, P, R, T>(simd, w, row_bytes, x, sums);
+        i += R;
+    }
+    while i < n_rows {
+        let (w, sums) = (&w[i * row_bytes..], &mut sums[i * T..]);
+        direct_rows::<G, E, P, 1, T>(simd, w, row_bytes, x, sums);
+        i += 1;
     }
 }
 
@@ -248,132 +234,114 @@ fn prefetch_behind(at: *const u8, n: usize) {
     let _ = (at, n);
 }
 
-/// # Safety
-/// The machine has the instructions.
 #[inline(always)]
-unsafe fn direct_rows<
-    G: Registers<P>,
-    E: Element,
-    const P: usize,
-    const R: usize,
-    const T: usize,
->(
+fn direct_rows<G: Registers<P>, E: Element, const P: usize, const R: usize, const T: usize>(
+    simd: G,
     w: &[u8],
     row_bytes: usize,
     x: &[&[Group]],
     sums: &mut [f32],
 ) {
-    let fused = const { E::STORED.fused() };
     let group_bytes = const { E::STORED.group_bytes() };
     let n = row_bytes / group_bytes;
-    let rest = row_bytes % group_bytes;
-    let w = &w[..R * row_bytes];
+    let n_all = row_bytes.div_ceil(group_bytes);
+    let mut groups: [&[E::Bytes]; R] = [&[]; R];
+    let mut rest: [&[u8]; R] = [&[]; R];
+    for r in 0..R {
+        (groups[r], rest[r]) = E::groups(&w[r * row_bytes..][..row_bytes]);
+        groups[r] = &groups[r][..n];
+    }
     let mut rows = [x[0]; T];
     for t in 0..T {
-        rows[t] = &x[t][..row_bytes.div_ceil(group_bytes)];
+        rows[t] = &x[t][..n_all];
     }
-    // SAFETY: the caller's promise; `i < n` groups of each of the `R` rows are there.
-    unsafe {
-        let mut acc = [[[G::zero(); P]; T]; R];
-        for i in 0..n {
-            prefetch_behind(
-                w.as_ptr().wrapping_add(i * R * group_bytes),
-                R * group_bytes,
-            );
-            for r in 0..R {
-                let w = E::load::<G, P>(w.as_ptr().add(r * row_bytes + i * group_bytes));
-                for t in 0..T {
-                    for p in 0..P {
-                        let x = G::load(&rows[t][i], p);
-                        acc[r][t][p] = if fused {
-                            G::add_exact(acc[r][t][p], w[p], x)
-                        } else {
-                            G::add_rounded(acc[r][t][p], w[p], x)
-                        };
-                    }
-                }
-            }
-        }
-        if rest > 0 {
-            for r in 0..R {
-                // Zeros add nothing to sums that began with +0.
-                let mut bytes = [0; SINGLES];
-                bytes[..rest].copy_from_slice(&w[r * row_bytes + n * group_bytes..][..rest]);
-                let w = E::load::<G, P>(bytes.as_ptr());
-                for t in 0..T {
-                    for p in 0..P {
-                        let x = G::load(&rows[t][n], p);
-                        acc[r][t][p] = if fused {
-                            G::add_exact(acc[r][t][p], w[p], x)
-                        } else {
-                            G::add_rounded(acc[r][t][p], w[p], x)
-                        };
-                    }
-                }
-            }
-        }
+    let mut acc = [[[simd.zero(); P]; T]; R];
+    for i in 0..n {
+        let at = w.as_ptr().wrapping_add(i * R * group_bytes);
+        prefetch_behind(at, R * group_bytes);
         for r in 0..R {
+            let w = E::load(simd, &groups[r][i]);
             for t in 0..T {
-                sums[r * T + t] = G::sum(acc[r][t]);
+                add_group::<G, E, P>(simd, &mut acc[r][t], w, &rows[t][i]);
             }
         }
+    }
+    if n < n_all {
+        for r in 0..R {
+            // Zeros add nothing to sums that began with +0.
+            let w = E::load(simd, &E::padded(rest[r]));
+            for t in 0..T {
+                add_group::<G, E, P>(simd, &mut acc[r][t], w, &rows[t][n]);
+            }
+        }
+    }
+    for r in 0..R {
+        for t in 0..T {
+            sums[r * T + t] = simd.sum(acc[r][t]);
+        }
+    }
+}
+
+/// `acc += w · x` of a group.
+#[inline(always)]
+fn add_group<G: Registers<P>, E: Element, const P: usize>(
+    simd: G,
+    acc: &mut [G::Part; P],
+    w: [G::Part; P],
+    x: &Group,
+) {
+    for p in 0..P {
+        let x = simd.load(x, p);
+        acc[p] = match const { E::STORED.fused() } {
+            true => simd.add_exact(acc[p], w[p], x),
+            false => simd.add_rounded(acc[p], w[p], x),
+        };
     }
 }
 
 /// Decodes columns of [`ROWS`] stored rows into a panel, padded with zeros.
-///
-/// # Safety
-/// The machine has the instructions.
 #[inline(always)]
-pub(super) unsafe fn unpack<G: Registers<P>, E: Element, const P: usize>(
+pub(super) fn unpack<G: Registers<P>, E: Element, const P: usize>(
+    simd: G,
     rows: [&[u8]; ROWS],
     panel: &mut [[Group; ROWS]],
 ) {
-    let group_bytes = const { E::STORED.group_bytes() };
-    let n = rows[0].len() / group_bytes;
-    let rest = rows[0].len() % group_bytes;
-    for row in rows {
-        assert!(row.len() == rows[0].len());
+    let n = rows[0].len() / const { E::STORED.group_bytes() };
+    let mut groups: [&[E::Bytes]; ROWS] = [&[]; ROWS];
+    let mut rest: [&[u8]; ROWS] = [&[]; ROWS];
+    for r in 0..ROWS {
+        (groups[r], rest[r]) = E::groups(&rows[r][..rows[0].len()]);
+        groups[r] = &groups[r][..n];
     }
     let (whole, last) = panel.split_at_mut(n);
-    // SAFETY: the caller's promise; `i < n` whole groups of bytes are there.
-    unsafe {
-        for (i, groups) in whole.iter_mut().enumerate() {
-            for r in 0..ROWS {
-                let parts = E::load::<G, P>(rows[r].as_ptr().add(i * group_bytes));
-                for p in 0..P {
-                    G::store(parts[p], &mut groups[r], p);
-                }
-            }
+    for (i, to) in whole.iter_mut().enumerate() {
+        for r in 0..ROWS {
+            store_group(simd, E::load(simd, &groups[r][i]), &mut to[r]);
         }
-        if rest > 0 {
-            for r in 0..ROWS {
-                let mut bytes = [0; SINGLES];
-                bytes[..rest].copy_from_slice(&rows[r][n * group_bytes..]);
-                let parts = E::load::<G, P>(bytes.as_ptr());
-                for p in 0..P {
-                    G::store(parts[p], &mut last[0][r], p);
-                }
-            }
+    }
+    if !rest[0].is_empty() {
+        for r in 0..ROWS {
+            store_group(simd, E::load(simd, &E::padded(rest[r])), &mut last[0][r]);
         }
     }
 }
 
-/// The sum of each group.
-///
-/// # Safety
-/// The machine has the instructions.
 #[inline(always)]
-pub(super) unsafe fn sums<G: Registers<P>, const P: usize>(groups: &[Group], out: &mut [f32]) {
+fn store_group<G: Registers<P>, const P: usize>(simd: G, parts: [G::Part; P], to: &mut Group) {
+    for p in 0..P {
+        simd.store(parts[p], to, p);
+    }
+}
+
+/// The sum of each group.
+#[inline(always)]
+pub(super) fn sums<G: Registers<P>, const P: usize>(simd: G, groups: &[Group], out: &mut [f32]) {
     for (group, out) in groups.iter().zip(out) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut parts = [G::zero(); P];
-            for p in 0..P {
-                parts[p] = G::load(group, p);
-            }
-            *out = G::sum(parts);
+        let mut parts = [simd.zero(); P];
+        for p in 0..P {
+            parts[p] = simd.load(group, p);
         }
+        *out = simd.sum(parts);
     }
 }
 
@@ -403,14 +371,14 @@ pub(super) type Tile =
 pub(super) type Direct =
     unsafe fn(Stored, w: &[u8], row_bytes: usize, x: &[&[Group]], sums: &mut [f32]);
 
-/// Compiles the loops for registers and the instructions they need, as `KERNEL`.
+/// Compiles the loops for a token, which is made in functions with the instructions that it stands for, as `KERNEL`.
 ///
 /// The activation rows of a tile are followed by the pairs of activation rows and weight rows that a direct
 /// product takes at a time, and by the most activation rows for which direct products are the faster ones.
 macro_rules! kernel {
     (
         $(#[$features:meta])*
-        $registers:ty, $parts:literal,
+        token: $token:expr, parts: $parts:literal,
         tile: [$($tile_tokens:literal),*],
         direct: [$($tokens:literal => $rows:literal),*],
         most_direct: $most_direct:expr,
@@ -455,12 +423,9 @@ macro_rules! kernel {
             ) {
                 match x.len() {
                     $(
-                        // SAFETY: the caller's promise.
-                        $tokens => unsafe {
-                            lanes::direct::<$registers, E, $parts, $rows, $tokens>(
-                                w, row_bytes, x, sums,
-                            );
-                        },
+                        $tokens => lanes::direct::<_, E, $parts, $rows, $tokens>(
+                            $token, w, row_bytes, x, sums,
+                        ),
                     )*
                     n => unreachable!("a kernel was asked for {n} activation rows"),
                 }
@@ -483,19 +448,10 @@ macro_rules! kernel {
             rows: [&[u8]; lanes::ROWS],
             panel: &mut [[lanes::Group; lanes::ROWS]],
         ) {
-            // SAFETY: the caller's promise.
-            unsafe {
-                match stored {
-                    lanes::Stored::F16 => {
-                        lanes::unpack::<$registers, lanes::F16, $parts>(rows, panel);
-                    }
-                    lanes::Stored::BF16 => {
-                        lanes::unpack::<$registers, lanes::BF16, $parts>(rows, panel);
-                    }
-                    lanes::Stored::F32 => {
-                        lanes::unpack::<$registers, lanes::F32, $parts>(rows, panel);
-                    }
-                }
+            match stored {
+                lanes::Stored::F16 => lanes::unpack::<_, lanes::F16, $parts>($token, rows, panel),
+                lanes::Stored::BF16 => lanes::unpack::<_, lanes::BF16, $parts>($token, rows, panel),
+                lanes::Stored::F32 => lanes::unpack::<_, lanes::F32, $parts>($token, rows, panel),
             }
         }
 
@@ -511,14 +467,12 @@ macro_rules! kernel {
         ) {
             match (x.len(), fused) {
                 $(
-                    // SAFETY: the caller's promise.
-                    ($tile_tokens, true) => unsafe {
-                        lanes::tile::<$registers, $parts, $tile_tokens, true>(w, x, acc, first);
-                    },
-                    // SAFETY: the caller's promise.
-                    ($tile_tokens, false) => unsafe {
-                        lanes::tile::<$registers, $parts, $tile_tokens, false>(w, x, acc, first);
-                    },
+                    ($tile_tokens, true) => {
+                        lanes::tile::<_, $parts, $tile_tokens, true>($token, w, x, acc, first);
+                    }
+                    ($tile_tokens, false) => {
+                        lanes::tile::<_, $parts, $tile_tokens, false>($token, w, x, acc, first);
+                    }
                 )*
                 (n, _) => unreachable!("a kernel was asked for {n} activation rows"),
             }
@@ -528,8 +482,7 @@ macro_rules! kernel {
         /// The machine has the features named on this function.
         $(#[$features])*
         unsafe fn sums(groups: &[lanes::Group], out: &mut [f32]) {
-            // SAFETY: the caller's promise.
-            unsafe { lanes::sums::<$registers, $parts>(groups, out) }
+            lanes::sums::<_, $parts>($token, groups, out);
         }
     };
 }

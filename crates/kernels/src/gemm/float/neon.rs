@@ -5,41 +5,40 @@ use std::arch::aarch64::*;
 use super::lanes::{Group, Registers, kernel};
 use super::rounding::BF16_EXPONENT;
 use crate::arm::widen_halves;
+use crate::simd::neon::Neon;
 
 kernel! {
-    Neon, 4,
+    token: Neon::new(), parts: 4,
     tile: [1, 2, 3, 4],
     direct: [1 => 4, 2 => 2, 3 => 1, 4 => 1],
     most_direct: 8,
 }
 
-struct Neon;
-
 impl Registers<4> for Neon {
     type Part = float32x4_t;
 
     #[inline(always)]
-    unsafe fn zero() -> float32x4_t {
+    fn zero(self) -> float32x4_t {
         // SAFETY: every machine of this target has NEON; so in all functions here.
         unsafe { vdupq_n_f32(0.0) }
     }
 
     #[inline(always)]
-    unsafe fn load(group: &Group, part: usize) -> float32x4_t {
+    fn load(self, group: &Group, part: usize) -> float32x4_t {
         debug_assert!(part < 4);
         // SAFETY: a group has four parts of 16 bytes.
         unsafe { vld1q_f32(group.0.as_ptr().add(4 * part)) }
     }
 
     #[inline(always)]
-    unsafe fn store(value: float32x4_t, group: &mut Group, part: usize) {
+    fn store(self, value: float32x4_t, group: &mut Group, part: usize) {
         debug_assert!(part < 4);
         // SAFETY: as in `load`.
         unsafe { vst1q_f32(group.0.as_mut_ptr().add(4 * part), value) }
     }
 
     #[inline(always)]
-    unsafe fn f32(bytes: &[u8; 64]) -> [float32x4_t; 4] {
+    fn f32(self, bytes: &[u8; 64]) -> [float32x4_t; 4] {
         let at = bytes.as_ptr();
         // SAFETY: 64 bytes are there, at any alignment.
         unsafe {
@@ -53,7 +52,7 @@ impl Registers<4> for Neon {
     }
 
     #[inline(always)]
-    unsafe fn f16(bytes: &[u8; 32]) -> [float32x4_t; 4] {
+    fn f16(self, bytes: &[u8; 32]) -> [float32x4_t; 4] {
         // SAFETY: as in `zero`.
         unsafe {
             let [a, b] = load_halves(bytes);
@@ -67,7 +66,7 @@ impl Registers<4> for Neon {
     }
 
     #[inline(always)]
-    unsafe fn bf16(bytes: &[u8; 32]) -> [float32x4_t; 4] {
+    fn bf16(self, bytes: &[u8; 32]) -> [float32x4_t; 4] {
         // SAFETY: as in `zero`.
         unsafe {
             // Weights whose masked exponent is 0 become zeros.
@@ -83,19 +82,19 @@ impl Registers<4> for Neon {
     }
 
     #[inline(always)]
-    unsafe fn add_exact(acc: float32x4_t, w: float32x4_t, x: float32x4_t) -> float32x4_t {
+    fn add_exact(self, acc: float32x4_t, w: float32x4_t, x: float32x4_t) -> float32x4_t {
         // SAFETY: as in `zero`.
         unsafe { vfmaq_f32(acc, w, x) }
     }
 
     #[inline(always)]
-    unsafe fn add_rounded(acc: float32x4_t, w: float32x4_t, x: float32x4_t) -> float32x4_t {
+    fn add_rounded(self, acc: float32x4_t, w: float32x4_t, x: float32x4_t) -> float32x4_t {
         // SAFETY: as in `zero`.
         unsafe { vaddq_f32(acc, vmulq_f32(w, x)) }
     }
 
     #[inline(always)]
-    unsafe fn sum([a, b, c, d]: [float32x4_t; 4]) -> f32 {
+    fn sum(self, [a, b, c, d]: [float32x4_t; 4]) -> f32 {
         // SAFETY: as in `zero`. Halves upon halves, as everywhere.
         unsafe {
             let v = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));

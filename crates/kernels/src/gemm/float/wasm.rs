@@ -5,13 +5,14 @@ use std::arch::wasm32::*;
 use super::lanes::{Group, Registers};
 use super::rounding::BF16_EXPONENT;
 use crate::gemm::integer::vector::wasm::widen_halves;
+use crate::simd::wasm::Simd128;
 
 /// With products rounded before they are added, which changes nothing where they are exact.
 pub(super) mod simd128 {
     use super::super::lanes::kernel;
 
     kernel! {
-        super::Simd128, 4,
+        token: crate::simd::wasm::Simd128, parts: 4,
         tile: [1, 2],
         direct: [1 => 2, 2 => 1],
         most_direct: 4,
@@ -24,16 +25,16 @@ pub(super) mod relaxed {
     use super::super::lanes::kernel;
 
     kernel! {
-        super::Relaxed, 4,
+        token: super::Relaxed, parts: 4,
         tile: [1, 2],
         direct: [1 => 2, 2 => 1],
         most_direct: 4,
     }
 }
 
-struct Simd128;
-
+/// Stands for instructions that the module was compiled with.
 #[cfg(target_feature = "relaxed-simd")]
+#[derive(Debug, Clone, Copy)]
 struct Relaxed;
 
 /// Shared by the two.
@@ -42,26 +43,26 @@ macro_rules! common {
         type Part = v128;
 
         #[inline(always)]
-        unsafe fn zero() -> v128 {
+        fn zero(self) -> v128 {
             f32x4_splat(0.0)
         }
 
         #[inline(always)]
-        unsafe fn load(group: &Group, part: usize) -> v128 {
+        fn load(self, group: &Group, part: usize) -> v128 {
             debug_assert!(part < 4);
             // SAFETY: a group has four parts of 16 bytes.
             unsafe { v128_load(group.0.as_ptr().add(4 * part).cast()) }
         }
 
         #[inline(always)]
-        unsafe fn store(value: v128, group: &mut Group, part: usize) {
+        fn store(self, value: v128, group: &mut Group, part: usize) {
             debug_assert!(part < 4);
             // SAFETY: as in `load`.
             unsafe { v128_store(group.0.as_mut_ptr().add(4 * part).cast(), value) }
         }
 
         #[inline(always)]
-        unsafe fn f32(bytes: &[u8; 64]) -> [v128; 4] {
+        fn f32(self, bytes: &[u8; 64]) -> [v128; 4] {
             let at: *const v128 = bytes.as_ptr().cast();
             // SAFETY: 64 bytes; alignment doesn't matter.
             unsafe {
@@ -75,7 +76,7 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn f16(bytes: &[u8; 32]) -> [v128; 4] {
+        fn f16(self, bytes: &[u8; 32]) -> [v128; 4] {
             let [a, b] = load_pair(bytes);
             let exponent = i16x8_splat(0x7c00);
             let no_number = |v| i16x8_eq(v128_and(v, exponent), exponent);
@@ -91,7 +92,7 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn bf16(bytes: &[u8; 32]) -> [v128; 4] {
+        fn bf16(self, bytes: &[u8; 32]) -> [v128; 4] {
             // Weights whose masked exponent is 0 become zeros.
             let flush = |v| {
                 let exponent = v128_and(v, i16x8_splat(BF16_EXPONENT));
@@ -108,12 +109,12 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn add_rounded(acc: v128, w: v128, x: v128) -> v128 {
+        fn add_rounded(self, acc: v128, w: v128, x: v128) -> v128 {
             f32x4_add(acc, f32x4_mul(w, x))
         }
 
         #[inline(always)]
-        unsafe fn sum([a, b, c, d]: [v128; 4]) -> f32 {
+        fn sum(self, [a, b, c, d]: [v128; 4]) -> f32 {
             // Halves upon halves, as everywhere.
             let v = f32x4_add(f32x4_add(a, c), f32x4_add(b, d));
             let v = f32x4_add(v, i32x4_shuffle::<2, 3, 2, 3>(v, v));
@@ -126,9 +127,8 @@ impl Registers<4> for Simd128 {
     common!();
 
     #[inline(always)]
-    unsafe fn add_exact(acc: v128, w: v128, x: v128) -> v128 {
-        // SAFETY: none is needed.
-        unsafe { Self::add_rounded(acc, w, x) }
+    fn add_exact(self, acc: v128, w: v128, x: v128) -> v128 {
+        self.add_rounded(acc, w, x)
     }
 }
 
@@ -137,7 +137,7 @@ impl Registers<4> for Relaxed {
     common!();
 
     #[inline(always)]
-    unsafe fn add_exact(acc: v128, w: v128, x: v128) -> v128 {
+    fn add_exact(self, acc: v128, w: v128, x: v128) -> v128 {
         // Engines may fuse or not.
         f32x4_relaxed_madd(w, x, acc)
     }
