@@ -59,9 +59,9 @@ trait Span: Plain {
     /// Writes the columns into a panel.
     fn unpack(&self, isa: Isa, panel: &mut Panel);
 
-    /// The kernels of the levels that [`x86::is_offered`] has.
+    /// The kernels of the levels that [`x86::is_offered`] has, which prefetch weights to the `NEAREST` cache or to the second.
     #[cfg(target_arch = "x86_64")]
-    const KERNELS: Kernels<Self>;
+    fn kernels<const NEAREST: bool>() -> Kernels<Self>;
 }
 
 /// What multiplies sixteen rows, which have as many spans as the activations.
@@ -89,7 +89,10 @@ type Several<S> = unsafe fn(tile: &[S], x: &Tiles, first: usize, n: usize, sums:
 fn kernels<S: Span>(isa: Isa) -> Option<Kernels<S>> {
     #[cfg(target_arch = "x86_64")]
     if x86::is_offered(isa) {
-        return Some(S::KERNELS);
+        return Some(match x86::prefetches_nearest(isa) {
+            true => S::kernels::<true>(),
+            false => S::kernels::<false>(),
+        });
     }
     let _ = isa;
     None

@@ -33,10 +33,12 @@ unsafe impl Plain for Crumbs {}
 impl Span for Crumbs {
     const STORED: usize = SPAN / BLOCK * BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
-    const KERNELS: Kernels<Crumbs> = Kernels {
-        one: x86::crumbs,
-        several: x86::several::<Crumbs>,
-    };
+    fn kernels<const NEAREST: bool>() -> Kernels<Crumbs> {
+        Kernels {
+            one: x86::crumbs::<NEAREST>,
+            several: x86::several::<Crumbs, NEAREST>,
+        }
+    }
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);

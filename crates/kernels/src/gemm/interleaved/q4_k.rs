@@ -25,10 +25,12 @@ unsafe impl Plain for Q4K {}
 impl Span for Q4K {
     const STORED: usize = BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
-    const KERNELS: Kernels<Q4K> = Kernels {
-        one: x86::q4_k,
-        several: x86::several::<Q4K>,
-    };
+    fn kernels<const NEAREST: bool>() -> Kernels<Q4K> {
+        Kernels {
+            one: x86::q4_k::<NEAREST>,
+            several: x86::several::<Q4K, NEAREST>,
+        }
+    }
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);

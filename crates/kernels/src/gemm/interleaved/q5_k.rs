@@ -33,10 +33,12 @@ unsafe impl Plain for Q5K {}
 impl Span for Q5K {
     const STORED: usize = BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
-    const KERNELS: Kernels<Q5K> = Kernels {
-        one: x86::one::<Q5K>,
-        several: x86::several::<Q5K>,
-    };
+    fn kernels<const NEAREST: bool>() -> Kernels<Q5K> {
+        Kernels {
+            one: x86::one::<Q5K, NEAREST>,
+            several: x86::several::<Q5K, NEAREST>,
+        }
+    }
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);

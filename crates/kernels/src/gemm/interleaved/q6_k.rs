@@ -39,10 +39,12 @@ unsafe impl Plain for Q6K {}
 impl Span for Q6K {
     const STORED: usize = BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
-    const KERNELS: Kernels<Q6K> = Kernels {
-        one: x86::one::<Q6K>,
-        several: x86::several::<Q6K>,
-    };
+    fn kernels<const NEAREST: bool>() -> Kernels<Q6K> {
+        Kernels {
+            one: x86::one::<Q6K, NEAREST>,
+            several: x86::several::<Q6K, NEAREST>,
+        }
+    }
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);

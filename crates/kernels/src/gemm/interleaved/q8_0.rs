@@ -33,10 +33,12 @@ unsafe impl Plain for Q8_0 {}
 impl Span for Q8_0 {
     const STORED: usize = SPAN / BLOCK * BLOCK_BYTES;
     #[cfg(target_arch = "x86_64")]
-    const KERNELS: Kernels<Q8_0> = Kernels {
-        one: x86::one::<Q8_0>,
-        several: x86::several::<Q8_0>,
-    };
+    fn kernels<const NEAREST: bool>() -> Kernels<Q8_0> {
+        Kernels {
+            one: x86::one::<Q8_0, NEAREST>,
+            several: x86::several::<Q8_0, NEAREST>,
+        }
+    }
 
     fn interleave(&mut self, isa: Isa, rows: &[&[u8]; ROWS]) {
         interleave(isa, rows, self);

@@ -62,9 +62,15 @@ type Several = unsafe fn(tile: &[Block], x: &Tiles, first: usize, n: usize, sums
 pub(super) fn kernels(isa: Isa) -> Option<Kernels> {
     #[cfg(target_arch = "x86_64")]
     if super::x86::is_offered(isa) {
-        return Some(Kernels {
-            one: trits_x86::one,
-            several: trits_x86::several,
+        return Some(match super::x86::prefetches_nearest(isa) {
+            true => Kernels {
+                one: trits_x86::one::<true>,
+                several: trits_x86::several::<true>,
+            },
+            false => Kernels {
+                one: trits_x86::one::<false>,
+                several: trits_x86::several::<false>,
+            },
         });
     }
     let _ = isa;

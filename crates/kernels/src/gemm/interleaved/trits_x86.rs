@@ -18,7 +18,7 @@ const _: () = assert!(BLOCKS * WORDS * 4 * 192 * 128 <= i32::MAX as usize);
 /// Codes are masked where they are: those of each quarter are too large by the same power of four, and so is the sum of
 /// their products. Words take turns with two sums for each, so that none waits for another.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn one(tile: &[Block], q: &[i8]) -> [i32; ROWS] {
+pub(super) fn one<const NEAREST: bool>(tile: &[Block], q: &[i8]) -> [i32; ROWS] {
     assert!(q.len() >= tile.len() * BLOCK);
     let masks: [__m512i; 4] = std::array::from_fn(|g| _mm512_set1_epi8((0xc0u8 >> (2 * g)) as i8));
     let mut total = _mm512_setzero_si512();
@@ -26,7 +26,7 @@ pub(super) fn one(tile: &[Block], q: &[i8]) -> [i32; ROWS] {
         let mut sums = [[_mm512_setzero_si512(); 4]; 2];
         for (block, q) in blocks.iter().zip(q.as_chunks::<BLOCK>().0) {
             for (i, word) in block.words.iter().enumerate() {
-                prefetch_part(block, i);
+                prefetch_part::<_, NEAREST>(block, i);
                 // SAFETY: sixteen words fill a register; a block has four activations for each quarter of a word.
                 unsafe {
                     let codes = _mm512_load_si512(word.as_ptr().cast());
@@ -50,17 +50,23 @@ pub(super) fn one(tile: &[Block], q: &[i8]) -> [i32; ROWS] {
 
 /// The sums of codes with `n` rows of activations, the first of which is the first of a tile.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn several(tile: &[Block], x: &Tiles, first: usize, n: usize, sums: &mut Sums<i32>) {
+pub(super) fn several<const NEAREST: bool>(
+    tile: &[Block],
+    x: &Tiles,
+    first: usize,
+    n: usize,
+    sums: &mut Sums<i32>,
+) {
     // Rows that fill a tile are there, and zeros.
     assert!(first.is_multiple_of(TILE) && n <= GROUP_LEN && first + n <= x.m());
     assert!(x.order() == Order::Quads && tile.len() * BLOCK <= x.k());
     // SAFETY: this function is compiled for the instructions, and rows and columns are there.
     unsafe {
         match n {
-            0..=2 => group::<2, 2>(tile, x, first / TILE, sums),
-            3..=4 => group::<4, 1>(tile, x, first / TILE, sums),
-            5..=6 => group::<6, 1>(tile, x, first / TILE, sums),
-            _ => group::<GROUP_LEN, 1>(tile, x, first / TILE, sums),
+            0..=2 => group::<2, 2, NEAREST>(tile, x, first / TILE, sums),
+            3..=4 => group::<4, 1, NEAREST>(tile, x, first / TILE, sums),
+            5..=6 => group::<6, 1, NEAREST>(tile, x, first / TILE, sums),
+            _ => group::<GROUP_LEN, 1, NEAREST>(tile, x, first / TILE, sums),
         }
     }
 }
@@ -71,7 +77,7 @@ pub(super) fn several(tile: &[Block], x: &Tiles, first: usize, n: usize, sums: &
 /// # Safety
 /// Inlined into code compiled for AVX-512; `x` has the rows from those of tile `first` on, and the columns.
 #[inline(always)]
-unsafe fn group<const T: usize, const TURNS: usize>(
+unsafe fn group<const T: usize, const TURNS: usize, const NEAREST: bool>(
     tile: &[Block],
     x: &Tiles,
     first: usize,
@@ -88,7 +94,7 @@ unsafe fn group<const T: usize, const TURNS: usize>(
                 let acts = Acts::new(x, first, (c * BLOCKS + b) * BLOCK);
                 for (i, word) in block.words.iter().enumerate() {
                     if first == 0 {
-                        prefetch_part(block, i);
+                        prefetch_part::<_, NEAREST>(block, i);
                     }
                     let low = _mm512_load_si512(word.as_ptr().cast());
                     let high = _mm512_srli_epi16::<4>(low);
@@ -129,7 +135,7 @@ pub(super) fn unpack(blocks: &[Block], panel: &mut Panel) {
         .zip(panel.codes.as_chunks_mut::<{ BLOCK / 4 }>().0)
     {
         for (i, word) in block.words.iter().enumerate() {
-            prefetch_part(block, i);
+            prefetch_part::<_, false>(block, i);
             // SAFETY: sixteen words fill a register, and so do four codes of sixteen rows.
             unsafe {
                 let codes = _mm512_load_si512(word.as_ptr().cast());
