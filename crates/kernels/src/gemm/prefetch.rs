@@ -19,7 +19,7 @@ pub(super) fn touch(bytes: &[u8], at: usize, n: usize) {
 #[cfg(not(target_arch = "wasm32"))]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
-    /// The nearest cache: for tiles that are small compared to it.
+    /// The nearest cache: for what is small compared to it, or a short way ahead.
     First,
     /// The next cache.
     Second,

@@ -9,7 +9,8 @@ use super::{Floats, Ints, LANES, Simd};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Simd128;
 
-/// With relaxed dot products of bytes, for codes on which all engines agree: those of seven bits.
+/// With relaxed instructions, where all engines agree: dot products with codes of seven bits, and products of floats that are
+/// exact and may be fused with a sum.
 #[cfg(target_feature = "relaxed-simd")]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Relaxed;

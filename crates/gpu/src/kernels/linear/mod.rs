@@ -175,7 +175,7 @@ impl Linear {
     /// `scales` are the scales of each row of trits, `[n]`; empty for other kinds.
     ///
     /// Errors: [`GpuError::OutOfMemory`]; [`GpuError::Unsupported`] for kinds without kernels;
-    /// [`GpuError::Shape`] if `scales` doesn't fit, `k` isn't whole blocks, or eight rows exceed the device's
+    /// [`GpuError::Shape`] if `scales` doesn't fit, `k` isn't whole blocks, or none, or eight rows exceed the device's
     /// binding size.
     pub fn new(
         device: &Device,
@@ -191,7 +191,9 @@ impl Linear {
             }
             WeightKind::Blocks(dtype) => {
                 expect("matrix: scales of rows", 0, scales.len())?;
-                expect("matrix: columns", k.next_multiple_of(dtype.block_len()), k)?;
+                // Kernels load a block of a row before they ask how many there are.
+                let whole = k.max(1).next_multiple_of(dtype.block_len());
+                expect("matrix: columns", whole, k)?;
             }
         }
         let row_bytes = planes.row_bytes(k).max(1);

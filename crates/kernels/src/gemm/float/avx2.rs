@@ -25,14 +25,14 @@ impl Registers<2> for Avx2 {
 
     #[inline(always)]
     fn load(self, group: &Group, part: usize) -> __m256 {
-        debug_assert!(part < 2);
+        assert!(part < 2);
         // SAFETY: a group has two parts of 32 bytes, aligned.
         unsafe { _mm256_load_ps(group.0.as_ptr().add(8 * part)) }
     }
 
     #[inline(always)]
     fn store(self, value: __m256, group: &mut Group, part: usize) {
-        debug_assert!(part < 2);
+        assert!(part < 2);
         // SAFETY: as in `load`.
         unsafe { _mm256_store_ps(group.0.as_mut_ptr().add(8 * part), value) }
     }

@@ -7,7 +7,7 @@ use super::lanes::{Group, Registers, kernel};
 use crate::simd::x86::Avx512;
 
 kernel! {
-    #[target_feature(enable = "avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+    #[target_feature(enable = "avx2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     // SAFETY: the functions that this is in have these features.
     token: unsafe { Avx512::new() }, parts: 1,
     tile: [1, 2, 3, 4, 5, 6],

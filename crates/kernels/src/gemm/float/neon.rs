@@ -25,14 +25,14 @@ impl Registers<4> for Neon {
 
     #[inline(always)]
     fn load(self, group: &Group, part: usize) -> float32x4_t {
-        debug_assert!(part < 4);
+        assert!(part < 4);
         // SAFETY: a group has four parts of 16 bytes.
         unsafe { vld1q_f32(group.0.as_ptr().add(4 * part)) }
     }
 
     #[inline(always)]
     fn store(self, value: float32x4_t, group: &mut Group, part: usize) {
-        debug_assert!(part < 4);
+        assert!(part < 4);
         // SAFETY: as in `load`.
         unsafe { vst1q_f32(group.0.as_mut_ptr().add(4 * part), value) }
     }

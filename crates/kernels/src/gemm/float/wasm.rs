@@ -5,6 +5,8 @@ use std::arch::wasm32::*;
 use super::lanes::{Group, Registers};
 use super::rounding::BF16_EXPONENT;
 use crate::gemm::integer::vector::wasm::widen_halves;
+#[cfg(target_feature = "relaxed-simd")]
+use crate::simd::wasm::Relaxed;
 use crate::simd::wasm::Simd128;
 
 /// With products rounded before they are added, which changes nothing where they are exact.
@@ -12,7 +14,7 @@ pub(super) mod simd128 {
     use super::super::lanes::kernel;
 
     kernel! {
-        token: crate::simd::wasm::Simd128, parts: 4,
+        token: super::Simd128, parts: 4,
         tile: [1, 2],
         direct: [1 => 2, 2 => 1],
         most_direct: 4,
@@ -32,11 +34,6 @@ pub(super) mod relaxed {
     }
 }
 
-/// Stands for instructions that the module was compiled with.
-#[cfg(target_feature = "relaxed-simd")]
-#[derive(Debug, Clone, Copy)]
-struct Relaxed;
-
 /// Shared by the two.
 macro_rules! common {
     () => {
@@ -49,14 +46,14 @@ macro_rules! common {
 
         #[inline(always)]
         fn load(self, group: &Group, part: usize) -> v128 {
-            debug_assert!(part < 4);
+            assert!(part < 4);
             // SAFETY: a group has four parts of 16 bytes.
             unsafe { v128_load(group.0.as_ptr().add(4 * part).cast()) }
         }
 
         #[inline(always)]
         fn store(self, value: v128, group: &mut Group, part: usize) {
-            debug_assert!(part < 4);
+            assert!(part < 4);
             // SAFETY: as in `load`.
             unsafe { v128_store(group.0.as_mut_ptr().add(4 * part).cast(), value) }
         }

@@ -135,6 +135,7 @@ pub(super) fn unpack(blocks: &[Block], panel: &mut Panel) {
         .zip(panel.codes.as_chunks_mut::<{ BLOCK / 4 }>().0)
     {
         for (i, word) in block.words.iter().enumerate() {
+            // A panel is written to the nearest cache meanwhile.
             prefetch_part::<_, false>(block, i);
             // SAFETY: sixteen words fill a register, and so do four codes of sixteen rows.
             unsafe {

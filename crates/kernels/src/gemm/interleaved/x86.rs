@@ -23,13 +23,13 @@ pub(super) fn is_offered(isa: Isa) -> bool {
     matches!(isa.level(), Level::Avx512 | Level::Amx)
 }
 
-/// Whether weights are prefetched to the nearest cache: on processors with AMX only the second was measured.
+/// Whether weights are prefetched to the nearest cache: measured on a Zen 4, and on processors with AMX the second alone.
 pub(super) fn prefetches_nearest(isa: Isa) -> bool {
     isa.level() == Level::Avx512
 }
 
-/// Parts of a span, with each of which as much is prefetched: prefetches of a whole span in one go hold up the loads that
-/// follow them.
+/// Parts of a span, with each of which about as many lines are prefetched: prefetches of a whole span in one go hold up the
+/// loads that follow them.
 const PARTS: usize = 8;
 
 /// Prefetches part `part` of what is [`AHEAD`] of `span`, whole lines: to the `NEAREST` cache, from which a Zen 4 reads it
