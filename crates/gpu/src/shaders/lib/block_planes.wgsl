@@ -4,7 +4,7 @@
 // UNIT runs share their words: number i of unit u is run `run_in(u, i)`, and run r is in `unit_of(r)` at
 // index `place_in_unit(r)`. For kernels that take all of them, `unit_at` loads the words, `unit_codes` gives
 // codes that are ZERO too large, and `unit_scales` scales. With AHEAD such a kernel loads a unit in advance
-// also of a single row of activations that is there.
+// even for a single row of activations that is there.
 
 @group(0) @binding(0) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> scales: array<u32>;

@@ -129,10 +129,10 @@ pub(super) trait Registers<const P: usize>: Copy {
     /// The sum of a group, in the order of [`crate::dot::sum_lanes`].
     fn sum(self, group: [Self::Part; P]) -> f32;
 
-    /// `acc + w · x` of one register.
+    /// `acc + w · x` of one register; `fused` is known when the kernel is compiled.
     #[inline(always)]
-    fn add<const FUSED: bool>(self, acc: Self::Part, w: Self::Part, x: Self::Part) -> Self::Part {
-        match FUSED {
+    fn add(self, fused: bool, acc: Self::Part, w: Self::Part, x: Self::Part) -> Self::Part {
+        match fused {
             true => self.add_exact(acc, w, x),
             false => self.add_rounded(acc, w, x),
         }
@@ -175,7 +175,7 @@ pub(super) fn tile<G: Registers<P>, const P: usize, const T: usize, const FUSED:
             for r in 0..ROWS {
                 let w = simd.load(&w[i][r], part);
                 for t in 0..T {
-                    sums[r][t] = simd.add::<FUSED>(sums[r][t], w, x[t]);
+                    sums[r][t] = simd.add(FUSED, sums[r][t], w, x[t]);
                 }
             }
         }
@@ -234,6 +234,23 @@ fn prefetch_behind(at: *const u8, n: usize) {
     let _ = (at, n);
 }
 
+/// [`Element::groups`] of rows of `row_bytes` each: as many groups of all.
+#[inline(always)]
+fn groups_of_rows<E: Element, const R: usize>(
+    rows: [&[u8]; R],
+    row_bytes: usize,
+) -> ([&[E::Bytes]; R], [&[u8]; R]) {
+    let n = row_bytes / const { E::STORED.group_bytes() };
+    let mut groups: [&[E::Bytes]; R] = [&[]; R];
+    let mut rest: [&[u8]; R] = [&[]; R];
+    for r in 0..R {
+        assert!(rows[r].len() == row_bytes);
+        (groups[r], rest[r]) = E::groups(rows[r]);
+        groups[r] = &groups[r][..n];
+    }
+    (groups, rest)
+}
+
 #[inline(always)]
 fn direct_rows<G: Registers<P>, E: Element, const P: usize, const R: usize, const T: usize>(
     simd: G,
@@ -245,12 +262,11 @@ fn direct_rows<G: Registers<P>, E: Element, const P: usize, const R: usize, cons
     let group_bytes = const { E::STORED.group_bytes() };
     let n = row_bytes / group_bytes;
     let n_all = row_bytes.div_ceil(group_bytes);
-    let mut groups: [&[E::Bytes]; R] = [&[]; R];
-    let mut rest: [&[u8]; R] = [&[]; R];
+    let mut of_rows: [&[u8]; R] = [&[]; R];
     for r in 0..R {
-        (groups[r], rest[r]) = E::groups(&w[r * row_bytes..][..row_bytes]);
-        groups[r] = &groups[r][..n];
+        of_rows[r] = &w[r * row_bytes..][..row_bytes];
     }
+    let (groups, rest) = groups_of_rows::<E, R>(of_rows, row_bytes);
     let mut rows = [x[0]; T];
     for t in 0..T {
         rows[t] = &x[t][..n_all];
@@ -292,10 +308,7 @@ fn add_group<G: Registers<P>, E: Element, const P: usize>(
 ) {
     for p in 0..P {
         let x = simd.load(x, p);
-        acc[p] = match const { E::STORED.fused() } {
-            true => simd.add_exact(acc[p], w[p], x),
-            false => simd.add_rounded(acc[p], w[p], x),
-        };
+        acc[p] = simd.add(const { E::STORED.fused() }, acc[p], w[p], x);
     }
 }
 
@@ -306,14 +319,8 @@ pub(super) fn unpack<G: Registers<P>, E: Element, const P: usize>(
     rows: [&[u8]; ROWS],
     panel: &mut [[Group; ROWS]],
 ) {
-    let n = rows[0].len() / const { E::STORED.group_bytes() };
-    let mut groups: [&[E::Bytes]; ROWS] = [&[]; ROWS];
-    let mut rest: [&[u8]; ROWS] = [&[]; ROWS];
-    for r in 0..ROWS {
-        (groups[r], rest[r]) = E::groups(&rows[r][..rows[0].len()]);
-        groups[r] = &groups[r][..n];
-    }
-    let (whole, last) = panel.split_at_mut(n);
+    let (groups, rest) = groups_of_rows::<E, ROWS>(rows, rows[0].len());
+    let (whole, last) = panel.split_at_mut(groups[0].len());
     for (i, to) in whole.iter_mut().enumerate() {
         for r in 0..ROWS {
             store_group(simd, E::load(simd, &groups[r][i]), &mut to[r]);

@@ -63,14 +63,8 @@ pub(super) fn kernels(isa: Isa) -> Option<Kernels> {
     #[cfg(target_arch = "x86_64")]
     if super::x86::is_offered(isa) {
         return Some(match super::x86::prefetches_nearest(isa) {
-            true => Kernels {
-                one: trits_x86::one::<true>,
-                several: trits_x86::several::<true>,
-            },
-            false => Kernels {
-                one: trits_x86::one::<false>,
-                several: trits_x86::several::<false>,
-            },
+            true => trits_x86::kernels::<true>(),
+            false => trits_x86::kernels::<false>(),
         });
     }
     let _ = isa;

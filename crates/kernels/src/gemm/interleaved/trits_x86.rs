@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::super::activations::{Order, TILE, Tiles};
 use super::super::panel::Acts;
-use super::trits::{BLOCK, Block, QUARTER, WORDS};
+use super::trits::{BLOCK, Block, Kernels, QUARTER, WORDS};
 use super::x86::{prefetch_part, quad};
 use super::{GROUP_LEN, Panel, ROWS, Sums};
 
@@ -12,6 +12,14 @@ use super::{GROUP_LEN, Panel, ROWS, Sums};
 /// 8 · 4 · 192 · 128 (codes are 3 at most, at the highest bits).
 const BLOCKS: usize = 1 << 11;
 const _: () = assert!(BLOCKS * WORDS * 4 * 192 * 128 <= i32::MAX as usize);
+
+/// The kernels here, which prefetch weights to the `NEAREST` cache or to the second.
+pub(super) fn kernels<const NEAREST: bool>() -> Kernels {
+    Kernels {
+        one: one::<NEAREST>,
+        several: several::<NEAREST>,
+    }
+}
 
 /// The sums of codes with a row of activations.
 ///
