@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # test-emulated.sh - test the kernels, and check receipts, with instruction sets that this machine doesn't have.
 #
-# 64-bit Arm runs under QEMU, as a processor with everything and as one without dot products;
+# 64-bit Arm runs under QEMU, as a processor with everything, with a QEMU whose outer products (SME) are right, and as one
+# without dot products;
 # WebAssembly runs in Node.js, with and without relaxed SIMD (one build has both). Both must come to the
 # hashes in src/golden.rs, which x86-64 comes to, and pass the tests of kernels that have instructions
 # of their own there; emulated, all tests would take many minutes. Receipts in testdata/receipts, which were
@@ -25,6 +26,28 @@ need() {
       "${missing[@]}" libc6-dev-arm64-cross >/dev/null
 }
 
+# Prints the path of a QEMU for 64-bit Arm that gets outer products right, which that of Debian 12 doesn't: one that is
+# installed, or Debian 13's, unpacked under target/ and not installed: it is linked statically.
+qemu_with_sme() {
+  local major folder=$PWD/target/qemu list
+  major=$(qemu-aarch64 --version | sed -n 's/^qemu-aarch64 version \([0-9]*\).*/\1/p')
+  if ((${major:-0} >= 10)); then command -v qemu-aarch64; return; fi
+  if [ ! -x "$folder/usr/bin/qemu-aarch64" ]; then
+    local keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ -e $keys ] && command -v apt-get >/dev/null && [ "$(uname -m)" = x86_64 ] || return 1
+    mkdir -p "$folder/lists/partial" "$folder/cache/archives/partial"
+    list=$folder/sources.list
+    echo "deb [signed-by=$keys] http://deb.debian.org/debian trixie main" >"$list"
+    local options=(-qq -o Dir::Etc::SourceList="$list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$folder/lists"
+      -o Dir::Cache="$folder/cache" -o APT::Sandbox::User="$(id -un)" -o Acquire::Languages=none)
+    apt-get "${options[@]}" update >&2 && (cd "$folder" && apt-get "${options[@]}" download qemu-user >&2) &&
+      dpkg -x "$folder"/qemu-user_*.deb "$folder/unpacked" && mkdir -p "$folder/usr/bin" &&
+      mv "$folder/unpacked/usr/bin/qemu-aarch64" "$folder/usr/bin/" || return 1
+    rm -rf "$folder"/{unpacked,lists,cache} "$folder"/qemu-user_*.deb
+  fi
+  echo "$folder/usr/bin/qemu-aarch64"
+}
+
 arm() {
   local target=aarch64-unknown-linux-gnu
   local runner="qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu"
@@ -32,10 +55,17 @@ arm() {
   need qemu-aarch64=qemu-user aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu ||
     { say "skipped Arm: no QEMU or no linker"; return 0; }
   export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
-  # `max` has the dot products and matrix products of bytes, Cortex-A53 neither.
-  say "Arm, max"
-  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$runner max" \
-    cargo test --quiet -p sterna-kernels --lib --target $target -- "${filters[@]}"
+  # `max` has the dot products, matrix products and outer products of bytes, Cortex-A53 none.
+  local qemu
+  if qemu=$(qemu_with_sme); then
+    say "Arm, max, $("$qemu" --version | head -n 1)"
+    STERNA_REQUIRE_ISA=sme CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$qemu ${runner#* } max" \
+      cargo test --quiet -p sterna-kernels --lib --target $target -- "${filters[@]}" a_level_that_is_required
+  else
+    say "skipped SME: no QEMU 10; Arm, max"
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$runner max" \
+      cargo test --quiet -p sterna-kernels --lib --target $target -- "${filters[@]}"
+  fi
   say "Arm, cortex-a53"
   CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$runner cortex-a53" \
     cargo test --quiet -p sterna-kernels --lib --target $target -- these_bits

@@ -36,6 +36,9 @@ pub(crate) enum Level {
     /// Products of byte matrices, and dot products of unsigned with signed bytes.
     #[cfg(target_arch = "aarch64")]
     I8mm,
+    /// Outer products of bytes in tiles (SME).
+    #[cfg(target_arch = "aarch64")]
+    Sme,
     /// WebAssembly can't detect features at run time: a build has this level or hasn't.
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     Simd128,
@@ -61,6 +64,8 @@ impl Level {
         Level::NeonDot,
         #[cfg(target_arch = "aarch64")]
         Level::I8mm,
+        #[cfg(target_arch = "aarch64")]
+        Level::Sme,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Level::Simd128,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -90,6 +95,8 @@ impl Level {
             Level::NeonDot => "neondot",
             #[cfg(target_arch = "aarch64")]
             Level::I8mm => "i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Level::Sme => "sme",
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Level::Simd128 => "simd128",
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -125,11 +132,13 @@ impl Level {
         use std::arch::is_aarch64_feature_detected;
         let neon = is_aarch64_feature_detected!("neon");
         let dot = neon && is_aarch64_feature_detected!("dotprod");
+        let i8mm = dot && is_aarch64_feature_detected!("i8mm");
         match self {
             Level::Baseline => true,
             Level::Neon => neon,
             Level::NeonDot => dot,
-            Level::I8mm => dot && is_aarch64_feature_detected!("i8mm"),
+            Level::I8mm => i8mm,
+            Level::Sme => i8mm && crate::sme::is_available(),
         }
     }
 
@@ -158,7 +167,7 @@ impl Isa {
     }
 
     /// The level called `name`, if this machine has it: `scalar`; `avx2`, `avxvnni`, `avx512`, `amx`; `neon`,
-    /// `neondot`, `i8mm`; `simd128`, `relaxed`.
+    /// `neondot`, `i8mm`, `sme`; `simd128`, `relaxed`.
     pub fn limited_to(name: &str) -> Option<Isa> {
         Isa::available().find(|isa| isa.name() == name)
     }
@@ -233,5 +242,14 @@ mod tests {
             assert_eq!(Isa::limited_to(isa.name()), Some(isa));
         }
         assert_eq!(Isa::limited_to("mmx"), None);
+    }
+
+    /// So that tests on an emulator don't pass because it lacks what they are for.
+    #[test]
+    fn a_level_that_is_required_is_here() {
+        match std::env::var("STERNA_REQUIRE_ISA") {
+            Ok(name) => assert!(Isa::limited_to(&name).is_some(), "{name} isn't here"),
+            Err(_) => println!("skipped: STERNA_REQUIRE_ISA isn't set"),
+        }
     }
 }

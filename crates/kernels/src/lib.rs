@@ -58,6 +58,8 @@ pub mod rwkv;
 mod scan;
 mod shape;
 mod simd;
+#[cfg(target_arch = "aarch64")]
+mod sme;
 pub mod ssm;
 mod state;
 mod sync;

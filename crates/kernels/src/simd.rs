@@ -254,7 +254,7 @@ mod tests {
                         results(unsafe { x86::Avx512::new() }, &special, &other)
                     }
                     #[cfg(target_arch = "aarch64")]
-                    Level::Neon | Level::NeonDot | Level::I8mm => {
+                    Level::Neon | Level::NeonDot | Level::I8mm | Level::Sme => {
                         results(neon::Neon::new(), &special, &other)
                     }
                     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]

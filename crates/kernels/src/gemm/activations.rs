@@ -52,6 +52,10 @@ pub(super) const TILE: usize = 4;
 #[cfg(target_arch = "x86_64")]
 pub(super) const LINES: usize = 16;
 
+/// Rows that are stored together in [`Order::Sixteens`].
+#[cfg(target_arch = "aarch64")]
+pub(super) const SIXTEEN: usize = 16;
+
 /// In which order [`Tiles`] have their values.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
@@ -62,9 +66,13 @@ pub(super) enum Order {
     /// the next 256 columns of all rows. Past the rows of the last tile values are arbitrary.
     #[cfg(target_arch = "x86_64")]
     Lines,
+    /// `[m / SIXTEEN][stride / 4][SIXTEEN][4]`: four columns of sixteen rows, then the next four columns; of
+    /// [`Scaling::Row`]. Past the rows of the last tile values are arbitrary.
+    #[cfg(target_arch = "aarch64")]
+    Sixteens,
 }
 
-/// Values in a cache line: four columns of four rows four times, or 64 columns of one row.
+/// Values in a cache line: four columns of four rows four times or of sixteen rows, or 64 columns of one row.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([i8; 64]);
@@ -136,6 +144,17 @@ impl Tiles {
         let columns = &self.q[(start * n_rows + t * PADDING) / 64..];
         // SAFETY: a line is 64 values and nothing else.
         unsafe { std::slice::from_raw_parts(columns.as_ptr().cast(), columns.len()) }
+    }
+
+    /// In [`Order::Sixteens`], groups of four columns of the [`SIXTEEN`] rows from `t` on, a multiple of that. Panics if there
+    /// are no such rows.
+    #[cfg(target_arch = "aarch64")]
+    pub(super) fn sixteens(&self, t: usize) -> &[[[i8; 4]; SIXTEEN]] {
+        debug_assert_eq!(self.order, Order::Sixteens);
+        debug_assert!(t.is_multiple_of(SIXTEEN));
+        let lines = &self.q[t * self.stride / 64..][..SIXTEEN * self.stride / 64];
+        // SAFETY: a line is 64 values and nothing else.
+        unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len()) }
     }
 
     /// Sums of two times 16 columns from column `start` on, a multiple of 32, followed by those of later tiles, of
@@ -211,6 +230,8 @@ impl QuantizedRows {
             Order::Quads => tiled * TILE,
             #[cfg(target_arch = "x86_64")]
             Order::Lines => m.next_multiple_of(LINES),
+            #[cfg(target_arch = "aarch64")]
+            Order::Sixteens => m.next_multiple_of(SIXTEEN),
         };
         (self.tiles.order, self.tiles.n_tiles) = (order, tiled);
         (self.tiles.stride, self.tiles.n_scales) = (stride, n_scales);
@@ -222,7 +243,7 @@ impl QuantizedRows {
         self.tiles.pairs.resize(pairs, [[0; 2]; TILE]);
         self.tiles.wide_pairs.resize(wide_pairs, [[0; 2]; TILE]);
         self.tiles.scales.resize(tiled * n_scales, [0.0; TILE]);
-        let tile_q = SharedSlice::new(&mut self.tiles.q);
+        let tile_q = SharedSlice::new(Line::quads_mut(&mut self.tiles.q).as_flattened_mut());
         let tile_pairs = SharedSlice::new(&mut self.tiles.pairs);
         #[cfg(target_arch = "x86_64")]
         let tile_wide_pairs = SharedSlice::new(&mut self.tiles.wide_pairs);
@@ -261,11 +282,21 @@ impl QuantizedRows {
                     Order::Lines => {
                         const PARTS: usize = PADDING / 64;
                         let first = t / LINES * LINES * PARTS + t % LINES;
-                        for (i, values) in row_q.as_chunks().0.iter().enumerate() {
+                        for (i, values) in row_q.as_chunks::<64>().0.iter().enumerate() {
                             let block = i / PARTS * n_rows * PARTS;
                             let at = block + first + i % PARTS * LINES;
-                            // SAFETY: these lines are the row's.
-                            unsafe { tile_q.range_mut(at..at + 1)[0].0 = *values };
+                            // SAFETY: this line is the row's.
+                            let line = unsafe { tile_q.range_mut(at * LINES..(at + 1) * LINES) };
+                            line.as_flattened_mut().copy_from_slice(values);
+                        }
+                    }
+                    #[cfg(target_arch = "aarch64")]
+                    Order::Sixteens => {
+                        let first = t / SIXTEEN * stride / 4 * SIXTEEN + t % SIXTEEN;
+                        for (i, values) in row_q.as_chunks().0.iter().enumerate() {
+                            let at = first + i * SIXTEEN;
+                            // SAFETY: these four places are the row's.
+                            unsafe { tile_q.range_mut(at..at + 1)[0] = *values };
                         }
                     }
                 }
@@ -293,8 +324,8 @@ impl QuantizedRows {
                     let sums = sums.range_mut(all(stride / SUM_LEN));
                     match order {
                         Order::Quads => {
-                            let lines = tile_q.range_mut(part(stride / 16));
-                            side_by_side(q.range_mut(all(stride)), Line::quads_mut(lines));
+                            let quads = tile_q.range_mut(part(stride / 4 * TILE));
+                            side_by_side(q.range_mut(all(stride)), quads.as_chunks_mut().0);
                         }
                         #[cfg(target_arch = "x86_64")]
                         Order::Lines => {
@@ -303,6 +334,9 @@ impl QuantizedRows {
                             let to = tile_wide_pairs.range_mut(part(stride / 64));
                             side_by_side(&wide, to);
                         }
+                        // Of whole rows, which wait for no others.
+                        #[cfg(target_arch = "aarch64")]
+                        Order::Sixteens => {}
                     }
                     side_by_side(sums, tile_pairs.range_mut(part(stride / 32)));
                     let scales = scales.range_mut(all(n_scales));

@@ -104,7 +104,7 @@ fn kernel(isa: Isa) -> &'static Kernel {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 | Level::Amx => &avx512::KERNEL,
         #[cfg(target_arch = "aarch64")]
-        Level::Neon | Level::NeonDot | Level::I8mm => &neon::KERNEL,
+        Level::Neon | Level::NeonDot | Level::I8mm | Level::Sme => &neon::KERNEL,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Level::Simd128 => &wasm::simd128::KERNEL,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]

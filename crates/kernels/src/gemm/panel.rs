@@ -15,6 +15,8 @@ mod kernels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+#[cfg(target_arch = "aarch64")]
+mod sme;
 mod unpack;
 #[cfg(any(
     target_arch = "aarch64",
@@ -36,11 +38,13 @@ use sterna_format::DType;
 #[cfg(target_arch = "x86_64")]
 pub(super) use dots::Acts;
 
+#[cfg(target_arch = "aarch64")]
+use super::activations::SIXTEEN;
 use super::activations::{Order, QuantizedRows, Scaling, Tiles};
 use super::ternary::TernaryMatrix;
 use super::{BlockMatrix, Columns};
 use crate::isa::Isa;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::isa::Level;
 use crate::quant::integers::SUPER_LEN;
 use crate::quant::ternary;
@@ -146,6 +150,11 @@ pub(super) fn order(isa: Isa, scaling: Scaling, m: usize) -> Order {
     #[cfg(target_arch = "x86_64")]
     if isa.level() == Level::Amx && m >= min_lines(scaling) {
         return Order::Lines;
+    }
+    // Whole tiles; no machine was there to measure fewer rows with.
+    #[cfg(target_arch = "aarch64")]
+    if isa.level() == Level::Sme && scaling == Scaling::Row && m >= SIXTEEN {
+        return Order::Sixteens;
     }
     let _ = (isa, scaling, m);
     Order::Quads

@@ -281,7 +281,7 @@ fn kernel(isa: Isa, packing: TernaryPacking) -> Dots {
             #[cfg(target_arch = "aarch64")]
             Level::NeonDot => super::ternary_neon::dots_dot::<P>,
             #[cfg(target_arch = "aarch64")]
-            Level::I8mm => super::ternary_neon::dots_i8mm::<P>,
+            Level::I8mm | Level::Sme => super::ternary_neon::dots_i8mm::<P>,
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Level::Simd128 => super::ternary_wasm::dots::<P>,
             #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]

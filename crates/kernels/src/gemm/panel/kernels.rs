@@ -23,6 +23,10 @@ trait Family {
     #[cfg(target_arch = "x86_64")]
     const AMX: Kernel<Self::Sum>;
 
+    /// The kernel for activations in [`Order::Sixteens`], which trits have.
+    #[cfg(target_arch = "aarch64")]
+    const SME: Option<Kernel<Self::Sum>> = None;
+
     /// Adds the products of a panel and `T` activation rows, whole tiles from `tile` on.
     ///
     /// # Safety
@@ -81,12 +85,14 @@ fn kernel<F: Family>(isa: Isa, order: Order) -> Kernel<F::Sum> {
         },
         #[cfg(target_arch = "x86_64")]
         Order::Lines => F::AMX,
+        #[cfg(target_arch = "aarch64")]
+        Order::Sixteens => F::SME.expect("activations of blocks are in another order"),
     }
 }
 
 /// # Safety
 /// Always safe.
-unsafe fn nothing() {}
+pub(super) unsafe fn nothing() {}
 
 fn products<F: Family>(isa: Isa) -> Products<F::Sum> {
     #[cfg(target_arch = "aarch64")]
@@ -175,7 +181,7 @@ fn products<F: Family>(isa: Isa) -> Products<F::Sum> {
         #[cfg(target_arch = "aarch64")]
         Level::Neon => neon::<F>,
         #[cfg(target_arch = "aarch64")]
-        Level::NeonDot | Level::I8mm => neon_dot::<F>,
+        Level::NeonDot | Level::I8mm | Level::Sme => neon_dot::<F>,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         Level::Simd128 => simd128::<F>,
         #[cfg(all(target_arch = "wasm32", target_feature = "relaxed-simd"))]
@@ -230,6 +236,9 @@ impl Family for Ternary {
 
     #[cfg(target_arch = "x86_64")]
     const AMX: Kernel<i32> = super::amx::TERNARY;
+
+    #[cfg(target_arch = "aarch64")]
+    const SME: Option<Kernel<i32>> = Some(super::sme::TERNARY);
 
     #[inline(always)]
     unsafe fn add<S: Dots, const T: usize>(

@@ -41,7 +41,7 @@ pub(super) fn gemv(level: Level) -> Option<Gemv> {
         Level::Baseline => None,
         Level::Neon => Some(multiply::<neon::Plain>),
         // Products of matrices need two rows of activations.
-        Level::NeonDot | Level::I8mm => Some(dot),
+        Level::NeonDot | Level::I8mm | Level::Sme => Some(dot),
     }
 }
 
