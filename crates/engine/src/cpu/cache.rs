@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sterna_kernels::State;
 use sterna_kernels::attention::{KvPage, PAGE_LEN};
+use sterna_kernels::{Exec, State};
 
 use super::states::States;
 use crate::backend::{
@@ -52,24 +52,38 @@ impl CpuCache {
         states.next(layer, n, may_be)
     }
 
-    /// The pages of the next `n_rows` positions, each with the first of its positions and the rows that go there, from 0
-    /// on. Pages are allocated, and copied if others have them, too.
+    /// Allocates the pages of the next `n_rows` positions, on all threads of `exec`: the system clears their memory when it
+    /// is written for the first time.
+    pub(super) fn grow(&mut self, exec: &Exec, layer: usize, n_rows: usize) {
+        let n_pages = (self.len + n_rows).div_ceil(PAGE_LEN);
+        let missing = n_pages.saturating_sub(self.layers[layer].len());
+        let page = |_| Arc::new(self.page(layer));
+        let new = match missing {
+            0 | 1 => (0..missing).map(page).collect(),
+            _ => exec.map(missing, page),
+        };
+        self.layers[layer].extend(new);
+    }
+
+    /// A page of zeros.
+    fn page(&self, layer: usize) -> KvPage {
+        let KvHeads {
+            n_kv_heads,
+            head_dim,
+            values,
+        } = self.shape.layers[layer];
+        KvPage::new(self.shape.dtype, values, n_kv_heads, head_dim)
+    }
+
+    /// The pages of the next `n_rows` positions, which are [there](Self::grow), each with the first of its positions and
+    /// the rows that go there, from 0 on. They are copied if others have them, too.
     pub(super) fn room(
         &mut self,
         layer: usize,
         n_rows: usize,
     ) -> impl Iterator<Item = (&mut KvPage, usize, Range<usize>)> {
-        let (heads, dtype) = (self.shape.layers[layer], self.shape.dtype);
-        let KvHeads {
-            n_kv_heads,
-            head_dim,
-            values,
-        } = heads;
         let (start, end) = (self.len, self.len + n_rows);
         let pages = &mut self.layers[layer];
-        while pages.len() * PAGE_LEN < end {
-            pages.push(Arc::new(KvPage::new(dtype, values, n_kv_heads, head_dim)));
-        }
         let numbers = start / PAGE_LEN..end.div_ceil(PAGE_LEN);
         let pages = pages.iter_mut().enumerate();
         let pages = pages.skip(numbers.start).take(numbers.len());
@@ -102,15 +116,9 @@ impl CpuCache {
         LayerContents { n_keys, n_state }: LayerContents,
         from: &mut dyn SnapshotSource,
     ) -> Result<(), SnapshotError> {
-        let (heads, dtype) = (self.shape.layers[layer], self.shape.dtype);
-        let KvHeads {
-            n_kv_heads,
-            head_dim,
-            values,
-        } = heads;
-        take_form(from, form(heads))?;
+        take_form(from, form(self.shape.layers[layer]))?;
         for _ in 0..n_keys.div_ceil(PAGE_LEN) {
-            let mut page = KvPage::new(dtype, values, n_kv_heads, head_dim);
+            let mut page = self.page(layer);
             for bytes in page.as_bytes_mut() {
                 bytes.copy_from_slice(&take_saved(from, bytes.len())?);
             }

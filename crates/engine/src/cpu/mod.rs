@@ -139,6 +139,7 @@ impl Cpu {
         let mut first = 0;
         let mut rooms = Vec::with_capacity(sequences.len());
         for Sequence { cache, n_rows, .. } in sequences {
+            cache.grow(&self.exec, layer, *n_rows);
             rooms.push((Some(&mut **cache), first, *n_rows));
             first += *n_rows;
         }
@@ -182,6 +183,7 @@ impl Cpu {
             place_heads(&self.alone, heads, rows.start, [&mut **q, &mut **k])?;
             let v = v.map_or(&[][..], |v| v.rows(rows));
             let v_width = v.len() / rows.len().max(1);
+            cache.grow(&self.alone, layer, rows.len());
             for (page, at, own) in cache.room(layer, rows.len()) {
                 let k = &k[own.start * k_width..own.end * k_width];
                 let v = &v[own.start * v_width..own.end * v_width];

@@ -43,9 +43,9 @@ use super::activations::SIXTEEN;
 use super::activations::{Order, QuantizedRows, Scaling, Tiles};
 use super::ternary::TernaryMatrix;
 use super::{BlockMatrix, Columns};
-use crate::isa::Isa;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::isa::Level;
+use crate::isa::{Isa, multiversion};
 use crate::quant::integers::SUPER_LEN;
 use crate::quant::ternary;
 
@@ -217,12 +217,7 @@ pub(super) fn multiply_trits<U: FnMut(Range<usize>, &mut Panel)>(
                     let scale = scale / act.scales[0];
                     // SAFETY: no other task has these rows, so none writes these columns.
                     let out = unsafe { out.row_mut(t, rows.clone()) };
-                    let sums = sums.iter().skip(t).step_by(x.tiles().m());
-                    for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
-                        for (out, sum) in out.iter_mut().zip(sums) {
-                            *out = (sum - act.sum) as f32 * scale;
-                        }
-                    }
+                    write_scaled(isa, &sums[t..], x.tiles().m(), act.sum, scale, out);
                 }
             },
         );
@@ -276,14 +271,49 @@ pub(super) fn multiply_groups<U: FnMut(Range<usize>, &mut Panel)>(
                 for t in 0..x.m() {
                     // SAFETY: no other task has these rows, so none writes these columns.
                     let out = unsafe { out.row_mut(t, rows.clone()) };
-                    let sums = sums.iter().skip(t).step_by(x.tiles().m());
-                    for (out, sums) in out.chunks_mut(ROWS).zip(sums) {
-                        out.copy_from_slice(&sums[..out.len()]);
-                    }
+                    write(isa, &sums[t..], x.tiles().m(), out);
                 }
             },
         );
     });
+}
+
+multiversion! {
+    /// Writes a row of results, the sums of every `stride`th of `sums`.
+    fn write(sums: &[Lanes<f32>], stride: usize, out: &mut [f32]) {
+        let (whole, rest) = out.as_chunks_mut::<ROWS>();
+        let mut sums = sums.iter().step_by(stride);
+        for (out, sums) in whole.iter_mut().zip(&mut sums) {
+            *out = *sums;
+        }
+        if let Some(sums) = sums.next() {
+            rest.copy_from_slice(&sums[..rest.len()]);
+        }
+    }
+}
+
+multiversion! {
+    /// The same of trits, whose sums are too large by `excess`, times a scale.
+    fn write_scaled(
+        sums: &[Lanes<i32>],
+        stride: usize,
+        excess: i32,
+        scale: f32,
+        out: &mut [f32],
+    ) {
+        let (whole, rest) = out.as_chunks_mut::<ROWS>();
+        let mut sums = sums.iter().step_by(stride);
+        for (out, sums) in whole.iter_mut().zip(&mut sums) {
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = (sum - excess) as f32 * scale;
+            }
+        }
+        if let Some(sums) = sums.next() {
+            for (out, sum) in rest.iter_mut().zip(sums) {
+                *out = (sum - excess) as f32 * scale;
+            }
+        }
+    }
 }
 
 /// The products of the rows `rows` of a matrix of `k` columns, of [`PANELS`] at a time, whose rows and sums, `[panel][row of
