@@ -220,10 +220,10 @@ impl QuantizedRows {
         };
         (self.m, self.k) = (m, k);
         // Tasks write all of it: what one thread clears, the others have to get from its cache.
-        self.q.resize(m * stride, 0);
-        self.scales.resize(m * n_scales, 0.0);
-        self.sums.resize(m * stride / SUM_LEN, 0);
-        self.row_sums.resize(m, 0);
+        grow(&mut self.q, m * stride, 0);
+        grow(&mut self.scales, m * n_scales, 0.0);
+        grow(&mut self.sums, m * stride / SUM_LEN, 0);
+        grow(&mut self.row_sums, m, 0);
         let order = panel::order(exec.isa, scaling, m);
         let tiled = if m > 1 { m.div_ceil(TILE) } else { 0 };
         let n_rows = match order {
@@ -235,14 +235,14 @@ impl QuantizedRows {
         };
         (self.tiles.order, self.tiles.n_tiles) = (order, tiled);
         (self.tiles.stride, self.tiles.n_scales) = (stride, n_scales);
-        self.tiles.q.resize(n_rows * stride / 64, Line([0; 64]));
+        grow(&mut self.tiles.q, n_rows * stride / 64, Line([0; 64]));
         // Whether kernels read nothing side by side but scales.
         let by_row = order != Order::Quads && scaling != Scaling::Blocks256;
         let pairs = if by_row { 0 } else { tiled * stride / 32 };
         let wide_pairs = if order == Order::Quads { 0 } else { pairs / 2 };
-        self.tiles.pairs.resize(pairs, [[0; 2]; TILE]);
-        self.tiles.wide_pairs.resize(wide_pairs, [[0; 2]; TILE]);
-        self.tiles.scales.resize(tiled * n_scales, [0.0; TILE]);
+        grow(&mut self.tiles.pairs, pairs, [[0; 2]; TILE]);
+        grow(&mut self.tiles.wide_pairs, wide_pairs, [[0; 2]; TILE]);
+        grow(&mut self.tiles.scales, tiled * n_scales, [0.0; TILE]);
         let tile_q = SharedSlice::new(Line::quads_mut(&mut self.tiles.q).as_flattened_mut());
         let tile_pairs = SharedSlice::new(&mut self.tiles.pairs);
         #[cfg(target_arch = "x86_64")]
@@ -385,6 +385,14 @@ impl QuantizedRows {
             out.extend(q[..self.k].iter().map(|&q| f32::from(q) / scales[0]));
         }
         out
+    }
+}
+
+/// Makes `all` hold `n` values at least. It keeps what is more: values are cleared by one thread, while the others wait, and
+/// matrices of several widths take turns.
+fn grow<T: Clone>(all: &mut Vec<T>, n: usize, value: T) {
+    if all.len() < n {
+        all.resize(n, value);
     }
 }
 
