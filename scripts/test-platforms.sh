@@ -106,6 +106,8 @@ fi
 if rustup target add aarch64-apple-darwin; then
   step "macOS" env CC_aarch64_apple_darwin=true AR_aarch64_apple_darwin=true \
     cargo check --target aarch64-apple-darwin --workspace
+  # Instructions that are written out meet an assembler.
+  step "macOS kernels" cargo build --target aarch64-apple-darwin -p sterna-kernels
 else
   skip "macOS" "rustup has no aarch64-apple-darwin"
 fi

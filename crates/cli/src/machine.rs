@@ -95,9 +95,12 @@ pub(crate) fn cpu_features() -> Vec<&'static str> {
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let features: [(&str, bool); 0] = [];
     let features = features.into_iter().filter(|f| f.1).map(|f| f.0);
-    // There is no stable macro for it, and the system has a say.
-    let amx = Isa::limited_to("amx").map(|_| "amx-int8");
-    features.chain(amx).collect()
+    // There is no stable macro for these, and the system has a say.
+    let others = [("amx", "amx-int8"), ("sme", "sme-i8i32")];
+    let others = others
+        .into_iter()
+        .filter(|(level, _)| Isa::limited_to(level).is_some());
+    features.chain(others.map(|(_, name)| name)).collect()
 }
 
 /// Peak memory of this process in bytes; `None` where the system doesn't report it.

@@ -153,9 +153,18 @@ impl Isa {
     /// The portable level, which is the reference for all others.
     pub const SCALAR: Isa = Isa(Level::Baseline);
 
-    /// The widest level this machine has.
+    /// The widest level this machine has, of those that were timed: SME, whose unit several cores share, wasn't, and is for
+    /// those who ask for it.
     pub fn detect() -> Isa {
-        Isa::available().last().unwrap_or(Isa::SCALAR)
+        let is_timed = |isa: &Isa| match isa.0 {
+            #[cfg(target_arch = "aarch64")]
+            Level::Sme => false,
+            _ => true,
+        };
+        Isa::available()
+            .filter(is_timed)
+            .last()
+            .unwrap_or(Isa::SCALAR)
     }
 
     /// Every level this machine has, from the portable one to the widest.

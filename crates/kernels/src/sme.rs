@@ -17,7 +17,7 @@ pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
         // SAFETY: the instructions are there, and then the vectors are.
-        has_instructions() && unsafe { begin() == VECTOR_BYTES && is_right() }
+        has_instructions() && unsafe { begin() && is_right() }
     })
 }
 
@@ -112,30 +112,26 @@ unsafe fn vector_bytes() -> u64 {
     bytes
 }
 
-/// Makes this thread's vectors [`VECTOR_BYTES`] long, which Linux begins with half of that, and returns how long they are.
+/// Makes this thread's vectors [`VECTOR_BYTES`] long, and says whether they are. Linux begins with half of that; threads that
+/// this one starts have the same length, and so they stay.
 ///
 /// # Safety
-/// The machine has SME.
-pub(crate) unsafe fn begin() -> u64 {
+/// The machine has SME, and no code that called this one uses its tiles: Rust has no functions that do.
+pub(crate) unsafe fn begin() -> bool {
     // SAFETY: the caller's promise.
-    let bytes = unsafe { vector_bytes() };
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    if bytes != VECTOR_BYTES {
-        const PRCTL: u64 = 167;
-        const PR_SME_SET_VL: u64 = 63;
-        // SAFETY: this system call changes the length of vectors that nothing is in, outside of their mode.
-        unsafe {
-            asm!(
-                "svc #0",
-                in("x8") PRCTL,
-                inlateout("x0") PR_SME_SET_VL => _,
-                in("x1") VECTOR_BYTES,
-                options(nostack),
-            );
-            return vector_bytes();
+    unsafe {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        if vector_bytes() != VECTOR_BYTES {
+            use std::ffi::{c_int, c_ulong};
+            const PR_SME_SET_VL: c_int = 63;
+            unsafe extern "C" {
+                fn prctl(option: c_int, ...) -> c_int;
+            }
+            // What it returns says less than the length does.
+            prctl(PR_SME_SET_VL, VECTOR_BYTES as c_ulong);
         }
+        vector_bytes() == VECTOR_BYTES
     }
-    bytes
 }
 
 /// Defines a function that adds the outer products of `n` times four columns of `codes` with those of some tiles of

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use sterna_kernels::State;
 use sterna_kernels::attention::{KvPage, PAGE_LEN};
-use sterna_kernels::{Exec, State};
 
 use super::states::States;
 use crate::backend::{
@@ -52,21 +52,19 @@ impl CpuCache {
         states.next(layer, n, may_be)
     }
 
-    /// Allocates the pages of the next `n_rows` positions, on all threads of `exec`: the system clears their memory when it
-    /// is written for the first time.
-    pub(super) fn grow(&mut self, exec: &Exec, layer: usize, n_rows: usize) {
+    /// How many pages have to be [added](Self::add) for the next `n_rows` positions.
+    pub(super) fn n_missing(&self, layer: usize, n_rows: usize) -> usize {
         let n_pages = (self.len + n_rows).div_ceil(PAGE_LEN);
-        let missing = n_pages.saturating_sub(self.layers[layer].len());
-        let page = |_| Arc::new(self.page(layer));
-        let new = match missing {
-            0 | 1 => (0..missing).map(page).collect(),
-            _ => exec.map(missing, page),
-        };
-        self.layers[layer].extend(new);
+        n_pages.saturating_sub(self.layers[layer].len())
     }
 
-    /// A page of zeros.
-    fn page(&self, layer: usize) -> KvPage {
+    /// Adds a [page](Self::page).
+    pub(super) fn add(&mut self, layer: usize, page: KvPage) {
+        self.layers[layer].push(Arc::new(page));
+    }
+
+    /// A page of zeros for a layer.
+    pub(super) fn page(&self, layer: usize) -> KvPage {
         let KvHeads {
             n_kv_heads,
             head_dim,
@@ -75,7 +73,7 @@ impl CpuCache {
         KvPage::new(self.shape.dtype, values, n_kv_heads, head_dim)
     }
 
-    /// The pages of the next `n_rows` positions, which are [there](Self::grow), each with the first of its positions and
+    /// The pages of the next `n_rows` positions, of which none [is missing](Self::n_missing), each with the first of its positions and
     /// the rows that go there, from 0 on. They are copied if others have them, too.
     pub(super) fn room(
         &mut self,
@@ -84,6 +82,7 @@ impl CpuCache {
     ) -> impl Iterator<Item = (&mut KvPage, usize, Range<usize>)> {
         let (start, end) = (self.len, self.len + n_rows);
         let pages = &mut self.layers[layer];
+        assert!(pages.len() * PAGE_LEN >= end, "positions without a page");
         let numbers = start / PAGE_LEN..end.div_ceil(PAGE_LEN);
         let pages = pages.iter_mut().enumerate();
         let pages = pages.skip(numbers.start).take(numbers.len());

@@ -136,10 +136,22 @@ impl Cpu {
         v: Option<&CpuBuffer>,
         sequences: &mut [Sequence<'_, CpuCache>],
     ) -> Result<(), BackendError> {
+        // All threads clear the pages that are missing.
+        let missing = sequences.iter().enumerate().flat_map(|(i, of)| {
+            let n_missing = of.cache.n_missing(layer, of.n_rows);
+            std::iter::repeat_n(i, n_missing)
+        });
+        let missing: Vec<_> = missing.collect();
+        let new = match missing.is_empty() {
+            true => Vec::new(),
+            false => (self.exec).map(missing.len(), |i| sequences[missing[i]].cache.page(layer)),
+        };
+        for (i, page) in missing.into_iter().zip(new) {
+            sequences[i].cache.add(layer, page);
+        }
         let mut first = 0;
         let mut rooms = Vec::with_capacity(sequences.len());
         for Sequence { cache, n_rows, .. } in sequences {
-            cache.grow(&self.exec, layer, *n_rows);
             rooms.push((Some(&mut **cache), first, *n_rows));
             first += *n_rows;
         }
@@ -183,7 +195,9 @@ impl Cpu {
             place_heads(&self.alone, heads, rows.start, [&mut **q, &mut **k])?;
             let v = v.map_or(&[][..], |v| v.rows(rows));
             let v_width = v.len() / rows.len().max(1);
-            cache.grow(&self.alone, layer, rows.len());
+            for _ in 0..cache.n_missing(layer, rows.len()) {
+                cache.add(layer, cache.page(layer));
+            }
             for (page, at, own) in cache.room(layer, rows.len()) {
                 let k = &k[own.start * k_width..own.end * k_width];
                 let v = &v[own.start * v_width..own.end * v_width];

@@ -77,6 +77,10 @@ pub(super) enum Order {
 #[repr(C, align(64))]
 struct Line([i8; 64]);
 
+/// Groups of four values of a line.
+#[cfg(target_arch = "x86_64")]
+const QUADS: usize = size_of::<Line>() / 4;
+
 impl Line {
     /// The same values, sixteen at a time.
     fn quads(lines: &[Line]) -> &[[[i8; 4]; TILE]] {
@@ -129,6 +133,7 @@ impl Tiles {
     /// if there is no such tile.
     pub(super) fn q(&self, tile: usize) -> &[[[i8; 4]; TILE]] {
         debug_assert_eq!(self.order, Order::Quads);
+        assert!(tile < self.n_tiles);
         &Line::quads(&self.q)[tile * self.stride / 4..]
     }
 
@@ -146,13 +151,14 @@ impl Tiles {
         unsafe { std::slice::from_raw_parts(columns.as_ptr().cast(), columns.len()) }
     }
 
-    /// In [`Order::Sixteens`], groups of four columns of the [`SIXTEEN`] rows from `t` on, a multiple of that. Panics if there
-    /// are no such rows.
+    /// In [`Order::Sixteens`], groups of four columns of the [`SIXTEEN`] rows from `t` on, a multiple of that, followed by those
+    /// of the next rows. Panics if there are no such rows.
     #[cfg(target_arch = "aarch64")]
     pub(super) fn sixteens(&self, t: usize) -> &[[[i8; 4]; SIXTEEN]] {
         debug_assert_eq!(self.order, Order::Sixteens);
         debug_assert!(t.is_multiple_of(SIXTEEN));
-        let lines = &self.q[t * self.stride / 64..][..SIXTEEN * self.stride / 64];
+        assert!(t < self.m());
+        let lines = &self.q[t * self.stride / 64..];
         // SAFETY: a line is 64 values and nothing else.
         unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len()) }
     }
@@ -160,7 +166,7 @@ impl Tiles {
     /// Sums of two times 16 columns from column `start` on, a multiple of 32, followed by those of later tiles, of
     /// [`Tiles::k`] columns each; in [`Order::Lines`], of [`Scaling::Blocks256`]. Panics if there is no such tile or column.
     pub(super) fn pairs(&self, tile: usize, start: usize) -> &[[[i16; 2]; TILE]] {
-        assert!(start <= self.stride);
+        assert!(tile < self.n_tiles && start <= self.stride);
         &self.pairs[tile * self.stride / 32..][start / 32..]
     }
 
@@ -169,14 +175,14 @@ impl Tiles {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn wide_pairs(&self, tile: usize, start: usize) -> &[[[i16; 2]; TILE]] {
         debug_assert_eq!(self.order, Order::Lines);
-        assert!(start <= self.stride);
+        assert!(tile < self.n_tiles && start <= self.stride);
         &self.wide_pairs[tile * self.stride / 64..][start / 64..]
     }
 
     /// The scales of each row of a tile from the `i`th on, followed by those of later tiles, of [`Tiles::n_scales`] each.
     /// Panics if there is no such tile or scale.
     pub(super) fn scales(&self, tile: usize, i: usize) -> &[[f32; TILE]] {
-        assert!(i <= self.n_scales);
+        assert!(tile < self.n_tiles && i <= self.n_scales);
         &self.scales[tile * self.n_scales..][i..]
     }
 
@@ -253,9 +259,12 @@ impl QuantizedRows {
         let sums = SharedSlice::new(&mut self.sums);
         let totals = SharedSlice::new(&mut self.row_sums);
         // Few rows are tasks of their own.
-        let grain = match m < TILE * exec.pool.n_threads() {
-            true => 1,
-            false => TILE,
+        let grain = match order {
+            // Sixteen rows share their lines.
+            #[cfg(target_arch = "aarch64")]
+            Order::Sixteens => SIXTEEN,
+            _ if m < TILE * exec.pool.n_threads() => 1,
+            _ => TILE,
         };
         // Rows that each tile waits for: who has the last puts all side by side.
         let n_waiting = if by_row { 0 } else { tiled };
@@ -286,7 +295,7 @@ impl QuantizedRows {
                             let block = i / PARTS * n_rows * PARTS;
                             let at = block + first + i % PARTS * LINES;
                             // SAFETY: this line is the row's.
-                            let line = unsafe { tile_q.range_mut(at * LINES..(at + 1) * LINES) };
+                            let line = unsafe { tile_q.range_mut(at * QUADS..(at + 1) * QUADS) };
                             line.as_flattened_mut().copy_from_slice(values);
                         }
                     }
@@ -368,6 +377,7 @@ impl QuantizedRows {
         let Tiles {
             stride, n_scales, ..
         } = self.tiles;
+        assert!(t < self.m);
         QuantizedRow {
             q: &self.q[t * stride..][..stride],
             scales: &self.scales[t * n_scales..][..n_scales],

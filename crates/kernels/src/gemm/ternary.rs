@@ -365,6 +365,8 @@ mod tests {
         // Tiles of sixteen rows, four at a time and the rest; several panels of columns.
         cases.push((TernaryPacking::I2s, 70, 1408, 133));
         cases.push((TernaryPacking::Tq20, 20, 2304, 84));
+        // What is left of one product is there in the next.
+        let mut scratch = Scratch::default();
         for (packing, n, k, m) in cases {
             let (codes, trits) = random_codes(packing, n, k);
             let w = TernaryMatrix::packed(packing, n, k, 0.37, &codes).unwrap();
@@ -385,7 +387,7 @@ mod tests {
                 for form in [stored, Matrix::Interleaved(&interleaved)] {
                     let mut out = vec![f32::NAN; m * n];
                     let outputs = &mut [(form, &mut out[..])];
-                    linear(&exec, &x, k, &mut Scratch::default(), outputs).unwrap();
+                    linear(&exec, &x, k, &mut scratch, outputs).unwrap();
                     let got: Vec<u32> = out.iter().map(|out| out.to_bits()).collect();
                     assert_eq!(got, want, "{exec:?} {packing:?} {form:?} {n}x{k}");
                 }

@@ -23,8 +23,9 @@ pub(super) const TERNARY: Kernel<i32> = Kernel {
 /// # Safety
 /// The machine has SME.
 unsafe fn begin() {
-    // SAFETY: the caller's promise. Where the machine has SME, vectors have had the length.
-    unsafe { sme::begin() };
+    // SAFETY: the caller's promise.
+    let has_length = unsafe { sme::begin() };
+    assert!(has_length, "the system gave another thread longer vectors");
 }
 
 /// # Safety
@@ -37,14 +38,14 @@ unsafe fn ternary(panel: &Panel, x: &Tiles, columns: Range<usize>, sums: &mut [L
     }
     let (codes, n) = (panel.codes.as_ptr().cast(), quads.len());
     let stride = SIXTEEN * x.k();
-    let acts = |t| x.sixteens(t)[quads.clone()].as_ptr().cast();
+    let acts = |t| x.sixteens(t)[quads.start..].as_ptr().cast();
     let (whole, rest) = sums.as_chunks_mut::<SIXTEEN>();
     let mut t = 0;
     for tiles in whole.chunks_mut(4) {
         // SAFETY: there are as many activations and sums as that; the rest is the caller's promise.
         unsafe {
-            if let [first, _, _, _] = tiles {
-                sme::four_by_one(acts(t), stride, codes, n, first.as_mut_ptr());
+            if tiles.len() == 4 {
+                sme::four_by_one(acts(t), stride, codes, n, tiles.as_mut_ptr().cast());
             } else {
                 for (i, tile) in tiles.iter_mut().enumerate() {
                     sme::one_by_one(acts(t + i * SIXTEEN), stride, codes, n, tile.as_mut_ptr());
