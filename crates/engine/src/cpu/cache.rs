@@ -73,8 +73,8 @@ impl CpuCache {
         KvPage::new(self.shape.dtype, values, n_kv_heads, head_dim)
     }
 
-    /// The pages of the next `n_rows` positions, of which none [is missing](Self::n_missing), each with the first of its positions and
-    /// the rows that go there, from 0 on. They are copied if others have them, too.
+    /// The pages of the next `n_rows` positions, of which none [is missing](Self::n_missing), each with the first of its
+    /// positions and the rows that go there, from 0 on. They are copied if others have them, too.
     pub(super) fn room(
         &mut self,
         layer: usize,

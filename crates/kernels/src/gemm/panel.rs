@@ -301,17 +301,18 @@ multiversion! {
         scale: f32,
         out: &mut [f32],
     ) {
-        let (whole, rest) = out.as_chunks_mut::<ROWS>();
-        let mut sums = sums.iter().step_by(stride);
-        for (out, sums) in whole.iter_mut().zip(&mut sums) {
+        let scaled = |out: &mut [f32], sums: &Lanes<i32>| {
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = (sum - excess) as f32 * scale;
             }
+        };
+        let (whole, rest) = out.as_chunks_mut::<ROWS>();
+        let mut sums = sums.iter().step_by(stride);
+        for (out, sums) in whole.iter_mut().zip(&mut sums) {
+            scaled(out, sums);
         }
         if let Some(sums) = sums.next() {
-            for (out, sum) in rest.iter_mut().zip(sums) {
-                *out = (sum - excess) as f32 * scale;
-            }
+            scaled(rest, sums);
         }
     }
 }

@@ -25,7 +25,10 @@ pub(super) const TERNARY: Kernel<i32> = Kernel {
 unsafe fn begin() {
     // SAFETY: the caller's promise.
     let has_length = unsafe { sme::begin() };
-    assert!(has_length, "the system gave another thread longer vectors");
+    assert!(
+        has_length,
+        "the system gives this thread other vectors than the first"
+    );
 }
 
 /// # Safety
