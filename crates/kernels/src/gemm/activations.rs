@@ -78,20 +78,19 @@ pub(super) enum Order {
 struct Line([i8; 64]);
 
 /// Groups of four values of a line.
-#[cfg(target_arch = "x86_64")]
 const QUADS: usize = size_of::<Line>() / 4;
 
 impl Line {
-    /// The same values, sixteen at a time.
-    fn quads(lines: &[Line]) -> &[[[i8; 4]; TILE]] {
+    /// The same values, four at a time.
+    fn quads(lines: &[Line]) -> &[[i8; 4]] {
         // SAFETY: a line is 64 values and nothing else.
-        unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), 4 * lines.len()) }
+        unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), QUADS * lines.len()) }
     }
 
     /// As [`Line::quads`].
-    fn quads_mut(lines: &mut [Line]) -> &mut [[[i8; 4]; TILE]] {
+    fn quads_mut(lines: &mut [Line]) -> &mut [[i8; 4]] {
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), 4 * lines.len()) }
+        unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), QUADS * lines.len()) }
     }
 }
 
@@ -134,7 +133,7 @@ impl Tiles {
     pub(super) fn q(&self, tile: usize) -> &[[[i8; 4]; TILE]] {
         debug_assert_eq!(self.order, Order::Quads);
         assert!(tile < self.n_tiles);
-        &Line::quads(&self.q)[tile * self.stride / 4..]
+        &Line::quads(&self.q).as_chunks().0[tile * self.stride / 4..]
     }
 
     /// In [`Order::Lines`], the 256 columns from `start` on, a multiple of that, of the [`LINES`] rows from `t` on, a multiple
@@ -158,9 +157,7 @@ impl Tiles {
         debug_assert_eq!(self.order, Order::Sixteens);
         debug_assert!(t.is_multiple_of(SIXTEEN));
         assert!(t < self.m());
-        let lines = &self.q[t * self.stride / 64..];
-        // SAFETY: a line is 64 values and nothing else.
-        unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len()) }
+        Line::quads(&self.q[t * self.stride / 64..]).as_chunks().0
     }
 
     /// Sums of two times 16 columns from column `start` on, a multiple of 32, followed by those of later tiles, of
@@ -249,7 +246,7 @@ impl QuantizedRows {
         grow(&mut self.tiles.pairs, pairs, [[0; 2]; TILE]);
         grow(&mut self.tiles.wide_pairs, wide_pairs, [[0; 2]; TILE]);
         grow(&mut self.tiles.scales, tiled * n_scales, [0.0; TILE]);
-        let tile_q = SharedSlice::new(Line::quads_mut(&mut self.tiles.q).as_flattened_mut());
+        let tile_q = SharedSlice::new(Line::quads_mut(&mut self.tiles.q));
         let tile_pairs = SharedSlice::new(&mut self.tiles.pairs);
         #[cfg(target_arch = "x86_64")]
         let tile_wide_pairs = SharedSlice::new(&mut self.tiles.wide_pairs);
