@@ -3,18 +3,18 @@
 use std::borrow::Cow;
 
 use super::super::super::activations::QuantizedRow;
-use super::{ROWS, Vector};
+use super::{ROWS, Vector, f16_bits, field, four_rows};
+use crate::gemm::activations::SUM_LEN;
 use crate::gemm::unroll::each_row;
 
 /// Elements that share a scale of activations.
 const GROUP: usize = 32;
 
-/// Elements of which [`SUM_LEN`](super::super::super::activations::SUM_LEN) are summed up.
-const SUMS_A_GROUP: usize = 2;
+/// Elements of a register of activations.
+const REGISTER: usize = 16;
 
-/// How a type stores its blocks, all of which begin with their scale.
-pub(in crate::gemm) trait Block {
-    const BYTES: usize;
+/// How a type stores its blocks of `BYTES`, all of which begin with their scale.
+pub(in crate::gemm) trait Block<const BYTES: usize> {
     /// Elements.
     const LEN: usize;
     /// Elements that [`Block::dots`] takes: one group or two.
@@ -28,79 +28,76 @@ pub(in crate::gemm) trait Block {
     }
 
     /// The codes of group `i`, in order; those of a type with a bias of 0 with 128 added.
-    ///
-    /// # Safety
-    /// The instructions of `V`. `block` has [`Self::BYTES`], of which group `i` is a part.
-    unsafe fn codes<V: Vector>(block: *const u8, i: usize) -> [V::Bytes; 2];
+    fn codes<V: Vector>(v: V, block: &[u8; BYTES], i: usize) -> [V::Bytes; 2];
 
     /// Partial sums of `Σ_j (code_j + bias) · q_j` over span `i` of a block; of two groups one in the
-    /// first two lanes, the other in the last two. `q` is in the order that [`Block::source`] says.
-    ///
-    /// # Safety
-    /// As [`Block::codes`]; `q` has [`Self::SPAN`] elements.
+    /// first two lanes, the other in the last two. `q` has [`Self::SPAN`] activations, in the order that
+    /// [`Block::source`] says.
     #[inline(always)]
-    unsafe fn dots<V: Vector>(block: *const u8, i: usize, q: *const i8) -> V::Ints {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let codes = Self::codes::<V>(block, i);
-            let sums = V::add_dot(V::zero(), codes[0], V::load(q.cast()));
-            V::add_dot(sums, codes[1], V::load(q.add(16).cast()))
-        }
+    fn dots<V: Vector>(v: V, block: &[u8; BYTES], i: usize, q: &[[i8; REGISTER]]) -> V::Ints {
+        let codes = Self::codes(v, block, i);
+        let sums = v.add_dot(v.zero(), codes[0], v.load_i8(&q[0]));
+        v.add_dot(sums, codes[1], v.load_i8(&q[1]))
     }
 }
 
 /// As [`super::multiply`].
-///
-/// # Safety
-/// As there.
 #[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 #[cfg_attr(target_arch = "wasm32", inline(never))]
-pub(super) unsafe fn gemv<V: Vector, B: Block>(
+pub(super) fn gemv<V: Vector, B: Block<BYTES>, const BYTES: usize>(
+    v: V,
     rows: &[u8],
     row_bytes: usize,
     x: QuantizedRow<'_>,
     out: &mut [f32],
 ) {
-    let n_blocks = row_bytes / B::BYTES;
+    let n_blocks = row_bytes / BYTES;
     let n_groups = n_blocks * B::LEN / GROUP;
-    assert!(rows.len() == row_bytes * out.len() && row_bytes == n_blocks * B::BYTES);
-    assert!(x.q.len() >= n_groups * GROUP && x.scales.len() >= n_groups);
-    assert!(x.sums.len() >= n_groups * SUMS_A_GROUP);
-    let q = arrange::<B>(&x.q[..n_groups * GROUP]);
+    assert!(rows.len() == row_bytes * out.len() && row_bytes == n_blocks * BYTES);
+    let q = arrange::<B, BYTES>(&x.q[..n_groups * GROUP]);
+    let (q, scales, sums) = (
+        q.as_chunks::<REGISTER>().0,
+        &x.scales[..n_groups],
+        &x.sums[..n_groups * (GROUP / SUM_LEN)],
+    );
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        // Missing rows are replaced by the last one.
-        let last = i * ROWS + out.len() - 1;
-        let mut blocks = [0, 1, 2, 3].map(|r| rows[last.min(i * ROWS + r) * row_bytes..].as_ptr());
+        let rows_of_blocks = four_rows::<BYTES>(rows, row_bytes, i * ROWS);
         let next = (i + 1) * ROWS * row_bytes;
-        // SAFETY: the instructions by the caller's promise. Every row has `n_blocks` blocks and the
-        // activations of that many are there: checked above.
-        let sums = unsafe {
-            let mut acc = V::splat(0.0);
-            for b in 0..n_blocks {
-                V::prefetch(rows, next + b * ROWS * B::BYTES, ROWS * B::BYTES);
-                let d = V::halves(blocks);
-                for span in 0..B::LEN / B::SPAN {
-                    let at = b * B::LEN + span * B::SPAN;
-                    let q = q.as_ptr().add(at);
-                    let dots = each_row!(r => B::dots::<V>(blocks[r], span, q));
-                    if B::SPAN == GROUP {
-                        acc = add_group::<V, B>(acc, V::sums(dots), d, x, at / GROUP);
-                    } else {
-                        let [first, second] = V::sums_of_halves(dots);
-                        acc = add_group::<V, B>(acc, first, d, x, at / GROUP);
-                        acc = add_group::<V, B>(acc, second, d, x, at / GROUP + 1);
-                    }
+        let acts = q
+            .chunks_exact(B::LEN / REGISTER)
+            .zip(scales.chunks_exact(B::LEN / GROUP))
+            .zip(sums.chunks_exact(B::LEN / SUM_LEN));
+        let mut acc = v.splat(0.0);
+        for (b, ((q, scales), sums)) in acts.enumerate() {
+            v.prefetch(rows, next + b * ROWS * BYTES, ROWS * BYTES);
+            let blocks = each_row!(r => &rows_of_blocks[r][b]);
+            let d = v.halves(each_row!(r => f16_bits(blocks[r], 0)));
+            let add_group = |acc, dots, group: usize| {
+                let sum: i32 = sums[group * (GROUP / SUM_LEN)..][..GROUP / SUM_LEN]
+                    .iter()
+                    .map(|&sum| i32::from(sum))
+                    .sum();
+                let dots = v.sub_i(dots, v.splat_i(B::BIAS * sum));
+                let scale = v.mul(d, v.splat(scales[group]));
+                v.add(acc, v.mul(v.to_f(dots), scale))
+            };
+            for (span, q) in q.chunks_exact(B::SPAN / REGISTER).enumerate() {
+                let dots = each_row!(r => B::dots(v, blocks[r], span, q));
+                if B::SPAN == GROUP {
+                    acc = add_group(acc, v.sums(dots), span);
+                } else {
+                    let [first, second] = v.sums_of_halves(dots);
+                    acc = add_group(acc, first, 2 * span);
+                    acc = add_group(acc, second, 2 * span + 1);
                 }
-                blocks = each_row!(r => blocks[r].wrapping_add(B::BYTES));
             }
-            V::store(acc)
-        };
-        out.copy_from_slice(&sums[..out.len()]);
+        }
+        out.copy_from_slice(&v.to_array(acc)[..out.len()]);
     }
 }
 
 /// Activations in the order that the type needs.
-fn arrange<B: Block>(q: &[i8]) -> Cow<'_, [i8]> {
+fn arrange<B: Block<BYTES>, const BYTES: usize>(q: &[i8]) -> Cow<'_, [i8]> {
     if (0..B::SPAN).all(|i| B::source(i) == i) {
         return Cow::Borrowed(q);
     }
@@ -112,113 +109,74 @@ fn arrange<B: Block>(q: &[i8]) -> Cow<'_, [i8]> {
     )
 }
 
-/// Adds the products of a group, of which the `dots` are given, in all rows.
-///
-/// # Safety
-/// The instructions of `V`; there is such a group of activations.
-#[inline(always)]
-unsafe fn add_group<V: Vector, B: Block>(
-    acc: V::Floats,
-    dots: V::Ints,
-    d: V::Floats,
-    x: QuantizedRow<'_>,
-    group: usize,
-) -> V::Floats {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let sums = x.sums.as_ptr().add(group * SUMS_A_GROUP);
-        let sum = i32::from(*sums) + i32::from(*sums.add(1));
-        let dots = V::sub_i(dots, V::splat_i(B::BIAS * sum));
-        let scale = V::mul(d, V::splat(*x.scales.get_unchecked(group)));
-        V::add(acc, V::mul(V::to_f(dots), scale))
-    }
-}
-
 /// `d: f16, codes: [i8; 32]`.
 pub(in crate::gemm) struct Q8_0;
 
-impl Block for Q8_0 {
-    const BYTES: usize = 34;
+impl Block<34> for Q8_0 {
     const LEN: usize = 32;
     const BIAS: i32 = 0;
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8, _: usize) -> [V::Bytes; 2] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            [
-                V::flip(V::load(block.add(2))),
-                V::flip(V::load(block.add(18))),
-            ]
-        }
+    fn codes<V: Vector>(v: V, block: &[u8; 34], _: usize) -> [V::Bytes; 2] {
+        [
+            v.flip(v.load(field(block, 2))),
+            v.flip(v.load(field(block, 18))),
+        ]
     }
 
     #[inline(always)]
-    unsafe fn dots<V: Vector>(block: *const u8, _: usize, q: *const i8) -> V::Ints {
-        // SAFETY: the caller's promise. Rounded activations of blocks are at least −127.
-        unsafe {
-            let (a, b) = (V::load(block.add(2)), V::load(block.add(18)));
-            let sums = V::add_dot_signed(V::zero(), a, V::load(q.cast()));
-            V::add_dot_signed(sums, b, V::load(q.add(16).cast()))
-        }
+    fn dots<V: Vector>(v: V, block: &[u8; 34], _: usize, q: &[[i8; REGISTER]]) -> V::Ints {
+        // Rounded activations of blocks are at least −127.
+        let (a, b) = (v.load(field(block, 2)), v.load(field(block, 18)));
+        let sums = v.add_dot_signed(v.zero(), a, v.load_i8(&q[0]));
+        v.add_dot_signed(sums, b, v.load_i8(&q[1]))
     }
 }
 
 /// `d: f16, codes: [u8; 16]`: the first 16 elements in low nibbles, the others in high ones.
 pub(in crate::gemm) struct Q4_0;
 
-impl Block for Q4_0 {
-    const BYTES: usize = 18;
+impl Block<18> for Q4_0 {
     const LEN: usize = 32;
     const BIAS: i32 = 8;
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8, _: usize) -> [V::Bytes; 2] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let codes = V::load(block.add(2));
-            [V::and(codes, 15), V::right::<4>(codes, 15)]
-        }
+    fn codes<V: Vector>(v: V, block: &[u8; 18], _: usize) -> [V::Bytes; 2] {
+        let codes = v.load(field(block, 2));
+        [v.and(codes, 15), v.right::<4>(codes, 15)]
     }
 }
 
 /// `d: f16, high: u32, codes: [u8; 16]`: as [`Q4_0`], with the fifth bits in order.
 pub(in crate::gemm) struct Q5_0;
 
-impl Block for Q5_0 {
-    const BYTES: usize = 22;
+impl Block<22> for Q5_0 {
     const LEN: usize = 32;
     const BIAS: i32 = 16;
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8, _: usize) -> [V::Bytes; 2] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [a, b] = V::spread(block.add(2));
-            let codes = V::load(block.add(6));
-            let low = V::or(V::and(codes, 15), V::and(a, 16));
-            let high = V::or(V::right::<4>(codes, 15), V::and(b, 16));
-            [low, high]
-        }
+    fn codes<V: Vector>(v: V, block: &[u8; 22], _: usize) -> [V::Bytes; 2] {
+        let [a, b] = v.spread(*field(block, 2));
+        let codes = v.load(field(block, 6));
+        [
+            v.or(v.and(codes, 15), v.and(a, 16)),
+            v.or(v.right::<4>(codes, 15), v.and(b, 16)),
+        ]
     }
 }
 
 /// `d: f16, bits: [u8; 16]`, element `8j + i` at bit `i` of byte `j`.
 pub(in crate::gemm) struct Q1_0;
 
-impl Block for Q1_0 {
-    const BYTES: usize = 18;
+impl Block<18> for Q1_0 {
     const LEN: usize = 128;
     /// A bit is 1 or −1. That makes `2 · Σ bit · q − Σ q`.
     const BIAS: i32 = 1;
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8, i: usize) -> [V::Bytes; 2] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [a, b] = V::spread(block.add(2 + 4 * i));
-            [V::and(a, 2), V::and(b, 2)]
-        }
+    fn codes<V: Vector>(v: V, block: &[u8; 18], i: usize) -> [V::Bytes; 2] {
+        let [a, b] = v.spread(*field(block, 2 + 4 * i));
+        [v.and(a, 2), v.and(b, 2)]
     }
 }
 
@@ -233,8 +191,7 @@ pub(in crate::gemm) type Q2_0 = Crumbs<18>;
 /// 128 elements a block.
 pub(in crate::gemm) type Q2_0G128 = Crumbs<34>;
 
-impl<const BYTES: usize> Block for Crumbs<BYTES> {
-    const BYTES: usize = BYTES;
+impl<const BYTES: usize> Block<BYTES> for Crumbs<BYTES> {
     const LEN: usize = (BYTES - 2) * 4;
     const SPAN: usize = 2 * GROUP;
     const BIAS: i32 = 1;
@@ -244,45 +201,33 @@ impl<const BYTES: usize> Block for Crumbs<BYTES> {
     }
 
     #[inline(always)]
-    unsafe fn codes<V: Vector>(block: *const u8, i: usize) -> [V::Bytes; 2] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let codes = V::interleave(fields::<V>(block.add(2 + 16 * (i / 2))));
-            if i.is_multiple_of(2) {
-                [codes[0], codes[1]]
-            } else {
-                [codes[2], codes[3]]
-            }
+    fn codes<V: Vector>(v: V, block: &[u8; BYTES], i: usize) -> [V::Bytes; 2] {
+        let codes = v.interleave(fields(v, field(block, 2 + 16 * (i / 2))));
+        if i.is_multiple_of(2) {
+            [codes[0], codes[1]]
+        } else {
+            [codes[2], codes[3]]
         }
     }
 
     #[inline(always)]
-    unsafe fn dots<V: Vector>(block: *const u8, i: usize, q: *const i8) -> V::Ints {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [a, b, c, d] = fields::<V>(block.add(2 + 16 * i));
-            let sums = V::add_dot_by_fours(V::zero(), a, V::load(q.cast()));
-            let sums = V::add_dot_by_fours(sums, b, V::load(q.add(16).cast()));
-            let sums = V::add_dot_by_fours(sums, c, V::load(q.add(32).cast()));
-            V::add_dot_by_fours(sums, d, V::load(q.add(48).cast()))
-        }
+    fn dots<V: Vector>(v: V, block: &[u8; BYTES], i: usize, q: &[[i8; REGISTER]]) -> V::Ints {
+        let [a, b, c, d] = fields(v, field(block, 2 + 16 * i));
+        let sums = v.add_dot_by_fours(v.zero(), a, v.load_i8(&q[0]));
+        let sums = v.add_dot_by_fours(sums, b, v.load_i8(&q[1]));
+        let sums = v.add_dot_by_fours(sums, c, v.load_i8(&q[2]));
+        v.add_dot_by_fours(sums, d, v.load_i8(&q[3]))
     }
 }
 
 /// Bits 1:0, 3:2, 5:4 and 7:6 of 16 bytes.
-///
-/// # Safety
-/// The instructions of `V`; 16 bytes.
 #[inline(always)]
-unsafe fn fields<V: Vector>(bytes: *const u8) -> [V::Bytes; 4] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let codes = V::load(bytes);
-        [
-            V::and(codes, 3),
-            V::right::<2>(codes, 3),
-            V::right::<4>(codes, 3),
-            V::right::<6>(codes, 3),
-        ]
-    }
+fn fields<V: Vector>(v: V, bytes: &[u8; 16]) -> [V::Bytes; 4] {
+    let codes = v.load(bytes);
+    [
+        v.and(codes, 3),
+        v.right::<2>(codes, 3),
+        v.right::<4>(codes, 3),
+        v.right::<6>(codes, 3),
+    ]
 }

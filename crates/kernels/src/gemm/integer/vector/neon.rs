@@ -1,16 +1,11 @@
-//! [`Vector`] with NEON.
+//! [`Vector`] with NEON: the baseline, and with dot products of bytes.
 
 use std::arch::aarch64::*;
 
 use super::super::super::prefetch;
 use super::Vector;
 use crate::arm::{sdot, widen_halves};
-
-/// With the baseline of 64-bit Arm.
-pub(in crate::gemm) struct Plain;
-
-/// With dot products of bytes.
-pub(super) struct Dot;
+use crate::simd::neon::{Neon, NeonDot};
 
 /// The bits of bytes, and again.
 const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
@@ -24,67 +19,71 @@ macro_rules! common {
         type Floats = float32x4_t;
 
         #[inline(always)]
-        fn prefetch(rows: &[u8], at: usize, n: usize) {
+        fn prefetch(self, rows: &[u8], at: usize, n: usize) {
             prefetch::lines(prefetch::Level::Second, rows.as_ptr().wrapping_add(at), n);
         }
 
         #[inline(always)]
-        unsafe fn load(from: *const u8) -> uint8x16_t {
-            // SAFETY: every machine of this target has NEON; so in all that follows, and what pointers
-            // point to is there by the caller's promise.
-            unsafe { vld1q_u8(from) }
+        fn load(self, from: &[u8; 16]) -> uint8x16_t {
+            // SAFETY: every machine of this target has NEON; so in all that follows. Pointers come from references to as
+            // much as is read or written.
+            unsafe { vld1q_u8(from.as_ptr()) }
         }
 
         #[inline(always)]
-        unsafe fn store_bytes(to: *mut u8, v: uint8x16_t) {
+        fn load_i8(self, from: &[i8; 16]) -> uint8x16_t {
             // SAFETY: as above.
-            unsafe { vst1q_u8(to, v) }
+            unsafe { vld1q_u8(from.as_ptr().cast()) }
         }
 
         #[inline(always)]
-        unsafe fn and(v: uint8x16_t, mask: u8) -> uint8x16_t {
+        fn store_bytes(self, v: uint8x16_t, to: &mut [u8; 16]) {
+            // SAFETY: as above.
+            unsafe { vst1q_u8(to.as_mut_ptr(), v) }
+        }
+
+        #[inline(always)]
+        fn and(self, v: uint8x16_t, mask: u8) -> uint8x16_t {
             // SAFETY: as above.
             unsafe { vandq_u8(v, vdupq_n_u8(mask)) }
         }
 
         #[inline(always)]
-        unsafe fn or(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
+        fn or(self, a: uint8x16_t, b: uint8x16_t) -> uint8x16_t {
             // SAFETY: as above.
             unsafe { vorrq_u8(a, b) }
         }
 
         #[inline(always)]
-        unsafe fn right<const N: i32>(v: uint8x16_t, mask: u8) -> uint8x16_t {
+        fn right<const N: i32>(self, v: uint8x16_t, mask: u8) -> uint8x16_t {
             // SAFETY: as above.
             unsafe { vandq_u8(vshrq_n_u8::<N>(v), vdupq_n_u8(mask)) }
         }
 
         #[inline(always)]
-        unsafe fn left<const N: i32>(v: uint8x16_t, mask: u8) -> uint8x16_t {
+        fn left<const N: i32>(self, v: uint8x16_t, mask: u8) -> uint8x16_t {
             // SAFETY: as above.
             unsafe { vandq_u8(vshlq_n_u8::<N>(v), vdupq_n_u8(mask)) }
         }
 
         #[inline(always)]
-        unsafe fn spread(bits: *const u8) -> [uint8x16_t; 2] {
+        fn spread(self, bits: [u8; 4]) -> [uint8x16_t; 2] {
             // SAFETY: as above.
             unsafe {
                 let each = vld1q_u8(BITS.as_ptr());
-                let bytes = |at: usize| {
-                    vcombine_u8(vld1_dup_u8(bits.add(at)), vld1_dup_u8(bits.add(at + 1)))
-                };
+                let bytes = |at: usize| vcombine_u8(vdup_n_u8(bits[at]), vdup_n_u8(bits[at + 1]));
                 [vtstq_u8(bytes(0), each), vtstq_u8(bytes(2), each)]
             }
         }
 
         #[inline(always)]
-        unsafe fn bytes(low: u64, high: u64) -> uint8x16_t {
+        fn bytes(self, low: u64, high: u64) -> uint8x16_t {
             // SAFETY: as above.
             unsafe { vcombine_u8(vcreate_u8(low), vcreate_u8(high)) }
         }
 
         #[inline(always)]
-        unsafe fn twice(bytes: u64) -> uint8x16_t {
+        fn twice(self, bytes: u64) -> uint8x16_t {
             // SAFETY: as above.
             unsafe {
                 let v = vcombine_u8(vcreate_u8(bytes), vcreate_u8(bytes));
@@ -93,13 +92,13 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn flip(v: uint8x16_t) -> uint8x16_t {
+        fn flip(self, v: uint8x16_t) -> uint8x16_t {
             // SAFETY: as above.
             unsafe { veorq_u8(v, vdupq_n_u8(0x80)) }
         }
 
         #[inline(always)]
-        unsafe fn interleave(v: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
+        fn interleave(self, v: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
             // SAFETY: as above.
             unsafe {
                 let zip = |a, b| {
@@ -117,7 +116,7 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn transpose(v: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
+        fn transpose(self, v: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
             // SAFETY: as above.
             unsafe {
                 let zip = |a, b| {
@@ -136,24 +135,24 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn zero() -> int32x4_t {
+        fn zero(self) -> int32x4_t {
             // SAFETY: as above.
             unsafe { vdupq_n_s32(0) }
         }
 
         #[inline(always)]
-        unsafe fn splat_i(v: i32) -> int32x4_t {
+        fn splat_i(self, v: i32) -> int32x4_t {
             // SAFETY: as above.
             unsafe { vdupq_n_s32(v) }
         }
 
         #[inline(always)]
-        unsafe fn dot_i16(weights: uint8x16_t, values: *const i16) -> int32x4_t {
+        fn dot_i16(self, weights: uint8x16_t, values: &[i16; 16]) -> int32x4_t {
             // SAFETY: as above.
             unsafe {
                 let weights = vreinterpretq_s8_u8(weights);
                 let (a, b) = (vmovl_s8(vget_low_s8(weights)), vmovl_high_s8(weights));
-                let (x, y) = (vld1q_s16(values), vld1q_s16(values.add(8)));
+                let (x, y) = (vld1q_s16(values.as_ptr()), vld1q_s16(values[8..].as_ptr()));
                 let sums = vmull_s16(vget_low_s16(a), vget_low_s16(x));
                 let sums = vmlal_high_s16(sums, a, x);
                 let sums = vmlal_s16(sums, vget_low_s16(b), vget_low_s16(y));
@@ -162,13 +161,13 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn sums(v: [int32x4_t; 4]) -> int32x4_t {
+        fn sums(self, v: [int32x4_t; 4]) -> int32x4_t {
             // SAFETY: as above.
             unsafe { vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3])) }
         }
 
         #[inline(always)]
-        unsafe fn sums_of_halves(v: [int32x4_t; 4]) -> [int32x4_t; 2] {
+        fn sums_of_halves(self, v: [int32x4_t; 4]) -> [int32x4_t; 2] {
             // SAFETY: as above.
             unsafe {
                 let (a, b) = (vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3]));
@@ -177,91 +176,88 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn store_i16(to: &mut [i16; 16], v: uint8x16_t) {
+        fn to_i16(self, v: uint8x16_t) -> [i16; 16] {
+            let mut to = [0; 16];
             // SAFETY: as above.
             unsafe {
                 let v = vreinterpretq_s8_u8(v);
                 vst1q_s16(to.as_mut_ptr(), vmovl_s8(vget_low_s8(v)));
-                vst1q_s16(to.as_mut_ptr().add(8), vmovl_high_s8(v));
+                vst1q_s16(to[8..].as_mut_ptr(), vmovl_high_s8(v));
             }
+            to
         }
 
         #[inline(always)]
-        unsafe fn sub_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        fn sub_i(self, a: int32x4_t, b: int32x4_t) -> int32x4_t {
             // SAFETY: as above.
             unsafe { vsubq_s32(a, b) }
         }
 
         #[inline(always)]
-        unsafe fn shift_left<const N: u32>(v: int32x4_t) -> int32x4_t {
+        fn shift_left<const N: u32>(self, v: int32x4_t) -> int32x4_t {
             // SAFETY: as above.
             unsafe { vshlq_s32(v, vdupq_n_s32(N as i32)) }
         }
 
         #[inline(always)]
-        unsafe fn acts(from: *const i8) -> uint8x16_t {
-            // SAFETY: as above.
-            unsafe { vld1q_u8(from.cast()) }
+        fn acts(self, from: &[i8; 16]) -> uint8x16_t {
+            self.load_i8(from)
         }
 
         #[inline(always)]
-        unsafe fn add_scaled<const N: usize>(
+        fn add_scaled<const N: usize>(
+            self,
             codes: [uint8x16_t; N],
             q: [uint8x16_t; N],
             scale: &i16,
             sums: int32x4_t,
         ) -> int32x4_t {
-            // SAFETY: as above.
-            unsafe {
-                let mut dots = Self::zero();
-                for (codes, q) in codes.into_iter().zip(q) {
-                    dots = Self::add_dot(dots, codes, q);
-                }
-                vmlaq_n_s32(sums, dots, i32::from(*scale))
+            let mut dots = self.zero();
+            for (codes, q) in codes.into_iter().zip(q) {
+                dots = self.add_dot(dots, codes, q);
             }
+            // SAFETY: as above.
+            unsafe { vmlaq_n_s32(sums, dots, i32::from(*scale)) }
         }
 
         #[inline(always)]
-        unsafe fn to_f(v: int32x4_t) -> float32x4_t {
+        fn to_f(self, v: int32x4_t) -> float32x4_t {
             // SAFETY: as above.
             unsafe { vcvtq_f32_s32(v) }
         }
 
         #[inline(always)]
-        unsafe fn halves(from: [*const u8; 4]) -> float32x4_t {
+        fn halves(self, bits: [u16; 4]) -> float32x4_t {
             // SAFETY: as above.
-            unsafe {
-                let bits = from.map(|from| from.cast::<u16>().read_unaligned());
-                widen_halves(vld1_u16(bits.as_ptr()))
-            }
+            unsafe { widen_halves(vld1_u16(bits.as_ptr())) }
         }
 
         #[inline(always)]
-        unsafe fn splat(v: f32) -> float32x4_t {
+        fn splat(self, v: f32) -> float32x4_t {
             // SAFETY: as above.
             unsafe { vdupq_n_f32(v) }
         }
 
         #[inline(always)]
-        unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
             // SAFETY: as above.
             unsafe { vaddq_f32(a, b) }
         }
 
         #[inline(always)]
-        unsafe fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
             // SAFETY: as above.
             unsafe { vsubq_f32(a, b) }
         }
 
         #[inline(always)]
-        unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
             // SAFETY: as above.
             unsafe { vmulq_f32(a, b) }
         }
 
         #[inline(always)]
-        unsafe fn store(v: float32x4_t) -> [f32; 4] {
+        fn to_array(self, v: float32x4_t) -> [f32; 4] {
             let mut lanes = [0.0; 4];
             // SAFETY: as above.
             unsafe { vst1q_f32(lanes.as_mut_ptr(), v) };
@@ -277,17 +273,16 @@ fn signed(a: uint8x16_t, b: uint8x16_t) -> [int8x16_t; 2] {
     unsafe { [vreinterpretq_s8_u8(a), vreinterpretq_s8_u8(b)] }
 }
 
-impl Vector for Plain {
+impl Vector for Neon {
     common!();
 
     #[inline(always)]
-    unsafe fn add_dot(sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
-        // SAFETY: as above.
-        unsafe { Self::add_dot_signed(sums, codes, q) }
+    fn add_dot(self, sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
+        self.add_dot_signed(sums, codes, q)
     }
 
     #[inline(always)]
-    unsafe fn add_dot_by_fours(sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
+    fn add_dot_by_fours(self, sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
         let [codes, q] = signed(codes, q);
         // SAFETY: as above. Two products of codes up to 127 fit 16 bits.
         unsafe {
@@ -297,7 +292,7 @@ impl Vector for Plain {
     }
 
     #[inline(always)]
-    unsafe fn add_dot_signed(sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
+    fn add_dot_signed(self, sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
         let [codes, q] = signed(codes, q);
         // SAFETY: as above. Two products of at most 128 · 127 fit 16 bits.
         unsafe {
@@ -307,25 +302,23 @@ impl Vector for Plain {
     }
 }
 
-impl Vector for Dot {
+impl Vector for NeonDot {
     common!();
 
     #[inline(always)]
-    unsafe fn add_dot(sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
+    fn add_dot(self, sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
         let [codes, q] = signed(codes, q);
-        // SAFETY: the caller's promise.
+        // SAFETY: the token is made only where there are dot products.
         unsafe { sdot(sums, codes, q) }
     }
 
     #[inline(always)]
-    unsafe fn add_dot_by_fours(sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
-        // SAFETY: the caller's promise.
-        unsafe { Self::add_dot(sums, codes, q) }
+    fn add_dot_by_fours(self, sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
+        self.add_dot(sums, codes, q)
     }
 
     #[inline(always)]
-    unsafe fn add_dot_signed(sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
-        // SAFETY: the caller's promise.
-        unsafe { Self::add_dot(sums, codes, q) }
+    fn add_dot_signed(self, sums: int32x4_t, codes: uint8x16_t, q: uint8x16_t) -> int32x4_t {
+        self.add_dot(sums, codes, q)
     }
 }

@@ -1,16 +1,12 @@
-//! [`Vector`] with WebAssembly's vectors.
+//! [`Vector`] with WebAssembly's vectors: with products in 16 bits, and with relaxed dot products of bytes.
 
 use std::arch::wasm32::*;
 
 use super::super::super::prefetch;
 use super::Vector;
-
-/// With products in 16 bits.
-pub(in crate::gemm) struct Widened;
-
-/// With relaxed dot products of bytes, for codes on which all engines agree: those of seven bits.
 #[cfg(target_feature = "relaxed-simd")]
-pub(in crate::gemm) struct Relaxed;
+use crate::simd::wasm::Relaxed;
+use crate::simd::wasm::Simd128;
 
 /// Shared by the two.
 macro_rules! common {
@@ -20,48 +16,53 @@ macro_rules! common {
         type Floats = v128;
 
         #[inline(always)]
-        fn prefetch(rows: &[u8], at: usize, n: usize) {
+        fn prefetch(self, rows: &[u8], at: usize, n: usize) {
             prefetch::touch(rows, at, n);
         }
 
         #[inline(always)]
-        unsafe fn load(from: *const u8) -> v128 {
-            // SAFETY: the caller's promise.
-            unsafe { v128_load(from.cast()) }
+        fn load(self, from: &[u8; 16]) -> v128 {
+            // SAFETY: 16 bytes; so where others are loaded or stored, too.
+            unsafe { v128_load(from.as_ptr().cast()) }
         }
 
         #[inline(always)]
-        unsafe fn store_bytes(to: *mut u8, v: v128) {
-            // SAFETY: the caller's promise.
-            unsafe { v128_store(to.cast(), v) }
+        fn load_i8(self, from: &[i8; 16]) -> v128 {
+            // SAFETY: as above.
+            unsafe { v128_load(from.as_ptr().cast()) }
         }
 
         #[inline(always)]
-        unsafe fn and(v: v128, mask: u8) -> v128 {
+        fn store_bytes(self, v: v128, to: &mut [u8; 16]) {
+            // SAFETY: as above.
+            unsafe { v128_store(to.as_mut_ptr().cast(), v) }
+        }
+
+        #[inline(always)]
+        fn and(self, v: v128, mask: u8) -> v128 {
             v128_and(v, u8x16_splat(mask))
         }
 
         #[inline(always)]
-        unsafe fn or(a: v128, b: v128) -> v128 {
+        fn or(self, a: v128, b: v128) -> v128 {
             v128_or(a, b)
         }
 
         // Bytes are shifted in pairs, which x86 has instructions for; bits that cross over are masked.
 
         #[inline(always)]
-        unsafe fn right<const N: i32>(v: v128, mask: u8) -> v128 {
+        fn right<const N: i32>(self, v: v128, mask: u8) -> v128 {
             v128_and(u16x8_shr(v, N as u32), u8x16_splat(mask))
         }
 
         #[inline(always)]
-        unsafe fn left<const N: i32>(v: v128, mask: u8) -> v128 {
+        fn left<const N: i32>(self, v: v128, mask: u8) -> v128 {
             v128_and(u16x8_shl(v, N as u32), u8x16_splat(mask))
         }
 
         #[inline(always)]
-        unsafe fn spread(bits: *const u8) -> [v128; 2] {
-            // SAFETY: the caller's promise.
-            let v = unsafe { v128_load32_splat(bits.cast()) };
+        fn spread(self, bits: [u8; 4]) -> [v128; 2] {
+            let v = u32x4_splat(u32::from_le_bytes(bits));
             let bytes = [
                 u8x16_shuffle::<0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1>(v, v),
                 u8x16_shuffle::<2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3>(v, v),
@@ -74,23 +75,23 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn bytes(low: u64, high: u64) -> v128 {
+        fn bytes(self, low: u64, high: u64) -> v128 {
             u64x2(low, high)
         }
 
         #[inline(always)]
-        unsafe fn twice(bytes: u64) -> v128 {
+        fn twice(self, bytes: u64) -> v128 {
             let v = u64x2_splat(bytes);
             u8x16_shuffle::<0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7>(v, v)
         }
 
         #[inline(always)]
-        unsafe fn flip(v: v128) -> v128 {
+        fn flip(self, v: v128) -> v128 {
             v128_xor(v, u8x16_splat(0x80))
         }
 
         #[inline(always)]
-        unsafe fn interleave(v: [v128; 4]) -> [v128; 4] {
+        fn interleave(self, v: [v128; 4]) -> [v128; 4] {
             let zip = |a, b| {
                 [
                     u8x16_shuffle::<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(a, b),
@@ -109,7 +110,7 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn transpose(v: [v128; 4]) -> [v128; 4] {
+        fn transpose(self, v: [v128; 4]) -> [v128; 4] {
             let zip = |a, b| {
                 [
                     u32x4_shuffle::<0, 4, 1, 5>(a, b),
@@ -126,19 +127,19 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn zero() -> v128 {
+        fn zero(self) -> v128 {
             i32x4_splat(0)
         }
 
         #[inline(always)]
-        unsafe fn splat_i(v: i32) -> v128 {
+        fn splat_i(self, v: i32) -> v128 {
             i32x4_splat(v)
         }
 
         #[inline(always)]
-        unsafe fn dot_i16(weights: v128, values: *const i16) -> v128 {
-            let values: *const v128 = values.cast();
-            // SAFETY: the caller's promise.
+        fn dot_i16(self, weights: v128, values: &[i16; 16]) -> v128 {
+            let values: *const v128 = values.as_ptr().cast();
+            // SAFETY: 32 bytes.
             let (x, y) = unsafe { (v128_load(values), v128_load(values.add(1))) };
             i32x4_add(
                 i32x4_dot_i16x8(i16x8_extend_low_i8x16(weights), x),
@@ -147,70 +148,71 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn sums(v: [v128; 4]) -> v128 {
+        fn sums(self, v: [v128; 4]) -> v128 {
             let [a, b] = sums_of_halves(v);
             i32x4_add(a, b)
         }
 
         #[inline(always)]
-        unsafe fn sums_of_halves(v: [v128; 4]) -> [v128; 2] {
+        fn sums_of_halves(self, v: [v128; 4]) -> [v128; 2] {
             sums_of_halves(v)
         }
 
         #[inline(always)]
-        unsafe fn store_i16(to: &mut [i16; 16], v: v128) {
+        fn to_i16(self, v: v128) -> [i16; 16] {
             let [low, high] = [i16x8_extend_low_i8x16(v), i16x8_extend_high_i8x16(v)];
+            let mut to = [0; 16];
             // SAFETY: there is room for both.
             unsafe {
                 v128_store(to.as_mut_ptr().cast(), low);
                 v128_store(to.as_mut_ptr().add(8).cast(), high);
             }
+            to
         }
 
         #[inline(always)]
-        unsafe fn sub_i(a: v128, b: v128) -> v128 {
+        fn sub_i(self, a: v128, b: v128) -> v128 {
             i32x4_sub(a, b)
         }
 
         #[inline(always)]
-        unsafe fn shift_left<const N: u32>(v: v128) -> v128 {
+        fn shift_left<const N: u32>(self, v: v128) -> v128 {
             i32x4_shl(v, N)
         }
 
         #[inline(always)]
-        unsafe fn to_f(v: v128) -> v128 {
+        fn to_f(self, v: v128) -> v128 {
             f32x4_convert_i32x4(v)
         }
 
         #[inline(always)]
-        unsafe fn halves(from: [*const u8; 4]) -> v128 {
-            // SAFETY: the caller's promise.
-            let bits = |r: usize| unsafe { from[r].cast::<u16>().read_unaligned() }.into();
+        fn halves(self, bits: [u16; 4]) -> v128 {
+            let bits = |r: usize| bits[r].into();
             widen_halves(u32x4(bits(0), bits(1), bits(2), bits(3)))
         }
 
         #[inline(always)]
-        unsafe fn splat(v: f32) -> v128 {
+        fn splat(self, v: f32) -> v128 {
             f32x4_splat(v)
         }
 
         #[inline(always)]
-        unsafe fn add(a: v128, b: v128) -> v128 {
+        fn add(self, a: v128, b: v128) -> v128 {
             f32x4_add(a, b)
         }
 
         #[inline(always)]
-        unsafe fn sub(a: v128, b: v128) -> v128 {
+        fn sub(self, a: v128, b: v128) -> v128 {
             f32x4_sub(a, b)
         }
 
         #[inline(always)]
-        unsafe fn mul(a: v128, b: v128) -> v128 {
+        fn mul(self, a: v128, b: v128) -> v128 {
             f32x4_mul(a, b)
         }
 
         #[inline(always)]
-        unsafe fn store(v: v128) -> [f32; 4] {
+        fn to_array(self, v: v128) -> [f32; 4] {
             [
                 f32x4_extract_lane::<0>(v),
                 f32x4_extract_lane::<1>(v),
@@ -249,21 +251,21 @@ pub(in crate::gemm) fn widen_halves(bits: v128) -> v128 {
     v128_or(v128_or(sign, exponent), finite)
 }
 
-impl Vector for Widened {
+impl Vector for Simd128 {
     common!();
 
     /// Even bytes and odd ones.
     type Acts = [v128; 2];
 
     #[inline(always)]
-    unsafe fn acts(from: *const i8) -> [v128; 2] {
-        // SAFETY: the caller's promise.
-        let q = unsafe { v128_load(from.cast()) };
+    fn acts(self, from: &[i8; 16]) -> [v128; 2] {
+        let q = self.load_i8(from);
         [i16x8_shr(i16x8_shl(q, 8), 8), i16x8_shr(q, 8)]
     }
 
     #[inline(always)]
-    unsafe fn add_scaled<const N: usize>(
+    fn add_scaled<const N: usize>(
+        self,
         codes: [v128; N],
         q: [[v128; 2]; N],
         scale: &i16,
@@ -280,13 +282,12 @@ impl Vector for Widened {
     }
 
     #[inline(always)]
-    unsafe fn add_dot(sums: v128, codes: v128, q: v128) -> v128 {
-        // SAFETY: the caller's promise.
-        unsafe { Self::add_dot_by_fours(sums, codes, q) }
+    fn add_dot(self, sums: v128, codes: v128, q: v128) -> v128 {
+        self.add_dot_by_fours(sums, codes, q)
     }
 
     #[inline(always)]
-    unsafe fn add_dot_by_fours(sums: v128, codes: v128, q: v128) -> v128 {
+    fn add_dot_by_fours(self, sums: v128, codes: v128, q: v128) -> v128 {
         // Even bytes separate from odd ones.
         let even = v128_and(codes, i16x8_splat(0xff));
         let products = i32x4_dot_i16x8(even, i16x8_shr(i16x8_shl(q, 8), 8));
@@ -295,7 +296,7 @@ impl Vector for Widened {
     }
 
     #[inline(always)]
-    unsafe fn add_dot_signed(sums: v128, codes: v128, q: v128) -> v128 {
+    fn add_dot_signed(self, sums: v128, codes: v128, q: v128) -> v128 {
         add_dot_signed(sums, codes, q)
     }
 }
@@ -315,13 +316,13 @@ impl Vector for Relaxed {
     type Acts = v128;
 
     #[inline(always)]
-    unsafe fn acts(from: *const i8) -> v128 {
-        // SAFETY: the caller's promise.
-        unsafe { v128_load(from.cast()) }
+    fn acts(self, from: &[i8; 16]) -> v128 {
+        self.load_i8(from)
     }
 
     #[inline(always)]
-    unsafe fn add_scaled<const N: usize>(
+    fn add_scaled<const N: usize>(
+        self,
         codes: [v128; N],
         q: [v128; N],
         scale: &i16,
@@ -335,17 +336,17 @@ impl Vector for Relaxed {
     }
 
     #[inline(always)]
-    unsafe fn add_dot(sums: v128, codes: v128, q: v128) -> v128 {
+    fn add_dot(self, sums: v128, codes: v128, q: v128) -> v128 {
         i32x4_relaxed_dot_i8x16_i7x16_add(q, codes, sums)
     }
 
     #[inline(always)]
-    unsafe fn add_dot_by_fours(sums: v128, codes: v128, q: v128) -> v128 {
+    fn add_dot_by_fours(self, sums: v128, codes: v128, q: v128) -> v128 {
         i32x4_relaxed_dot_i8x16_i7x16_add(q, codes, sums)
     }
 
     #[inline(always)]
-    unsafe fn add_dot_signed(sums: v128, codes: v128, q: v128) -> v128 {
+    fn add_dot_signed(self, sums: v128, codes: v128, q: v128) -> v128 {
         add_dot_signed(sums, codes, q)
     }
 }
