@@ -34,6 +34,12 @@ override SEGMENTS: u32 = 8u;
 override UNITS: u32 = 1u;
 // HEADS, a key, and a value if it has its own.
 override SLOTS: u32 = 6u;
+// What is divided by: heads of keys, heads of queries that share one of them, elements of a head, and workgroups of pairs that
+// share keys.
+override KV_HEADS: u32 = 1u;
+override SHARE: u32 = 1u;
+override HEAD_DIM: u32 = 64u;
+override GROUPS: u32 = 1u;
 // HEADS · SEGMENTS.
 override STATES: u32 = 32u;
 // Vectors of HEADS queries, and of the sums of all segments; with ALONE and NEW of a key and a value too.
@@ -48,9 +54,7 @@ override ROOM: u32 = 576u;
 struct Params {
     // The most rows of a sequence.
     n_rows: u32,
-    n_heads: u32,
     n_kv_heads: u32,
-    head_dim: u32,
     offset: u32,
     stride: u32,
     // From one query of a row to the next.
@@ -107,33 +111,46 @@ fn element(slot: u32, e: u32) -> f32 {
     return room[slot * slot_len() + e / 4u][e % 4u];
 }
 
-// Element e of the head that begins at `source`, normalised and rotated by this row of angles.
-fn prepared(source: u32, is_query: bool, inverse: f32, turn: u32, e: u32) -> f32 {
-    if e >= params.head_dim {
-        return 0.0;
-    }
-    if e >= 2u * params.half {
-        return normed(source, is_query, inverse, e);
-    }
-    let is_second = e >= params.half;
-    let i = select(e, e - params.half, is_second);
-    let a = normed(source, is_query, inverse, select(i, 2u * i, PAIRS == 1u));
-    let b = normed(source, is_query, inverse, select(i + params.half, 2u * i + 1u, PAIRS == 1u));
-    let angle = angles[min(turn, params.n_angles - 1u) * params.half + i];
-    return select(a * angle.x - b * angle.y, b * angle.x + a * angle.y, is_second);
+// What is in a slot.
+struct Head {
+    source: u32,
+    is_query: bool,
+    is_value: bool,
+    // The inverse root mean square that it is normalised with, or one.
+    inverse: f32,
+    // Where its row of angles begins.
+    turn: u32,
 }
 
-fn normed(source: u32, is_query: bool, inverse: f32, e: u32) -> f32 {
-    let x = input_at(source + e);
+// Element e of a head, normalised and rotated. Nothing is loaded in a branch, so that all loads are issued together.
+fn prepared(head: Head, e: u32) -> f32 {
+    let turns = PREPARE == 1u && !head.is_value && e < 2u * params.half;
+    let is_second = turns && e >= params.half;
+    let i = min(select(e, e - params.half, is_second), max(params.half, 1u) - 1u);
+    let first = select(min(e, HEAD_DIM - 1u), select(i, 2u * i, PAIRS == 1u), turns);
+    let second = select(first, select(i + params.half, 2u * i + 1u, PAIRS == 1u), turns);
+    let a = normed(head, first);
+    let b = normed(head, second);
+    let angle = angles[head.turn + i];
+    let rotated = select(a * angle.x - b * angle.y, b * angle.x + a * angle.y, is_second);
+    return select(0.0, select(a, rotated, turns), e < HEAD_DIM);
+}
+
+fn normed(head: Head, e: u32) -> f32 {
+    let x = input_at(head.source + e);
     // Of whole rows, heads have weights of their own.
-    let column = source - row_start;
-    if is_query && Q_NORM != 0u {
-        return x * inverse * q_weight_at(select(e, column + e, Q_NORM == 2u));
+    let column = head.source - row_start;
+    var weight = 1.0;
+    if Q_NORM != 0u {
+        let at = select(e, column + e, Q_NORM == 2u);
+        weight = select(1.0, q_weight_at(select(0u, at, head.is_query)), head.is_query);
     }
-    if !is_query && K_NORM != 0u {
-        return x * inverse * k_weight_at(select(e, column - params.key_column + e, K_NORM == 2u));
+    if K_NORM != 0u {
+        let is_key = !head.is_query && !head.is_value;
+        let at = select(e, column - params.key_column + e, K_NORM == 2u);
+        weight = select(weight, k_weight_at(select(0u, at, is_key)), is_key);
     }
-    return x;
+    return x * head.inverse * weight;
 }
 
 // Where the row begins whose heads are normalised together.
@@ -152,36 +169,37 @@ fn squares_of(thread: u32, first: u32, len: u32) -> f32 {
 // Where the head for a slot begins.
 fn source_of(slot: u32, kv: u32, own: Sequence, first_pair: u32) -> u32 {
     if slot < HEADS {
-        let share = params.n_heads / params.n_kv_heads;
-        let pair = min(first_pair + slot, own.n_rows * share - 1u);
-        let row = own.first_row + pair / share;
-        return params.offset + row * params.stride + (kv * share + pair % share) * params.q_step;
+        let pair = min(first_pair + slot, own.n_rows * SHARE - 1u);
+        let row = own.first_row + pair / SHARE;
+        return params.offset + row * params.stride + (kv * SHARE + pair % SHARE) * params.q_step;
     }
     let column = select(params.value_column, params.key_column, slot == HEADS);
-    return params.offset + own.first_row * params.stride + column + kv * params.head_dim;
+    return params.offset + own.first_row * params.stride + column + kv * HEAD_DIM;
 }
 
-// Fills the first slots: queries, scaled, and a key and a value of its own if n_slots includes them.
+// Fills the first slots: queries, scaled, and a key and a value of its own, rounded to f16 as such a cache does, if n_slots
+// includes them.
 fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, own: Sequence, first_pair: u32) {
     if Q_NORM == 1u || K_NORM == 1u {
         // There are more segments than slots.
         let slot = min(thread / LANES, n_slots - 1u);
         let source = source_of(slot, kv, own, first_pair);
         var squares = 0.0;
-        for (var e = thread % LANES; e < params.head_dim; e += LANES) {
-            let x = input_at(source + e);
-            squares += x * x;
+        for (var i = 0u; i < (HEAD_DIM + LANES - 1u) / LANES; i++) {
+            let e = i * LANES + thread % LANES;
+            let x = input_at(source + min(e, HEAD_DIM - 1u));
+            squares += select(0.0, x * x, e < HEAD_DIM);
         }
         let sum = segment_sum_f32(at, vec2<f32>(squares, 0.0)).x;
         if thread % LANES == 0u && thread / LANES < n_slots {
-            inverse_roots[slot] = 1.0 / sqrt(sum / f32(params.head_dim) + params.eps);
+            inverse_roots[slot] = 1.0 / sqrt(sum / f32(HEAD_DIM) + params.eps);
         }
         workgroupBarrier();
     }
     row_start = params.offset + own.first_row * params.stride;
     if Q_NORM == 2u || K_NORM == 2u {
-        let n_queries = params.n_heads * params.head_dim;
-        let n_keys = params.n_kv_heads * params.head_dim;
+        let n_queries = SHARE * KV_HEADS * HEAD_DIM;
+        let n_keys = KV_HEADS * HEAD_DIM;
         var squares = vec2<f32>(squares_of(thread, 0u, n_queries), 0.0);
         if NEW == 1u {
             squares.y = squares_of(thread, params.key_column, n_keys);
@@ -205,49 +223,44 @@ fn prepare(at: Invocation, thread: u32, n_slots: u32, kv: u32, own: Sequence, fi
     for (var i = thread; i < n_slots * slot_len(); i += WG) {
         let slot = i / slot_len();
         let is_query = slot < HEADS;
-        let source = source_of(slot, kv, own, first_pair);
-        let first = 4u * (i % slot_len());
+        let is_value = slot > HEADS;
         var inverse = 1.0;
         if Q_NORM != 0u || K_NORM != 0u {
-            inverse = inverse_roots[slot];
+            let is_normed = select(K_NORM != 0u && !is_value, Q_NORM != 0u, is_query);
+            inverse = select(1.0, inverse_roots[slot], is_normed);
         }
-        var x = vec4<f32>();
-        for (var c = 0u; c < 4u; c++) {
-            let e = first + c;
-            if PREPARE == 1u && slot <= HEADS {
-                x[c] = prepared(source, is_query, inverse, own.position + own.angles, e);
-            } else if e < params.head_dim {
-                x[c] = input_at(source + e);
-            }
+        let turn = min(own.position + own.angles, params.n_angles - 1u) * params.half;
+        let head = Head(source_of(slot, kv, own, first_pair), is_query, is_value, inverse, turn);
+        let first = 4u * (i % slot_len());
+        var x = vec4<f32>(
+            prepared(head, first),
+            prepared(head, first + 1u),
+            prepared(head, first + 2u),
+            prepared(head, first + 3u),
+        );
+        if CACHE == 1u {
+            let words = vec2<u32>(pack2x16float(x.xy), pack2x16float(x.zw));
+            let rounded = vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
+            x = select(rounded, x, is_query);
         }
         room[i] = select(x, params.scale * x, is_query);
     }
     workgroupBarrier();
 }
 
-// Rounds the new key and value as the cache does.
+// Rounds the new key and value as a cache of int8 does.
 fn round_new(thread: u32) {
-    if CACHE == 2u {
-        if thread < (1u + VALUES) * params.row_scales {
-            let block = thread % params.row_scales;
-            block_scales[thread] = block_scale(HEADS + thread / params.row_scales, 32u * block);
-        }
-        workgroupBarrier();
+    if thread < (1u + VALUES) * params.row_scales {
+        let block = thread % params.row_scales;
+        block_scales[thread] = block_scale(HEADS + thread / params.row_scales, 32u * block);
     }
-    let n_vectors = (params.head_dim + 3u) / 4u;
+    workgroupBarrier();
+    let n_vectors = (HEAD_DIM + 3u) / 4u;
     for (var i = thread; i < (1u + VALUES) * n_vectors; i += WG) {
         let slot = HEADS + i / n_vectors;
         let e = i % n_vectors * 4u;
-        let x = elements(slot, e);
-        let to = slot * slot_len() + e / 4u;
-        if CACHE == 1u {
-            let words = vec2<u32>(pack2x16float(x.xy), pack2x16float(x.zw));
-            room[to] = vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
-        }
-        if CACHE == 2u {
-            let scale = block_scales[i / n_vectors * params.row_scales + e / 32u];
-            room[to] = scale * codes_of(x, scale);
-        }
+        let scale = block_scales[i / n_vectors * params.row_scales + e / 32u];
+        room[slot * slot_len() + e / 4u] = scale * codes_of(elements(slot, e), scale);
     }
     workgroupBarrier();
 }
@@ -289,20 +302,22 @@ fn store(thread: u32, row: u32) {
 
 // Stores element e of a pair's partial result in a split: sums, their weight, the largest score.
 fn put(s: u32, pair: u32, kv: u32, split: u32, e: u32, value: f32) {
-    let share = params.n_heads / params.n_kv_heads;
-    let head = kv * share + pair % share;
-    let row = s * params.n_rows + pair / share;
-    let state = (row * params.n_heads + head) * (params.n_splits + NEW) + split;
-    states[state * (params.head_dim + 2u) + e] = value;
+    let head = kv * SHARE + pair % SHARE;
+    let row = s * params.n_rows + pair / SHARE;
+    let state = (row * SHARE * KV_HEADS + head) * (params.n_splits + NEW) + split;
+    states[state * (HEAD_DIM + 2u) + e] = value;
 }
 
 // Prepares the new position's key and value, besides queries, and puts them into the cache.
 fn prepare_new(at: Invocation, thread: u32, kv: u32, s: u32, own: Sequence, first_pair: u32) {
-    prepare(at, thread, SLOTS, kv, own, first_pair);
-    round_new(thread);
     let now = own.position;
+    let page = page_of(s, now);
+    prepare(at, thread, SLOTS, kv, own, first_pair);
+    if CACHE == 2u {
+        round_new(thread);
+    }
     if now < own.capacity && first_pair == 0u {
-        store(thread, row_of(page_of(s, now), kv, now));
+        store(thread, row_of(page, kv, now));
     }
 }
 
@@ -323,20 +338,18 @@ fn score_of_new(at: Invocation, thread: u32, slot: u32, own: Sequence) -> f32 {
 fn attend_new(at: Invocation, thread: u32, kv: u32, s: u32, own: Sequence, first_pair: u32) {
     prepare_new(at, thread, kv, s, own, first_pair);
     let has_room = own.position < own.capacity;
-    let n_pairs = own.n_rows * params.n_heads / params.n_kv_heads;
-    let d = params.head_dim;
+    let first = thread % (SEGMENTS * LANES);
     for (var h = 0u; h < SHARED; h++) {
         let slot = thread / (SEGMENTS * LANES) * SHARED + h;
         let score = score_of_new(at, thread, slot, own);
-        for (var e = thread % (SEGMENTS * LANES); e < d + 2u; e += SEGMENTS * LANES) {
-            var value = score;
-            if e < d {
-                value = select(0.0, element(HEADS + VALUES, min(e, d - 1u)), has_room);
-            } else if e == d {
-                value = f32(has_room);
+        let pair = first_pair + slot;
+        if pair < own.n_rows * SHARE {
+            for (var e = first; e < HEAD_DIM; e += SEGMENTS * LANES) {
+                put(s, pair, kv, params.n_splits, e, select(0.0, element(HEADS + VALUES, e), has_room));
             }
-            if first_pair + slot < n_pairs {
-                put(s, first_pair + slot, kv, params.n_splits, e, value);
+            if first == 0u {
+                put(s, pair, kv, params.n_splits, HEAD_DIM, f32(has_room));
+                put(s, pair, kv, params.n_splits, HEAD_DIM + 1u, score);
             }
         }
     }
@@ -349,17 +362,14 @@ fn main(at: Invocation, group: Group) {
     let own = thread / (SEGMENTS * LANES) * SHARED;
     let segment = thread / LANES % SEGMENTS;
     let lane = thread % LANES;
-    let d = params.head_dim;
-    let share = params.n_heads / params.n_kv_heads;
-    let kv = group.id.x % params.n_kv_heads;
-    let n_groups = (params.n_rows * share + HEADS - 1u) / HEADS;
-    let s = group.id.x / params.n_kv_heads / n_groups;
-    let first_pair = group.id.x / params.n_kv_heads % n_groups * HEADS;
+    let kv = group.id.x % KV_HEADS;
+    let s = group.id.x / KV_HEADS / GROUPS;
+    let first_pair = group.id.x / KV_HEADS % GROUPS * HEADS;
     let split = group.id.y;
     // Most splits begin there: it is loaded together with what says where they do.
     var page = page_of(s, split * params.split_len);
     let own_sequence = sequence_of(s);
-    let n_pairs = own_sequence.n_rows * share;
+    let n_pairs = own_sequence.n_rows * SHARE;
     let origin = own_sequence.position;
     if first_pair >= n_pairs {
         return;
@@ -368,8 +378,8 @@ fn main(at: Invocation, group: Group) {
         attend_new(at, thread, kv, s, own_sequence, first_pair);
         return;
     }
-    let earliest = origin + first_pair / share;
-    let latest = origin + (min(first_pair + HEADS, n_pairs) - 1u) / share;
+    let earliest = origin + first_pair / SHARE;
+    let latest = origin + (min(first_pair + HEADS, n_pairs) - 1u) / SHARE;
     let first = earliest + 1u - min(params.window, earliest + 1u);
     // Cached positions: with NEW, those before the new one.
     // 32 positions are in one page: those before the window are not attended to.
@@ -384,7 +394,7 @@ fn main(at: Invocation, group: Group) {
         page = page_of(s, begin);
     }
     // The last run of eight elements: lanes beyond it read it too, and are ignored.
-    let last_run = (d + 7u) / 8u - 1u;
+    let last_run = (HEAD_DIM + 7u) / 8u - 1u;
 
     // Four positions of each segment, loaded together, before anything waits.
     var k: array<Eight, 16>;
@@ -425,7 +435,7 @@ fn main(at: Invocation, group: Group) {
     var top = LOWEST;
     var weight = 0.0;
     // The position of that pair's row.
-    let last = origin + min(first_pair + own_pair, n_pairs - 1u) / share;
+    let last = origin + min(first_pair + own_pair, n_pairs - 1u) / SHARE;
     for (var at_once = begin; at_once < end; at_once += 4u * SEGMENTS) {
         page = page_of(s, at_once + 4u * SEGMENTS);
         var dots = vec4<f32>();
@@ -524,29 +534,30 @@ fn main(at: Invocation, group: Group) {
             highest = max(highest, states_of[slot * SEGMENTS + s].x);
         }
         let now = exp(score_now - highest) * f32(score_now > LOWEST);
-        var all = now;
-        for (var s = 0u; s < SEGMENTS; s++) {
-            let state = states_of[slot * SEGMENTS + s];
-            all += exp(state.x - highest) * state.y;
-        }
-        let len = select(d + 2u, d, ALONE == 1u);
-        for (var e = thread % (SEGMENTS * LANES); e < len; e += SEGMENTS * LANES) {
-            let column = min(e, d - 1u);
+        let first = thread % (SEGMENTS * LANES);
+        for (var e = first; e < HEAD_DIM; e += SEGMENTS * LANES) {
+            var all = now;
             var sum = 0.0;
             if ALONE == 1u && NEW == 1u {
-                sum = now * element(HEADS + VALUES, column);
+                sum = now * element(HEADS + VALUES, e);
             }
             for (var s = 0u; s < SEGMENTS; s++) {
-                let top = states_of[slot * SEGMENTS + s].x;
-                sum += exp(top - highest) * element(first_sums() + slot * SEGMENTS + s, column);
+                let state = states_of[slot * SEGMENTS + s];
+                let factor = exp(state.x - highest);
+                all += factor * state.y;
+                sum += factor * element(first_sums() + slot * SEGMENTS + s, e);
             }
+            let pair = first_pair + slot;
             if ALONE == 1u {
-                let pair = first_pair + slot;
-                let row = own_sequence.first_row + pair / share;
-                let head = kv * share + pair % share;
-                states[params.out_offset + row * params.out_stride + head * d + e] = sum / all;
+                let row = own_sequence.first_row + pair / SHARE;
+                let head = kv * SHARE + pair % SHARE;
+                states[params.out_offset + row * params.out_stride + head * HEAD_DIM + e] = sum / all;
             } else {
-                put(s, first_pair + slot, kv, split, e, select(select(all, sum, e < d), highest, e == d + 1u));
+                put(s, pair, kv, split, e, sum);
+                if e == 0u {
+                    put(s, pair, kv, split, HEAD_DIM, all);
+                    put(s, pair, kv, split, HEAD_DIM + 1u, highest);
+                }
             }
         }
     }

@@ -307,7 +307,6 @@ fn record(
     let params = CombineParams {
         n_rows: params.n_rows,
         n_heads: params.n_heads,
-        head_dim: params.head_dim,
         out_offset: params.out_offset,
         out_stride: params.out_stride,
         sequences: params.sequences,

@@ -173,12 +173,13 @@ impl Plan {
         }
     }
 
-    fn constants(&self, cache: &CacheLayer, softcap: bool) -> [(&'static str, f64); 14] {
+    fn constants(&self, cache: &CacheLayer, softcap: bool) -> [(&'static str, f64); 15] {
         let &Plan {
             lanes,
             units,
             heads,
             shared,
+            n_groups,
             alone,
             ..
         } = self;
@@ -192,6 +193,7 @@ impl Plan {
             ("HEADS", heads as f64),
             ("SHARED", shared as f64),
             ("SLOTS", (heads + cache.cached.per_head()) as f64),
+            ("GROUPS", n_groups as f64),
             ("STATES", (heads * SEGMENTS) as f64),
             ("ROOM", (slots * head_len(units, lanes)) as f64),
             ("ALONE", f64::from(u8::from(alone))),
@@ -235,9 +237,7 @@ fn head_len(units: usize, lanes: usize) -> usize {
 params! {
     SplitKvParams {
         n_rows: u32,
-        n_heads: u32,
         n_kv_heads: u32,
-        head_dim: u32,
         offset: u32,
         stride: u32,
         q_step: u32,
@@ -268,7 +268,6 @@ params! {
     CombineParams {
         n_rows: u32,
         n_heads: u32,
-        head_dim: u32,
         out_offset: u32,
         out_stride: u32,
         sequences: u32,
@@ -458,9 +457,7 @@ fn record_run(
     let (row_len, row_scales) = row_shape(cache.dtype, d);
     let mut params = SplitKvParams {
         n_rows: sequences.n_rows as u32,
-        n_heads: n_heads as u32,
         n_kv_heads: n_kv_heads as u32,
-        head_dim: d as u32,
         offset: rows.offset as u32,
         stride: rows.stride as u32,
         q_step: q_step as u32,
@@ -494,6 +491,11 @@ fn record_run(
         (CacheType::Q8_0, true) => &shader::ATTENTION_OF_SUMS_Q8_0,
     };
     let mut constants = plan.constants(cache, shape.softcap.is_some()).to_vec();
+    constants.extend([
+        ("KV_HEADS", n_kv_heads as f64),
+        ("SHARE", (n_heads / n_kv_heads.max(1)) as f64),
+        ("HEAD_DIM", d as f64),
+    ]);
     // Unused bindings get a buffer that is read anyway.
     let (mut table, mut norms) = (sequences.table, [None; 2]);
     if let Some(heads) = prepare {
@@ -536,8 +538,7 @@ fn record_run(
     }
     let params = CombineParams {
         n_rows: params.n_rows,
-        n_heads: params.n_heads,
-        head_dim: params.head_dim,
+        n_heads: n_heads as u32,
         out_offset: out.offset as u32,
         out_stride: out.stride as u32,
         sequences: params.sequences,
@@ -569,7 +570,13 @@ pub(super) fn combine(
     ];
     let grid = [pieces as u32, sequences.all_rows() as u32];
     expect_most("attention: rows of a batch", most, sequences.all_rows())?;
-    let constants = [scores.constant()];
+    // Of numbers of splits that are powers of two, most of the time.
+    let turns = (params.n_splits + params.n_new).div_ceil(8);
+    let constants = [
+        scores.constant(),
+        ("HEAD_DIM", scores.shape.head_dim as f64),
+        ("TURNS", f64::from(turns)),
+    ];
     recorder.dispatch(
         &shader::ATTENTION_COMBINE,
         &constants,

@@ -402,7 +402,7 @@ impl GemvShape {
     /// fewer where each has to quantize the input first: for blocks, and for trits, whose rows are read quickly.
     const ENOUGH_OF_ONE: usize = 512;
     const ENOUGH: usize = 256;
-    const ENOUGH_ROUNDING: usize = 100;
+    const ENOUGH_ROUNDING: usize = 200;
     const ENOUGH_TERNARY: usize = 80;
 
     /// For the rows of `w`, each of so many steps of one vector of weights: eight lanes read 128 bytes of a
