@@ -143,7 +143,6 @@ params! {
         n_rows: u32,
         x_offset: u32,
         x_stride: u32,
-        sharing: u32,
         eps: f32,
         begin: u32,
     }
@@ -264,7 +263,6 @@ pub(crate) fn quantize_for(
         n_rows: x.n_rows as u32,
         x_offset: x.offset as u32,
         x_stride: x.stride as u32,
-        sharing: sharing as u32,
         eps,
         begin: scales.map_or(0, |(_, begin)| *begin as u32),
     };
@@ -274,6 +272,7 @@ pub(crate) fn quantize_for(
         ("SCALING", f64::from(scaling as u8)),
         ("NORM", f64::from(u8::from(norm.is_some()))),
         ("HALVES", f64::from(u8::from(halves))),
+        ("SHARING", sharing as f64),
     ];
     let mut bindings = vec![
         (&out.q).into(),

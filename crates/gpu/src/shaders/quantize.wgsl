@@ -11,12 +11,14 @@
 // Needs `half_range.wgsl`, `x_*.wgsl` and `weights_*.wgsl`. Rows that x_of_sums.wgsl stores have a norm, and no more words than a
 // workgroup has at once; all others have x_read_only.wgsl.
 // LANES invocations, from 8 to 32, take a block of 256 at a time: the more, the sooner a row is done, and the fewer, the sooner
-// many are. `sharing` workgroups of WG, a power of two, at least 64, per row: one, unless blocks are quantized without a norm.
+// many are. SHARING workgroups of WG, a power of two, at least 64, per row: one, unless blocks are quantized without a norm.
 
 // 0, 1 or 2.
 override SCALING: u32 = 0u;
 override NORM: u32 = 0u;
 override HALVES: u32 = 0u;
+// Workgroups of a row.
+override SHARING: u32 = 1u;
 
 @group(0) @binding(0) var<storage, read_write> q: array<u32>;
 @group(0) @binding(3) var<storage, read_write> steps: array<vec2<u32>>;
@@ -28,7 +30,6 @@ struct Params {
     n_rows: u32,
     x_offset: u32,
     x_stride: u32,
-    sharing: u32,
     eps: f32,
     // Where the scales of a product begin that is added first.
     begin: u32,
@@ -63,11 +64,17 @@ fn words_of(row: u32, block: u32, lane: u32) -> Words {
     for (var t = 0u; t < 64u / LANES; t++) {
         words.v[t] = x_at(row, block * 64u + t * LANES + lane);
     }
+    var weights = array<vec4<f32>, 8>();
+    if NORM == 1u {
+        for (var t = 0u; t < 64u / LANES; t++) {
+            weights[t] = weights_at(block * 64u + t * LANES + lane);
+        }
+    }
     for (var t = 0u; t < 64u / LANES; t++) {
         keep_x(row, block * 64u + t * LANES + lane, words.v[t]);
         if NORM == 1u {
             words.squares += dot(words.v[t], words.v[t]);
-            words.v[t] *= weights_at(block * 64u + t * LANES + lane);
+            words.v[t] *= weights[t];
         }
         words.top = max(words.top, largest(words.v[t]));
     }
@@ -84,15 +91,15 @@ fn place_in_turns(i: u32) -> u32 {
 
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
-    let row = group_of(group) / params.sharing;
+    let row = group_of(group) / SHARING;
     // Workgroups beyond the last row repeat it, and write nothing.
     has_row = row < params.n_rows;
     let source = min(row, params.n_rows - 1u);
     let thread = thread_of(at);
     let lane = thread % LANES;
     let blocks = params.padded / 256u;
-    let first = group_of(group) % params.sharing * (WG / LANES) + thread / LANES;
-    let at_once = params.sharing * (WG / LANES);
+    let first = group_of(group) % SHARING * (WG / LANES) + thread / LANES;
+    let at_once = SHARING * (WG / LANES);
     // The first block stays in registers. Most rows have no more for each segment.
     var words = words_of(source, first, lane);
     var inverse = 1.0;

@@ -135,67 +135,67 @@ fn prepare(at: Invocation) {
     for (var j = 0u; j < TURNS; j++) {
         v[j] = x[begin + min(j * WG + thread, last)];
     }
+    var weights = array<vec4<f32>, 8>();
     if NORM == 1u {
-        var weights = array<vec4<f32>, 8>();
         for (var j = 0u; j < TURNS; j++) {
             weights[j] = norm[min(j * WG + thread, last)];
         }
-        var squares = 0.0;
-        var top = 0.0;
-        for (var j = 0u; j < TURNS; j++) {
-            squares += select(0.0, dot(v[j], v[j]), j * WG + thread <= last);
-            v[j] *= weights[j];
-            top = max(top, largest(v[j]));
-        }
-        let both = workgroup_sum_and_max(at, squares, top);
-        let inverse = 1.0 / sqrt(both.x / f32(params.k) + params.eps);
-        own_scale = divide(1.0, max(both.y * inverse, 1e-5)) * 127.0;
-        for (var j = 0u; j < TURNS; j++) {
-            v[j] *= inverse;
-        }
-    } else if SCALING == 0u {
-        var top = 0.0;
-        for (var j = 0u; j < TURNS; j++) {
-            top = max(top, largest(v[j]));
-        }
-        own_scale = divide(1.0, max(workgroup_sum_and_max(at, 0.0, top).y, 1e-5)) * 127.0;
     }
+    var squares = 0.0;
+    var top = 0.0;
     for (var j = 0u; j < TURNS; j++) {
         v[j] = select(vec4<f32>(), v[j], j * WG + thread <= last);
+        if NORM == 1u {
+            squares += dot(v[j], v[j]);
+            v[j] *= weights[j];
+        }
+        if SCALING == 0u {
+            top = max(top, largest(v[j]));
+        } else {
+            let i = j * WG + thread;
+            let of_run = eight_max_f32(at, largest(v[j]));
+            if i < vectors && i % 8u == 0u {
+                maxima[i / 8u] = of_run;
+            }
+        }
+    }
+    var inverse = 1.0;
+    if NORM == 1u || SCALING == 0u {
+        // Its barrier makes the maxima visible, too.
+        let both = workgroup_sum_and_max(at, squares, top);
+        top = both.y;
+        if NORM == 1u {
+            inverse = 1.0 / sqrt(both.x / f32(params.k) + params.eps);
+        }
+    } else {
+        workgroupBarrier();
     }
     if SCALING == 0u {
+        own_scale = divide(1.0, max(top * inverse, 1e-5)) * 127.0;
         var sum = 0;
         for (var j = 0u; j < TURNS; j++) {
             let i = j * WG + thread;
-            let codes = vec4<i32>(round(v[j] * own_scale));
+            let codes = vec4<i32>(round(v[j] * inverse * own_scale));
             sum += codes.x + codes.y + codes.z + codes.w;
             if i < vectors {
                 own_q[slot_of(i / 4u)][i % 4u] = pack(codes);
             }
         }
-        // Its barriers make the codes visible too.
+        // Its barrier makes the codes visible, too.
         own_sum = workgroup_sum_i32(at, sum);
         return;
     }
     for (var j = 0u; j < TURNS; j++) {
         let i = j * WG + thread;
-        let top = eight_max_f32(at, largest(v[j]));
-        if i < vectors && i % 8u == 0u {
-            maxima[i / 8u] = top;
-        }
-    }
-    workgroupBarrier();
-    for (var j = 0u; j < TURNS; j++) {
-        let i = j * WG + thread;
         let run = min(i, vectors - 1u) / 8u;
-        var top = maxima[run];
+        var of_block = maxima[run];
         if SCALING == 1u {
             for (var m = 0u; m < 8u; m++) {
-                top = max(top, maxima[run / 8u * 8u + m]);
+                of_block = max(of_block, maxima[run / 8u * 8u + m]);
             }
         }
-        let scale = divide(1.0, max(top, 1e-20)) * 127.0;
-        let codes = vec4<i32>(round(v[j] * scale));
+        let scale = divide(1.0, max(of_block * inverse, 1e-20)) * 127.0;
+        let codes = vec4<i32>(round(v[j] * inverse * scale));
         let sum = eight_sum_i32(at, codes.x + codes.y + codes.z + codes.w);
         if i < vectors {
             own_q[slot_of(i / 4u)][i % 4u] = pack(codes);

@@ -109,10 +109,13 @@ fn workgroup_sum_and_max(at: Invocation, value: f32, other: f32) -> vec2<f32> {
         exchange_two[at.subgroup] = own;
     }
     workgroupBarrier();
-    var both = exchange_two[0];
-    for (var i = 1u; i < at.subgroups; i++) {
-        let next = exchange_two[i];
-        both = vec2<f32>(both.x + next.x, max(both.y, next.y));
+    // Eight at once, whose loads don't wait for one another; the last may be repeated.
+    var both = vec2<f32>(0.0, exchange_two[0].y);
+    for (var first = 0u; first < at.subgroups; first += 8u) {
+        for (var i = first; i < first + 8u; i++) {
+            let next = exchange_two[min(i, at.subgroups - 1u)];
+            both = vec2<f32>(both.x + select(0.0, next.x, i < at.subgroups), max(both.y, next.y));
+        }
     }
     return both;
 }
@@ -134,6 +137,7 @@ fn workgroup_sum_f32(at: Invocation, value: f32) -> f32 {
     return subgroupAdd(sum);
 }
 
+// The last use of `exchange` in a kernel, so that no barrier has to protect its readers.
 fn workgroup_sum_i32(at: Invocation, value: i32) -> i32 {
     let own = subgroupAdd(value);
     if at.lane == 0u {
@@ -141,10 +145,11 @@ fn workgroup_sum_i32(at: Invocation, value: i32) -> i32 {
     }
     workgroupBarrier();
     var sum = 0;
-    for (var i = 0u; i < at.subgroups; i++) {
-        sum += bitcast<i32>(exchange[i]);
+    for (var first = 0u; first < at.subgroups; first += 8u) {
+        for (var i = first; i < first + 8u; i++) {
+            sum += select(0, bitcast<i32>(exchange[min(i, at.subgroups - 1u)]), i < at.subgroups);
+        }
     }
-    workgroupBarrier();
     return sum;
 }
 
