@@ -2,7 +2,7 @@
 //
 // Agrees with `sterna_kernels::quant::q8` (SCALING 0: a scale for a row, 127 / max(|x|, 1e-5)) and with
 // the blocks of `sterna_kernels::gemm` (SCALING 1: blocks of 256; 2: blocks of 32): the same bits for
-// the same floats. With NORM the sum of squares is added in another order.
+// the same floats. With NORM the sum of squares is added in another order, and divisions are those of the device.
 // Shapes: x [n_rows, k], weight [k]; q [n_rows, padded / 4] words of four int8, padded with zeros; steps [n_rows] for
 // SCALING 0, of scale and sum; else [n_rows, padded / 32] of the step of the block and the sum of these 32
 // values. `padded` is a multiple of 256. With HALVES also halves [n_rows, padded / 4] of four values as products by
@@ -45,6 +45,14 @@ struct Words {
     // The sum of squares before that, and the largest magnitude.
     squares: f32,
     top: f32,
+}
+
+// Exact, but behind a norm, whose sum of squares isn't.
+fn inverse_of(x: f32) -> f32 {
+    if NORM == 0u {
+        return divide(1.0, x);
+    }
+    return 1.0 / x;
 }
 
 fn largest(v: vec4<f32>) -> f32 {
@@ -114,7 +122,7 @@ fn main(at: Invocation, group: Group) {
         if NORM == 1u {
             inverse = 1.0 / sqrt(both.x / f32(params.k) + params.eps);
         }
-        scale = divide(1.0, max(both.y * inverse, 1e-5)) * 127.0;
+        scale = inverse_of(max(both.y * inverse, 1e-5)) * 127.0;
     }
     var step = 1.0;
     var row_sum = 0;
@@ -126,14 +134,14 @@ fn main(at: Invocation, group: Group) {
             words = words_of(source, block, lane);
         }
         if SCALING == 1u {
-            scale = divide(1.0, max(segment_max_f32(at, words.top * inverse), 1e-20)) * 127.0;
-            step = divide(1.0, scale);
+            scale = inverse_of(max(segment_max_f32(at, words.top * inverse), 1e-20)) * 127.0;
+            step = inverse_of(scale);
         }
         for (var t = 0u; t < 64u / LANES; t++) {
             let v = words.v[t] * inverse;
             if SCALING == 2u {
-                scale = divide(1.0, max(eight_max_f32(at, largest(v)), 1e-20)) * 127.0;
-                step = divide(1.0, scale);
+                scale = inverse_of(max(eight_max_f32(at, largest(v)), 1e-20)) * 127.0;
+                step = inverse_of(scale);
             }
             let codes = vec4<i32>(round(v * scale));
             var sum = codes.x + codes.y + codes.z + codes.w;

@@ -1,6 +1,6 @@
 // out[t, i] ← (scale[i] / act_scale[t]) · Σ_j trit[i, j] · q[t, j], for few rows t
 //
-// Agrees with `sterna_kernels::gemm` for ternary weights bit for bit.
+// Agrees with `sterna_kernels::gemm` for ternary weights bit for bit, where rows aren't normalised first.
 // Shapes: codes [n, 2 · blocks] of 16 bytes, the working layout of `sterna_kernels::quant::ternary`;
 // scales [n] f32; activations as `input_*.wgsl` says; out f32.
 // LANES invocations per two rows; workgroups of WG.
@@ -71,12 +71,9 @@ struct Weights {
     b3: vec4<u32>,
 }
 
-// Vector v of the row that begins at `row`, if it has one.
+// Vector v of the row that begins at `row`; beyond the last, any: a branch around loads costs more.
 fn fetch(row: u32, v: u32, row_len: u32) -> vec4<u32> {
-    if v < row_len {
-        return codes[row + v];
-    }
-    return vec4<u32>();
+    return codes[row + min(v, row_len - 1u)];
 }
 
 // Vectors v, v + LANES and so on of the rows that begin at a and b.
@@ -108,6 +105,13 @@ fn products(w: Weights, token: u32, v: u32, row_len: u32) -> vec2<i32> {
     return vec2<i32>(total(sums.a), total(sums.b));
 }
 
+fn ratio(a: f32, b: f32) -> f32 {
+    if is_exact() {
+        return divide(a, b);
+    }
+    return a / b;
+}
+
 @compute @workgroup_size(WG)
 fn main(at: Invocation, group: Group) {
     let thread = thread_of(at);
@@ -132,7 +136,7 @@ fn main(at: Invocation, group: Group) {
     prepare(at);
     let step = row_step(row_in(token));
     let act = bitcast<f32>(step.x);
-    let scale = vec2<f32>(divide(unit.x, act), divide(unit.y, act));
+    let scale = vec2<f32>(ratio(unit.x, act), ratio(unit.y, act));
     // One by one: sums in an array that a loop indexes are kept in memory.
     var s0 = vec2<i32>();
     var s1 = vec2<i32>();

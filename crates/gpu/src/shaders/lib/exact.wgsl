@@ -24,12 +24,10 @@ fn divide(a: f32, b: f32) -> f32 {
     let quotient = a / b;
     let exponents = vec3<u32>(bitcast<u32>(a), bitcast<u32>(b), bitcast<u32>(quotient)) >> vec3<u32>(23u);
     // Of a negative number too, the exponent with the sign is out of this range.
-    if any(exponents < vec3<u32>(2u)) || any(exponents > vec3<u32>(253u)) {
-        return quotient;
-    }
+    let is_special = any(exponents < vec3<u32>(2u)) || any(exponents > vec3<u32>(253u));
     let once = nudge(quotient, a, b);
-    if (bitcast<u32>(once) ^ bitcast<u32>(quotient)) >> 23u == 0u {
-        return once;
+    if is_special || (bitcast<u32>(once) ^ bitcast<u32>(quotient)) >> 23u == 0u {
+        return select(once, quotient, is_special);
     }
     // There was a power of two between the two.
     return nudge(once, a, b);

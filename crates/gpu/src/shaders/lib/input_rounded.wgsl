@@ -36,6 +36,18 @@ fn slot_of(i: u32) -> u32 {
     return at.x * part_len() + at.y;
 }
 
+// Whether divisions are exact: not behind a norm, whose sum of squares isn't; they take as long as a read of shared memory.
+fn is_exact() -> bool {
+    return NORM == 0u;
+}
+
+fn inverse_of(x: f32) -> f32 {
+    if is_exact() {
+        return divide(1.0, x);
+    }
+    return 1.0 / x;
+}
+
 // Vectors of a part, and its share of the gaps.
 fn part_len() -> u32 {
     return Q_LEN / PARTS + 8u / PARTS;
@@ -95,7 +107,7 @@ fn prepare_rows(at: Invocation) {
         let is_own = first + team < TOKENS;
         let begin = (params.x_offset + row_in(t) * params.x_stride) / 4u;
         let inverse = inverses[t];
-        let scale = divide(1.0, max(tops[t] * inverse, 1e-5)) * 127.0;
+        let scale = inverse_of(max(tops[t] * inverse, 1e-5)) * 127.0;
         var sum = 0;
         for (var turn = 0u; turn < vectors; turn += TEAM) {
             let i = turn + lane;
@@ -171,7 +183,7 @@ fn prepare(at: Invocation) {
         workgroupBarrier();
     }
     if SCALING == 0u {
-        own_scale = divide(1.0, max(top * inverse, 1e-5)) * 127.0;
+        own_scale = inverse_of(max(top * inverse, 1e-5)) * 127.0;
         var sum = 0;
         for (var j = 0u; j < TURNS; j++) {
             let i = j * WG + thread;
@@ -194,13 +206,13 @@ fn prepare(at: Invocation) {
                 of_block = max(of_block, maxima[run / 8u * 8u + m]);
             }
         }
-        let scale = divide(1.0, max(of_block * inverse, 1e-20)) * 127.0;
+        let scale = inverse_of(max(of_block * inverse, 1e-20)) * 127.0;
         let codes = vec4<i32>(round(v[j] * inverse * scale));
         let sum = eight_sum_i32(at, codes.x + codes.y + codes.z + codes.w);
         if i < vectors {
             own_q[slot_of(i / 4u)][i % 4u] = pack(codes);
             if i % 8u == 0u {
-                let step = divide(1.0, scale);
+                let step = inverse_of(scale);
                 own_steps[i / 8u] = vec2<u32>(bitcast<u32>(step), bitcast<u32>(sum));
             }
         }

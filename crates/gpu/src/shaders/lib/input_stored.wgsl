@@ -9,6 +9,11 @@ const PREPARES: bool = false;
 
 fn prepare(at: Invocation) {}
 
+// Whether what follows from them is.
+fn is_exact() -> bool {
+    return true;
+}
+
 fn q_at(token: u32, i: u32) -> vec4<u32> {
     return q[token * params.q_len + i];
 }
