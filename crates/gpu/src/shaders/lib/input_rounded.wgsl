@@ -207,12 +207,12 @@ fn prepare(at: Invocation) {
             }
         }
         let scale = inverse_of(max(of_block * inverse, 1e-20)) * 127.0;
+        let step = inverse_of(scale);
         let codes = vec4<i32>(round(v[j] * inverse * scale));
         let sum = eight_sum_i32(at, codes.x + codes.y + codes.z + codes.w);
         if i < vectors {
             own_q[slot_of(i / 4u)][i % 4u] = pack(codes);
             if i % 8u == 0u {
-                let step = inverse_of(scale);
                 own_steps[i / 8u] = vec2<u32>(bitcast<u32>(step), bitcast<u32>(sum));
             }
         }
