@@ -65,12 +65,12 @@ pub(super) fn blocks(dtype: DType, rows: &Lanes<&[u8]>, panel: &mut Panel) -> bo
         DType::Q4_K => super_block::<blocks256::Q4K, _>(rows, panel),
         DType::Q5_K => super_block::<blocks256::Q5K, _>(rows, panel),
         DType::Q6_K => super_block::<blocks256::Q6K, _>(rows, panel),
-        DType::Q4_0 => groups::<blocks32::Q4_0, _>(rows, panel),
-        DType::Q5_0 => groups::<blocks32::Q5_0, _>(rows, panel),
-        DType::Q8_0 => groups::<blocks32::Q8_0, _>(rows, panel),
-        DType::Q1_0 => groups::<blocks32::Q1_0, _>(rows, panel),
-        DType::Q2_0 => groups::<blocks32::Q2_0, _>(rows, panel),
-        DType::Q2_0_G128 | DType::PQ2_0 => groups::<blocks32::Q2_0G128, _>(rows, panel),
+        DType::Q4_0 => groups::<blocks32::Q4_0, _, _>(rows, panel),
+        DType::Q5_0 => groups::<blocks32::Q5_0, _, _>(rows, panel),
+        DType::Q8_0 => groups::<blocks32::Q8_0, _, _>(rows, panel),
+        DType::Q1_0 => groups::<blocks32::Q1_0, _, _>(rows, panel),
+        DType::Q2_0 => groups::<blocks32::Q2_0, _, _>(rows, panel),
+        DType::Q2_0_G128 | DType::PQ2_0 => groups::<blocks32::Q2_0G128, _, _>(rows, panel),
         _ => return false,
     }
     true
@@ -126,8 +126,10 @@ fn quarter<B: SuperBlock<BYTES>, const BYTES: usize>(
 }
 
 /// Up to eight groups of 32.
-fn groups<B: Block<BYTES>, const BYTES: usize>(rows: &Lanes<&[u8]>, panel: &mut Panel) {
-    const GROUP: usize = 32;
+fn groups<B: Block<BYTES, GROUPS>, const BYTES: usize, const GROUPS: usize>(
+    rows: &Lanes<&[u8]>,
+    panel: &mut Panel,
+) {
     let v = registers();
     let n_blocks = rows[0].len() / BYTES;
     for (part, rows) in rows.as_chunks::<4>().0.iter().enumerate() {
@@ -135,8 +137,8 @@ fn groups<B: Block<BYTES>, const BYTES: usize>(rows: &Lanes<&[u8]>, panel: &mut 
         let blocks = (0..n_blocks).map(|b| each_row!(r => &rows[r][b]));
         for (b, blocks) in blocks.enumerate() {
             let d = v.to_array(v.halves(each_row!(r => f16_bits(blocks[r], 0))));
-            for i in 0..B::LEN / GROUP {
-                let group = b * (B::LEN / GROUP) + i;
+            for i in 0..GROUPS {
+                let group = b * GROUPS + i;
                 panel.d[group].as_chunks_mut().0[part] = d;
                 let codes = each_row!(r => B::codes(v, blocks[r], i));
                 set_four(each_row!(r => codes[r][0]), group * 8, part, panel);

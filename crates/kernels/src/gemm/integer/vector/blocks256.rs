@@ -48,12 +48,12 @@ pub(super) fn gemv<V: Vector, B: SuperBlock<BYTES>, const BYTES: usize>(
         &x.scales[..n_blocks],
     );
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        let rows_of_blocks = four_rows::<BYTES>(rows, row_bytes, i * ROWS);
+        let blocks = four_rows::<BYTES>(rows, row_bytes, i * ROWS);
         let next = (i + 1) * ROWS * row_bytes;
         let mut acc = v.splat(0.0);
-        for (b, ((q, sums), scale)) in q.iter().zip(sums).zip(scales).enumerate() {
+        let acts = q.iter().zip(sums).zip(scales);
+        for (b, (blocks, ((q, sums), scale))) in blocks.zip(acts).enumerate() {
             v.prefetch(rows, next + b * ROWS * BYTES, ROWS * BYTES);
-            let blocks = each_row!(r => &rows_of_blocks[r][b]);
             acc = v.add(
                 acc,
                 products::<V, B, BYTES>(v, blocks, q, sums, v.splat(*scale)),
@@ -200,7 +200,9 @@ fn unpack_scales<V: Vector>(v: V, packed: &[u8; 12]) -> [V::Bytes; 2] {
 
 #[inline(always)]
 fn three_words(from: &[u8; 12]) -> [u32; 3] {
-    [0, 4, 8].map(|at| u32::from_le_bytes(*field(from, at)))
+    // Not by a loop: compilers for WebAssembly keep arrays in memory that one indexes.
+    let word = |at| u32::from_le_bytes(*field(from, at));
+    [word(0), word(4), word(8)]
 }
 
 pub(in crate::gemm) struct Q4K;

@@ -10,15 +10,13 @@ use crate::gemm::unroll::each_row;
 /// Elements that share a scale of activations.
 const GROUP: usize = 32;
 
-/// Elements of a register of activations.
-const REGISTER: usize = 16;
+/// The activations of a group, in two registers.
+type Acts = [[i8; 16]; 2];
 
-/// How a type stores its blocks of `BYTES`, all of which begin with their scale.
-pub(in crate::gemm) trait Block<const BYTES: usize> {
-    /// Elements.
-    const LEN: usize;
-    /// Elements that [`Block::dots`] takes: one group or two.
-    const SPAN: usize = GROUP;
+/// How a type stores its blocks of `BYTES` and `GROUPS`, all of which begin with their scale.
+pub(in crate::gemm) trait Block<const BYTES: usize, const GROUPS: usize> {
+    /// Groups that [`Block::dots`] takes: one or two.
+    const SPAN: usize = 1;
     /// Stored codes are too large by this much.
     const BIAS: i32;
 
@@ -31,64 +29,56 @@ pub(in crate::gemm) trait Block<const BYTES: usize> {
     fn codes<V: Vector>(v: V, block: &[u8; BYTES], i: usize) -> [V::Bytes; 2];
 
     /// Partial sums of `Σ_j (code_j + bias) · q_j` over span `i` of a block; of two groups one in the
-    /// first two lanes, the other in the last two. `q` has [`Self::SPAN`] activations, in the order that
+    /// first two lanes, the other in the last two. `q` has [`Self::SPAN`] groups, in the order that
     /// [`Block::source`] says.
     #[inline(always)]
-    fn dots<V: Vector>(v: V, block: &[u8; BYTES], i: usize, q: &[[i8; REGISTER]]) -> V::Ints {
+    fn dots<V: Vector>(v: V, block: &[u8; BYTES], i: usize, q: &[Acts]) -> V::Ints {
         let codes = Self::codes(v, block, i);
-        let sums = v.add_dot(v.zero(), codes[0], v.load_i8(&q[0]));
-        v.add_dot(sums, codes[1], v.load_i8(&q[1]))
+        let sums = v.add_dot(v.zero(), codes[0], v.load_i8(&q[0][0]));
+        v.add_dot(sums, codes[1], v.load_i8(&q[0][1]))
     }
 }
 
 /// As [`super::multiply`].
 #[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 #[cfg_attr(target_arch = "wasm32", inline(never))]
-pub(super) fn gemv<V: Vector, B: Block<BYTES>, const BYTES: usize>(
+pub(super) fn gemv<V: Vector, B: Block<BYTES, GROUPS>, const BYTES: usize, const GROUPS: usize>(
     v: V,
     rows: &[u8],
     row_bytes: usize,
     x: QuantizedRow<'_>,
     out: &mut [f32],
 ) {
+    const { assert!(GROUP == 2 * SUM_LEN) };
     let n_blocks = row_bytes / BYTES;
-    let n_groups = n_blocks * B::LEN / GROUP;
     assert!(rows.len() == row_bytes * out.len() && row_bytes == n_blocks * BYTES);
-    let q = arrange::<B, BYTES>(&x.q[..n_groups * GROUP]);
-    let (q, scales, sums) = (
-        q.as_chunks::<REGISTER>().0,
-        &x.scales[..n_groups],
-        &x.sums[..n_groups * (GROUP / SUM_LEN)],
-    );
+    let q = arrange::<B, BYTES, GROUPS>(&x.q[..n_blocks * GROUPS * GROUP]);
+    // Of each block.
+    let q: &[[Acts; GROUPS]] = q.as_chunks().0.as_chunks().0.as_chunks().0;
+    let scales: &[[f32; GROUPS]] = &x.scales.as_chunks().0[..n_blocks];
+    let sums: &[[[i16; 2]; GROUPS]] = &x.sums.as_chunks().0.as_chunks().0[..n_blocks];
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        let rows_of_blocks = four_rows::<BYTES>(rows, row_bytes, i * ROWS);
+        let blocks = four_rows::<BYTES>(rows, row_bytes, i * ROWS);
         let next = (i + 1) * ROWS * row_bytes;
-        let acts = q
-            .chunks_exact(B::LEN / REGISTER)
-            .zip(scales.chunks_exact(B::LEN / GROUP))
-            .zip(sums.chunks_exact(B::LEN / SUM_LEN));
+        let acts = q.iter().zip(scales).zip(sums);
         let mut acc = v.splat(0.0);
-        for (b, ((q, scales), sums)) in acts.enumerate() {
+        for (b, (blocks, ((q, scales), sums))) in blocks.zip(acts).enumerate() {
             v.prefetch(rows, next + b * ROWS * BYTES, ROWS * BYTES);
-            let blocks = each_row!(r => &rows_of_blocks[r][b]);
             let d = v.halves(each_row!(r => f16_bits(blocks[r], 0)));
-            let add_group = |acc, dots, group: usize| {
-                let sum: i32 = sums[group * (GROUP / SUM_LEN)..][..GROUP / SUM_LEN]
-                    .iter()
-                    .map(|&sum| i32::from(sum))
-                    .sum();
-                let dots = v.sub_i(dots, v.splat_i(B::BIAS * sum));
-                let scale = v.mul(d, v.splat(scales[group]));
-                v.add(acc, v.mul(v.to_f(dots), scale))
-            };
-            for (span, q) in q.chunks_exact(B::SPAN / REGISTER).enumerate() {
+            for span in 0..GROUPS / B::SPAN {
+                let first = span * B::SPAN;
+                let q = &q[first..first + B::SPAN];
                 let dots = each_row!(r => B::dots(v, blocks[r], span, q));
-                if B::SPAN == GROUP {
-                    acc = add_group(acc, v.sums(dots), span);
+                if B::SPAN == 1 {
+                    let scale = v.mul(d, v.splat(scales[first]));
+                    acc =
+                        add_group::<V, B, BYTES, GROUPS>(v, acc, v.sums(dots), scale, sums[first]);
                 } else {
-                    let [first, second] = v.sums_of_halves(dots);
-                    acc = add_group(acc, first, 2 * span);
-                    acc = add_group(acc, second, 2 * span + 1);
+                    let dots = v.sums_of_halves(dots);
+                    let scale = v.mul(d, v.splat(scales[first]));
+                    acc = add_group::<V, B, BYTES, GROUPS>(v, acc, dots[0], scale, sums[first]);
+                    let scale = v.mul(d, v.splat(scales[first + 1]));
+                    acc = add_group::<V, B, BYTES, GROUPS>(v, acc, dots[1], scale, sums[first + 1]);
                 }
             }
         }
@@ -96,15 +86,32 @@ pub(super) fn gemv<V: Vector, B: Block<BYTES>, const BYTES: usize>(
     }
 }
 
+/// Adds the products of a group, of which the `dots` are given, in all rows.
+#[inline(always)]
+fn add_group<V: Vector, B: Block<BYTES, GROUPS>, const BYTES: usize, const GROUPS: usize>(
+    v: V,
+    acc: V::Floats,
+    dots: V::Ints,
+    scale: V::Floats,
+    sums: [i16; 2],
+) -> V::Floats {
+    let sum = i32::from(sums[0]) + i32::from(sums[1]);
+    let dots = v.sub_i(dots, v.splat_i(B::BIAS * sum));
+    v.add(acc, v.mul(v.to_f(dots), scale))
+}
+
 /// Activations in the order that the type needs.
-fn arrange<B: Block<BYTES>, const BYTES: usize>(q: &[i8]) -> Cow<'_, [i8]> {
-    if (0..B::SPAN).all(|i| B::source(i) == i) {
+fn arrange<B: Block<BYTES, GROUPS>, const BYTES: usize, const GROUPS: usize>(
+    q: &[i8],
+) -> Cow<'_, [i8]> {
+    let len = B::SPAN * GROUP;
+    if (0..len).all(|i| B::source(i) == i) {
         return Cow::Borrowed(q);
     }
-    let spans = q.chunks_exact(B::SPAN);
+    let spans = q.chunks_exact(len);
     Cow::Owned(
         spans
-            .flat_map(|span| (0..B::SPAN).map(|i| span[B::source(i)]))
+            .flat_map(|span| (0..len).map(|i| span[B::source(i)]))
             .collect(),
     )
 }
@@ -112,8 +119,7 @@ fn arrange<B: Block<BYTES>, const BYTES: usize>(q: &[i8]) -> Cow<'_, [i8]> {
 /// `d: f16, codes: [i8; 32]`.
 pub(in crate::gemm) struct Q8_0;
 
-impl Block<34> for Q8_0 {
-    const LEN: usize = 32;
+impl Block<34, 1> for Q8_0 {
     const BIAS: i32 = 0;
 
     #[inline(always)]
@@ -125,19 +131,18 @@ impl Block<34> for Q8_0 {
     }
 
     #[inline(always)]
-    fn dots<V: Vector>(v: V, block: &[u8; 34], _: usize, q: &[[i8; REGISTER]]) -> V::Ints {
+    fn dots<V: Vector>(v: V, block: &[u8; 34], _: usize, q: &[Acts]) -> V::Ints {
         // Rounded activations of blocks are at least −127.
         let (a, b) = (v.load(field(block, 2)), v.load(field(block, 18)));
-        let sums = v.add_dot_signed(v.zero(), a, v.load_i8(&q[0]));
-        v.add_dot_signed(sums, b, v.load_i8(&q[1]))
+        let sums = v.add_dot_signed(v.zero(), a, v.load_i8(&q[0][0]));
+        v.add_dot_signed(sums, b, v.load_i8(&q[0][1]))
     }
 }
 
 /// `d: f16, codes: [u8; 16]`: the first 16 elements in low nibbles, the others in high ones.
 pub(in crate::gemm) struct Q4_0;
 
-impl Block<18> for Q4_0 {
-    const LEN: usize = 32;
+impl Block<18, 1> for Q4_0 {
     const BIAS: i32 = 8;
 
     #[inline(always)]
@@ -150,8 +155,7 @@ impl Block<18> for Q4_0 {
 /// `d: f16, high: u32, codes: [u8; 16]`: as [`Q4_0`], with the fifth bits in order.
 pub(in crate::gemm) struct Q5_0;
 
-impl Block<22> for Q5_0 {
-    const LEN: usize = 32;
+impl Block<22, 1> for Q5_0 {
     const BIAS: i32 = 16;
 
     #[inline(always)]
@@ -168,8 +172,7 @@ impl Block<22> for Q5_0 {
 /// `d: f16, bits: [u8; 16]`, element `8j + i` at bit `i` of byte `j`.
 pub(in crate::gemm) struct Q1_0;
 
-impl Block<18> for Q1_0 {
-    const LEN: usize = 128;
+impl Block<18, 4> for Q1_0 {
     /// A bit is 1 or −1. That makes `2 · Σ bit · q − Σ q`.
     const BIAS: i32 = 1;
 
@@ -183,17 +186,16 @@ impl Block<18> for Q1_0 {
 /// `d: f16, codes: [u8; N]`, element `4j + i` at bits `2i` of byte `j`.
 ///
 /// A register of codes has two groups, and those at the same bits are multiplied together.
-pub(in crate::gemm) struct Crumbs<const BYTES: usize>;
+pub(in crate::gemm) struct Crumbs<const BYTES: usize, const GROUPS: usize>;
 
 /// 64 elements a block.
-pub(in crate::gemm) type Q2_0 = Crumbs<18>;
+pub(in crate::gemm) type Q2_0 = Crumbs<18, 2>;
 
 /// 128 elements a block.
-pub(in crate::gemm) type Q2_0G128 = Crumbs<34>;
+pub(in crate::gemm) type Q2_0G128 = Crumbs<34, 4>;
 
-impl<const BYTES: usize> Block<BYTES> for Crumbs<BYTES> {
-    const LEN: usize = (BYTES - 2) * 4;
-    const SPAN: usize = 2 * GROUP;
+impl<const BYTES: usize, const GROUPS: usize> Block<BYTES, GROUPS> for Crumbs<BYTES, GROUPS> {
+    const SPAN: usize = 2;
     const BIAS: i32 = 1;
 
     fn source(i: usize) -> usize {
@@ -211,12 +213,12 @@ impl<const BYTES: usize> Block<BYTES> for Crumbs<BYTES> {
     }
 
     #[inline(always)]
-    fn dots<V: Vector>(v: V, block: &[u8; BYTES], i: usize, q: &[[i8; REGISTER]]) -> V::Ints {
+    fn dots<V: Vector>(v: V, block: &[u8; BYTES], i: usize, q: &[Acts]) -> V::Ints {
         let [a, b, c, d] = fields(v, field(block, 2 + 16 * i));
-        let sums = v.add_dot_by_fours(v.zero(), a, v.load_i8(&q[0]));
-        let sums = v.add_dot_by_fours(sums, b, v.load_i8(&q[1]));
-        let sums = v.add_dot_by_fours(sums, c, v.load_i8(&q[2]));
-        v.add_dot_by_fours(sums, d, v.load_i8(&q[3]))
+        let sums = v.add_dot_by_fours(v.zero(), a, v.load_i8(&q[0][0]));
+        let sums = v.add_dot_by_fours(sums, b, v.load_i8(&q[0][1]));
+        let sums = v.add_dot_by_fours(sums, c, v.load_i8(&q[1][0]));
+        v.add_dot_by_fours(sums, d, v.load_i8(&q[1][1]))
     }
 }
 

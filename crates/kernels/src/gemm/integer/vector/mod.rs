@@ -85,30 +85,33 @@ fn multiply<V: Vector>(
         DType::Q4_K => blocks256::gemv::<V, Q4K, _>(v, rows, row_bytes, x, out),
         DType::Q5_K => blocks256::gemv::<V, Q5K, _>(v, rows, row_bytes, x, out),
         DType::Q6_K => blocks256::gemv::<V, Q6K, _>(v, rows, row_bytes, x, out),
-        DType::Q4_0 => blocks32::gemv::<V, Q4_0, _>(v, rows, row_bytes, x, out),
-        DType::Q5_0 => blocks32::gemv::<V, Q5_0, _>(v, rows, row_bytes, x, out),
-        DType::Q8_0 => blocks32::gemv::<V, Q8_0, _>(v, rows, row_bytes, x, out),
-        DType::Q1_0 => blocks32::gemv::<V, Q1_0, _>(v, rows, row_bytes, x, out),
-        DType::Q2_0 => blocks32::gemv::<V, Q2_0, _>(v, rows, row_bytes, x, out),
+        DType::Q4_0 => blocks32::gemv::<V, Q4_0, _, _>(v, rows, row_bytes, x, out),
+        DType::Q5_0 => blocks32::gemv::<V, Q5_0, _, _>(v, rows, row_bytes, x, out),
+        DType::Q8_0 => blocks32::gemv::<V, Q8_0, _, _>(v, rows, row_bytes, x, out),
+        DType::Q1_0 => blocks32::gemv::<V, Q1_0, _, _>(v, rows, row_bytes, x, out),
+        DType::Q2_0 => blocks32::gemv::<V, Q2_0, _, _>(v, rows, row_bytes, x, out),
         DType::Q2_0_G128 | DType::PQ2_0 => {
-            blocks32::gemv::<V, Q2_0G128, _>(v, rows, row_bytes, x, out);
+            blocks32::gemv::<V, Q2_0G128, _, _>(v, rows, row_bytes, x, out);
         }
         _ => unreachable!("{dtype} has no scaling"),
     }
 }
 
-/// The stored blocks of four rows, which are summed together, those from `first` on; missing ones are replaced by the last.
+/// The stored blocks of four rows, which are summed together, those from `first` on, one of each at a time; missing rows are
+/// replaced by the last.
 #[inline(always)]
 fn four_rows<const BYTES: usize>(
     rows: &[u8],
     row_bytes: usize,
     first: usize,
-) -> [&[[u8; BYTES]]; ROWS] {
+) -> impl Iterator<Item = [&[u8; BYTES]; ROWS]> {
     let last = rows.len() / row_bytes - 1;
-    each_row!(r => {
+    let [a, b, c, d] = each_row!(r => {
         let row = &rows[last.min(first + r) * row_bytes..][..row_bytes];
-        row.as_chunks().0
-    })
+        row.as_chunks().0.iter()
+    });
+    // Zipped, as no index has to be checked then.
+    (a.zip(b).zip(c.zip(d))).map(|((a, b), (c, d))| [a, b, c, d])
 }
 
 /// `N` bytes of a block, from `at` on.
