@@ -1,8 +1,9 @@
 //! Sixteen lanes of floats or integers: what kernels are written in, and its definition in plain Rust.
 //!
 //! A kernel is generic over [`Simd`], takes a value of it, and is compiled for each level of instructions. What one alone
-//! needs is in a trait of its own on top ([`attention`](crate::attention), [`gemm::panel`](crate::gemm)); products of floats
-//! take vectors register by register, by the same tokens ([`gemm::float`](crate::gemm)).
+//! needs is in a trait of its own on top ([`attention`](crate::attention), [`gemm::panel`](crate::gemm)); products of floats,
+//! and of one row of blocks in 128 bits, take vectors register by register, by the same tokens
+//! ([`gemm::float`](crate::gemm), [`gemm::integer`](crate::gemm)).
 //! Every implementation has the results of [`Portable`], bit for bit: additions and multiplications are never fused.
 
 // Lanes are indexed: iterators over several arrays hide from the compiler what they have in common.
