@@ -152,7 +152,8 @@ params! {
 ///
 /// Errors: [`GpuError::Shape`] if there is no room, or the weight is too short.
 /// Exactness: without a norm, the bits of `sterna_kernels`' quantization, for finite values that the device
-/// doesn't flush to zero. With one, a code differs by 1 where the value was close to a half.
+/// doesn't flush to zero. With one, a code differs by 1 where the value was close to a half, and scales in
+/// their last places.
 pub fn quantize(
     recorder: &mut Recorder,
     x: Rows<'_>,

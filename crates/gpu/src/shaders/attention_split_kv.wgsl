@@ -122,7 +122,8 @@ struct Head {
     turn: u32,
 }
 
-// Element e of a head, normalised and rotated. Nothing is loaded in a branch, so that all loads are issued together.
+// Element e of a head, normalised and rotated. Nothing is loaded in a branch here, so that all loads are issued together, where
+// rows are as they are.
 fn prepared(head: Head, e: u32) -> f32 {
     let turns = PREPARE == 1u && !head.is_value && e < 2u * params.half;
     let is_second = turns && e >= params.half;

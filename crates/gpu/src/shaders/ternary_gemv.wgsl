@@ -71,9 +71,10 @@ struct Weights {
     b3: vec4<u32>,
 }
 
-// Vector v of the row that begins at `row`; beyond the last, any: a branch around loads costs more.
+// Vector v of the row that begins at `row`; beyond the last, any: a branch around loads costs more. Rows of experts that are in
+// another piece have none.
 fn fetch(row: u32, v: u32, row_len: u32) -> vec4<u32> {
-    return codes[row + min(v, row_len - 1u)];
+    return codes[row + min(v, max(row_len, 1u) - 1u)];
 }
 
 // Vectors v, v + LANES and so on of the rows that begin at a and b.

@@ -570,7 +570,7 @@ pub(super) fn combine(
     ];
     let grid = [pieces as u32, sequences.all_rows() as u32];
     expect_most("attention: rows of a batch", most, sequences.all_rows())?;
-    // Of numbers of splits that are powers of two, most of the time.
+    // At most nine pipelines as a context grows, and few: numbers of splits are mostly powers of two.
     let turns = (params.n_splits + params.n_new).div_ceil(8);
     let constants = [
         scores.constant(),

@@ -382,7 +382,7 @@ const MAX_TERNARY_K: usize = (1 << 19) - 128;
 ///
 /// Errors: [`GpuError::Shape`] if shapes don't match; [`GpuError::Unsupported`] if `x` has another form than
 /// [`WeightKind::form`] of the weights.
-/// Exactness: see `docs/gpu.md`; for ternary weights, the bits of `sterna_kernels::gemm`.
+/// Exactness: see `docs/gpu.md`; for ternary weights, the bits of `sterna_kernels::gemm`, unless rows are normalised first.
 pub fn multiply(
     recorder: &mut Recorder,
     w: &Linear,

@@ -48,7 +48,7 @@ pub(super) fn gemv<V: Vector, B: SuperBlock<BYTES>, const BYTES: usize>(
         &x.scales[..n_blocks],
     );
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        let blocks = four_rows::<BYTES>(rows, row_bytes, i * ROWS);
+        let blocks = four_rows::<BYTES>(rows, row_bytes, i * ROWS, out.len());
         let next = (i + 1) * ROWS * row_bytes;
         let mut acc = v.splat(0.0);
         let acts = q.iter().zip(sums).zip(scales);

@@ -58,7 +58,7 @@ pub(super) fn gemv<V: Vector, B: Block<BYTES, GROUPS>, const BYTES: usize, const
     let scales: &[[f32; GROUPS]] = &x.scales.as_chunks().0[..n_blocks];
     let sums: &[[[i16; 2]; GROUPS]] = &x.sums.as_chunks().0.as_chunks().0[..n_blocks];
     for (i, out) in out.chunks_mut(ROWS).enumerate() {
-        let blocks = four_rows::<BYTES>(rows, row_bytes, i * ROWS);
+        let blocks = four_rows::<BYTES>(rows, row_bytes, i * ROWS, out.len());
         let next = (i + 1) * ROWS * row_bytes;
         let acts = q.iter().zip(scales).zip(sums);
         let mut acc = v.splat(0.0);

@@ -97,15 +97,16 @@ fn multiply<V: Vector>(
     }
 }
 
-/// The stored blocks of four rows, which are summed together, those from `first` on, one of each at a time; missing rows are
-/// replaced by the last.
+/// The stored blocks of the `n` rows from `first` on, up to four, which are summed together, one of each at a time; missing rows
+/// are replaced by the last.
 #[inline(always)]
 fn four_rows<const BYTES: usize>(
     rows: &[u8],
     row_bytes: usize,
     first: usize,
+    n: usize,
 ) -> impl Iterator<Item = [&[u8; BYTES]; ROWS]> {
-    let last = rows.len() / row_bytes - 1;
+    let last = first + n - 1;
     let [a, b, c, d] = each_row!(r => {
         let row = &rows[last.min(first + r) * row_bytes..][..row_bytes];
         row.as_chunks().0.iter()
